@@ -80,7 +80,7 @@ def section(printed: str) -> list[str]:
         f"## {name}, {network}",
         f"{variant[:1].upper()}{variant[1:]}. {size}; a step is {step}; {workers} workers.",
         "\n".join(f"| {' | '.join(line)} |" for line in lines),
-        *(line.replace("they were too few", "the cores were too few") for line in said),
+        *said,
     ]
 
 

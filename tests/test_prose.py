@@ -22,13 +22,9 @@ AREAS = {
 # Areas whose prose is still to be rewritten; remove a line when the area passes.
 PENDING = {
     "pages",
-    "cli",
     "federated",
     "horovod",
     "integrations",
-    "launch",
-    "observe",
-    "plan",
 }
 
 

@@ -89,7 +89,9 @@ def test_a_failure_of_a_stage_is_one_sentence(script: Path, monkeypatch: pytest.
 
 
 def test_a_report_of_links_cannot_be_emulated(script: Path) -> None:
-    assert "--network 100mbit,20ms beside --links" in refusal("advise", "--links", "l.json", "--confirm", str(script))
+    assert "--network 100mbit,20ms in addition to --links" in refusal(
+        "advise", "--links", "l.json", "--confirm", str(script)
+    )
 
 
 def test_the_best_and_dense_are_run_for_real(
@@ -119,13 +121,13 @@ def test_the_best_and_dense_are_run_for_real(
     assert best.loss is not None
     assert dense.loss is not None
     assert best.loss < dense.loss
-    assert "Int8(): foretold 500 ms a step, measured 40 ms, loss" in capsys.readouterr().out
+    assert "Int8(): estimated 500 ms a step, measured 40 ms, loss" in capsys.readouterr().out
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)  # 20 seconds of work, on a machine that may have more to do
 def test_from_a_script_to_a_recipe_that_can_be_run(tmp_path: Path, script: Path) -> None:
-    """End to end: profile, foretell, race, say; then the recipe is named by the file."""
+    """End to end: profile, estimate, race, answer; then the file names the recipe."""
     files = {name: tmp_path / f"advice.{name}" for name in ("json", "html")}
     gossamer = [sys.executable, "-m", "gossamer"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -133,7 +135,7 @@ def test_from_a_script_to_a_recipe_that_can_be_run(tmp_path: Path, script: Path)
     command += ["--json", str(files["json"]), "--page", str(files["html"]), str(script)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    for stage in ("profile ", "foretell ", "race "):
+    for stage in ("profile ", "estimate ", "race "):
         assert f"\n{stage}" in f"\n{ended.stdout}"
     advice = read_advice(files["json"])
     assert advice.recipe in ended.stdout

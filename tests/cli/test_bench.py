@@ -27,7 +27,7 @@ def test_a_table_for_people_and_every_time_for_programs(tmp_path):
 def test_an_unknown_compressor_is_refused_with_the_known_ones():
     result = run("--compressor", "TopQ")
     assert result.exit_code == 2
-    assert "'TopQ' is not measured here: " in result.output
+    assert "'TopQ' is not in this benchmark. " in result.output
     assert "TopK" in result.output
 
 

@@ -71,7 +71,7 @@ def refused(*options: str) -> str:
 
 
 def test_what_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "nobody to talk to" in refused("--workers", "1")
+    assert "no peer to measure" in refused("--workers", "1")
     assert "leave out --nnodes" in refused("--network", "1mbit", "--nnodes", "2", "--rendezvous", "a:1")
     assert "--rendezvous" in refused("--nnodes", "2")
     assert "such as 100mbit" in refused("--network", "fast")
@@ -135,4 +135,4 @@ def test_equal_versions_take_no_columns() -> None:
     assert plain(text.splitlines()[1]) == "0-1 20 ms 21 ms 94 Mbit/s 93 Mbit/s"
     assert text.count("2.13.0") == 1
     assert "All run gossamer 0.1.0, torch 2.13.0, python 3.11.7." in text
-    assert "A process group of all (gloo) came up in 250 ms." in text
+    assert "A process group of all workers (gloo) was created in 250 ms." in text

@@ -53,7 +53,7 @@ def test_a_dry_run_prints_the_plan_and_makes_no_file(folder: Path) -> None:
 def test_machines_servers_networks_and_elastic_workers_are_in_the_plan() -> None:
     second = planned("--workers", "1", "--nnodes", "2", "--node-rank", "1", "--rendezvous", "first:29617")
     assert second["workers"] == ["1 on this machine, rank 1 of 2"]
-    assert second["hosts"][0].endswith("machine 1 of 2, which meet at first:29617")
+    assert second["hosts"][0].endswith("machine 1 of 2, rendezvous at first:29617")
     served = planned("--servers", "2", "--logs", "here")
     assert served["servers"] == [f"2: {sys.executable} -u -m gossamer.train.parameter_server"]
     assert served["files"] == ["here: rank-0.log, rank-1.log, server-0.log, server-1.log, record.json, run.sqlite"]

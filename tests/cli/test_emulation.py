@@ -150,7 +150,7 @@ def test_words_are_paced_where_nothing_can_be_emulated(monkeypatch: pytest.Monke
         assert (job.prefix, job.interface) == ((), None)
         assert paced.record() == {"network": "200mbit,2ms", "emulation": "paced"}
     assert len(notes) == 1
-    assert "only approximate here: there is no tun" in notes[0]
+    assert "only approximated on this machine: there is no tun" in notes[0]
 
 
 def test_without_a_network_nothing_changes(tmp_path: Path) -> None:

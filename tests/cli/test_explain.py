@@ -28,7 +28,7 @@ def test_prints_the_recipe_as_resolved_and_the_batch():
     code, output = run("TopK(0.01)", "--parameters", "200000", "--workers", "5")
     assert code == 0
     assert "recipe      EveryStep() + Route(Feedback(SparseSum(TopK(density=0.01)))) + Complete()" in output
-    assert "5 workers x the batch your loop draws on each" in output
+    assert "5 workers x your loop's batch size on each" in output
     assert "200,000 in" in output
     assert "shapes assumed" in output
 
@@ -77,7 +77,7 @@ def test_buckets_that_send_the_same_share_a_line(tmp_path):
 def test_a_world_of_one_sends_nothing():
     code, output = run("home", "--workers", "1")
     assert code == 0
-    assert "a world of one sends nothing" in output
+    assert "a single worker sends nothing" in output
     assert shown(output, "total") == 0
 
 
@@ -185,8 +185,10 @@ def test_help_needs_no_recipe():
 
 def test_every_step_is_said_in_one_line():
     _, output = run("Dense", *MILLION)
-    assert output.count("schedule    gradients leave within every backward pass, and are averaged when it returns") == 1
-    assert "in a column" not in output
+    assert (
+        output.count("schedule    gradients are sent during every backward pass, and are averaged when it returns") == 1
+    )
+    assert "per column" not in output
     assert "for the strategy" not in output
 
 
@@ -202,7 +204,7 @@ def test_a_schedule_is_drawn_from_the_table_that_runs(tmp_path):
     output, record = explained(tmp_path, "DiLoCo(12, fragments=2, delay=1)", *MILLION)
     assert (
         """
-Backward passes, one in a column:
+Backward passes, one per column:
               1       10        20
   fragment 0  ·····▲▼··········▲▼······
   fragment 1  ···········▲▼··········▲▼
@@ -217,8 +219,8 @@ Backward passes, one in a column:
 
 def test_both_stages_are_shown(tmp_path):
     output, record = explained(tmp_path, "PostLocalSGD(200, start=3000)", *MILLION)
-    assert "schedule    until backward pass 3,000 gradients leave within every backward pass" in output
-    assert "Backward passes after 3,000, 10 in a column:" in output
+    assert "schedule    until backward pass 3,000 gradients are sent during every backward pass" in output
+    assert "Backward passes after 3,000, 10 per column:" in output
     assert "with SGD" in output
     assert record["schedule"] == [{"fragment": 0, "launch": 3200, "landing": 3200}]
 
@@ -231,7 +233,7 @@ def test_drawings_fit_into_a_hundred_columns(text):
     _, output = run(text, "--parameters", "100000000")
     drawn = output.partition("Backward passes")[2].partition("sends, in bytes")[0]
     assert max(map(len, drawn.splitlines())) <= 100
-    assert ("more in the same manner" in output) == (text != "PostLocalSGD(10000000, start=10000000)")
+    assert ("more in the same way" in output) == (text != "PostLocalSGD(10000000, start=10000000)")
 
 
 def test_a_period_is_added_up_and_averaged(tmp_path):
@@ -249,7 +251,7 @@ def test_a_period_is_added_up_and_averaged(tmp_path):
 
 def test_passes_that_accumulate_make_one_exchange_and_a_larger_batch(tmp_path):
     output, record = explained(tmp_path, "EveryStep(accumulate=4)", *MILLION)
-    assert "4 workers x 4 backward passes x the batch your loop draws on each" in output
+    assert "4 workers x 4 backward passes x your loop's batch size on each" in output
     assert "One exchange of 4 backward passes sends, in bytes per worker:" in output
     assert shown(output, "total") == record["bytes_sent_per_step"]
     assert shown(output, "per backward pass") == round(record["bytes_sent_per_step"] / 4)
@@ -258,7 +260,7 @@ def test_passes_that_accumulate_make_one_exchange_and_a_larger_batch(tmp_path):
 
 def test_a_global_batch_is_shared_among_the_workers(tmp_path):
     output, record = explained(tmp_path, "EveryStep(global_batch=256, batch=16)", *MILLION)
-    assert "16 backward passes x the batch your loop draws on each, shared among 4 workers" in output
+    assert "16 backward passes x your loop's batch size on each, shared among 4 workers" in output
     _, same = explained(tmp_path, "EveryStep(accumulate=4)", *MILLION)
     assert {**record, "recipe": ""} == {**same, "recipe": ""}
 
@@ -266,11 +268,11 @@ def test_a_global_batch_is_shared_among_the_workers(tmp_path):
 @pytest.mark.parametrize(
     ("text", "batch", "times"),
     [
-        ("EveryStep()", "6 workers x the batch your loop draws on each\n", 6),
-        ("EveryStep(delay=2)", "6 workers x the batch your loop draws on each\n", 6),
-        ("PostLocalSGD(8, start=5)", "6 workers x the batch your loop draws on each\n", 6),
-        ("DiLoCo(8)", "6 workers x the batch your loop draws on each, apart\n", 1),
-        ("LocalSGD(8, per_site=3)", "3 workers x the batch your loop draws on each, in 2 sites apart\n", 3),
+        ("EveryStep()", "6 workers x your loop's batch size on each\n", 6),
+        ("EveryStep(delay=2)", "6 workers x your loop's batch size on each\n", 6),
+        ("PostLocalSGD(8, start=5)", "6 workers x your loop's batch size on each\n", 6),
+        ("DiLoCo(8)", "6 workers x your loop's batch size on each, apart\n", 1),
+        ("LocalSGD(8, per_site=3)", "3 workers x your loop's batch size on each, in 2 sites apart\n", 3),
     ],
 )
 def test_advice_is_for_the_batch_of_a_step(text, batch, times):
@@ -278,7 +280,7 @@ def test_advice_is_for_the_batch_of_a_step(text, batch, times):
     assert batch in output
     assert ("advice" in output) == (times > 1)
     if times > 1:
-        assert f"for a batch {times} times as large as one worker's" in output
+        assert f"for a batch {times}x as large as one worker's" in output
         assert f"{times} with SGD, warmed up over the first epochs (Goyal et al. 2017, arXiv:1706.02677)" in output
         assert f"{times**0.5:.3g} with Adam and its kin (Malladi et al. 2022, NeurIPS, arXiv:2205.10287)" in output
 
@@ -309,9 +311,9 @@ def said(*arguments: str) -> str:
 def test_a_recipe_that_is_chosen_shows_its_ladder_and_what_it_begins_with() -> None:
     shown = said("auto", "--parameters", "100000")
     assert all(rung.name in shown for rung in RUNGS)
-    _, _, first = shown.partition("It begins with:\n")
+    _, _, first = shown.partition("The first recipe:\n")
     assert first == said(RUNGS[-1].name, "--parameters", "100000")
-    _, _, first = said("Auto(local_steps=False)", "--parameters", "100000").partition("It begins with:\n")
+    _, _, first = said("Auto(local_steps=False)", "--parameters", "100000").partition("The first recipe:\n")
     assert first == said("Dense()", "--parameters", "100000")
 
 
@@ -338,9 +340,9 @@ def test_a_step_is_foretold_for_a_network(tmp_path):
     assert told["step_seconds"] == pytest.approx(0.5 + told["waiting_seconds"])
     assert f"{told['step_seconds']:.4f}" in output
     assert f"{told['waiting_share']:.1%} of the step" in output
-    assert "foretold for 10mbit,20ms" in output
+    assert "estimated for 10mbit,20ms" in output
     assert ", 80 %: " in output
-    assert "past forecasts" in output
+    assert "earlier estimates" in output
     assert told["interval"]["low_seconds"] < told["step_seconds"] < told["interval"]["high_seconds"]
     assert "as given" in output
 
@@ -356,7 +358,7 @@ def test_without_a_network_nothing_is_foretold(tmp_path):
     file = tmp_path / "out.json"
     _, output = run("Dense", "--json", str(file))
     assert json.loads(file.read_text())["foretold"] is None
-    assert "foretold" not in output
+    assert "estimated" not in output
 
 
 @pytest.mark.parametrize(
@@ -376,13 +378,13 @@ def test_a_network_needs_what_a_worker_computes(args, ops):
 
 def rates(output):
     """Of this recipe and of dense gradients, in megabits a second."""
-    lines = output.partition("has to send at least:\n")[2].splitlines()[:2]
+    lines = output.partition("must send at least:\n")[2].splitlines()[:2]
     return [float(line.split()[-2]) * {"Mbit/s": 1, "kbit/s": 1e-3}[line.split()[-1]] for line in lines]
 
 
 def test_the_rate_that_hides_a_step_is_its_bits_over_its_seconds(tmp_path):
     output, record = explained(tmp_path, "TopK(0.01)", *MILLION, "--step-seconds", "0.2")
-    assert "To hide behind the 200 ms that a step computes, each worker has to send at least:" in output
+    assert "To hide communication behind the 200 ms of computation per step, each worker must send at least:" in output
     needed = record["bits_per_second_to_hide"]
     assert needed["dense float32 ring"] == 8 * 2 * 3 / 4 * 4e6 / 0.2
     assert needed["this recipe"] == 8 * record["bytes_sent_per_step"] / 0.2
@@ -394,13 +396,13 @@ def test_a_period_hides_behind_all_its_steps_unless_workers_wait(tmp_path, text,
     output, record = explained(tmp_path, text, *MILLION, "--step-seconds", "0.5")
     rate = record["bits_per_second_to_hide"]["this recipe"]
     assert rate == pytest.approx(8 * record["bytes_sent_per_period"] / 50 / 0.5)
-    assert ("without a delay workers wait" in output) == waits
+    assert ("Without a delay, workers wait" in output) == waits
 
 
 def test_without_a_steps_time_its_bits_are_told_and_what_to_say():
     _, output = run("Dense", *MILLION, "--workers", "2")
     assert f"{8 * shown(output, 'total'):,} bits" in output
-    assert "name a SCRIPT, or say the time: --step-seconds 0.2" in output
+    assert "name a SCRIPT or the compute time: --step-seconds 0.2" in output
     assert "To hide" not in run("Dense", *MILLION, "--workers", "1")[1], "nothing is sent"
 
 
@@ -415,7 +417,7 @@ def test_seconds_beside_a_script_stand_for_other_machines(script):
     code, output = run("--network", "10mbit", "--step-seconds", "1", "Dense", script, "--workers", "50")
     assert code == 0, output
     assert "2,500 in 1 tensors" in output
-    assert "To hide behind the 1 s" in output
+    assert "To hide communication behind the 1 s" in output
     assert "as given" in output
 
 
@@ -433,7 +435,7 @@ def test_talking_less_is_foretold_to_wait_less(tmp_path):
     network = ("--network", "10mbit,20ms")
     every, _ = foretold_of(tmp_path, *network, "Dense")
     local, output = foretold_of(tmp_path, *network, "LocalSGD(10)")
-    assert "A step takes, on average over a period, in seconds, foretold for 10mbit,20ms:" in output
+    assert "A step takes, on average over a period, in seconds, estimated for 10mbit,20ms:" in output
     assert local["waiting_seconds"] == pytest.approx(every["wire_seconds"] / 10, rel=0.2)
     hidden, _ = foretold_of(tmp_path, *network, "DiLoCo(10, delay=5)")
     assert 0.5 <= hidden["step_seconds"] < 0.55 < local["step_seconds"] < every["step_seconds"]

@@ -43,7 +43,7 @@ def test_a_round_is_priced() -> None:
     assert code == 0
     assert "recipe      FedAvg() + Dense() + Complete()" in output
     assert "10 of 100 devices train" in output
-    assert "1 pass over the device's data a round" in output
+    assert "1 pass over the device's data per round" in output
     assert row(output, "up") == row(output, "down") == [4_000_000, 40_000_000]
     assert "100.00% of FedAvg() without compression" in output
     assert "epsilon" not in output
@@ -56,7 +56,7 @@ def test_what_is_sent_follows_from_the_recipe(tmp_path: Path) -> None:
     assert code == 0
     told = json.loads(file.read_text())
     assert told["recipe"].startswith("SCAFFOLD(fraction=0.5, local_steps=3, pull=Int8())")
-    assert "3 steps a round" in output
+    assert "3 steps per round" in output
     assert row(output, "up") == [told["round"]["up_bytes"], told["round"]["server_up_bytes"]]
     assert told["round"]["server_up_bytes"] == 4 * told["round"]["up_bytes"] < 4 * 2 * 800_000 * 0.1
     assert told["round"]["down_bytes"] < 2 * 800_000
@@ -66,9 +66,9 @@ def test_what_is_sent_follows_from_the_recipe(tmp_path: Path) -> None:
 
 def test_asynchronous_rounds_and_masks_are_told() -> None:
     output = run("FedBuff(20, fraction=0.3)", "--workers", "100")[1]
-    assert "30 devices train at any time, and every 20 contributions make a version" in output
-    assert "under masks" in run("FedAvg(secure=SecureAggregation())", "--workers", "100")[1]
-    assert "with all contributions, for Median()" in run("FedAvg(aggregator=Median())", "--workers", "100")[1]
+    assert "30 devices train concurrently; every 20 contributions make a version" in output
+    assert "masked; keys" in run("FedAvg(secure=SecureAggregation())", "--workers", "100")[1]
+    assert "including all contributions, for Median()" in run("FedAvg(aggregator=Median())", "--workers", "100")[1]
 
 
 def test_the_model_of_a_federated_script_is_priced(tmp_path: Path) -> None:
@@ -94,4 +94,4 @@ def test_a_script_that_attaches_is_refused_before_it_trains(tmp_path: Path) -> N
 def test_times_of_steps_are_no_federations(options: tuple[str, ...]) -> None:
     code, output = run("FedAvg()", *options)
     assert code == 2
-    assert "a federation has no step whose time could be foretold" in output
+    assert "a federation has no step time to estimate" in output

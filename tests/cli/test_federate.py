@@ -77,7 +77,7 @@ def test_a_script_is_simulated_and_recorded(script: Path) -> None:
     record = script.with_name("record.json")
     code, shown, aside = federated(script, "--json", str(record), "--profiles", str(script.with_name("phones.toml")))
     assert code == 0, aside
-    assert "6 devices, 3 a round, 4 rounds; 4 numbers in the model; devices train up to 64 in one call" in " ".join(
+    assert "6 devices, 3 per round, 4 rounds; 4 parameters; devices train up to 64 in one call" in " ".join(
         aside.split()
     )
     header, row = shown.strip().splitlines()
@@ -114,7 +114,7 @@ def test_an_interrupt_ends_it_with_what_there_is(script: Path, monkeypatch: pyte
     monkeypatch.setattr(Simulation, "run", interrupted)
     code, shown, aside = federated(script, "--json", str(record), "--save", str(script.with_name("model.pt")))
     assert code == federate.INTERRUPTED
-    assert "interrupted after 2 of 4 rounds; what there is stands above" in aside
+    assert "interrupted after 2 of 4 rounds; their results are above" in aside
     assert shown.strip().splitlines()[-1].split()[0] == "2"
     assert json.loads(record.read_text())["ended"] == "interrupted"
     assert "weights_only=True" in aside

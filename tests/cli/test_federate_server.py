@@ -88,7 +88,7 @@ def test_a_federation_of_processes_ends_encrypted_and_hears_signals(tmp_path: Pa
     assert "start the same command again" in devices[1].text
     server.process.send_signal(signal.SIGINT)
     assert server.wait() == INTERRUPTED
-    assert f"it goes on from {tmp_path / 'journal'}" in server.text
+    assert f"it continues from {tmp_path / 'journal'}" in server.text
     again = start(*arguments)
     devices[1:] = [start(*joining(tmp_path, number, each, tls=tls)) for each in (1, 2)]
     assert [each.wait() for each in devices] == [0, 0, 0]
@@ -119,7 +119,7 @@ def test_a_server_and_a_device_that_are_killed_go_on_and_nothing_counts_twice(tm
     returns = start(*joining(tmp_path, number, 1))
     stays.ended()
     assert (returns.wait(), again.wait()) == (0, 0)
-    assert "going on from version" in again.text
+    assert "continuing from version" in again.text
     last = json.loads(record.read_text())["history"][-1]
     assert last["version"] == rounds
     assert last["metrics"] == {"bias": rounds, "least": rounds}  # each device adds one, each round's mean is one

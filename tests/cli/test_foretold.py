@@ -54,7 +54,7 @@ FORECAST = {
 def test_what_is_measured_lies_inside_or_outside(seconds: float, where: str) -> None:
     said = verdict(FORECAST, {"seconds_per_step": {"median": seconds}})
     assert said is not None
-    assert "foretold: 372 ms, 80 %: 350 to 410 ms" in said
+    assert "estimated: 372 ms, 80 %: 350 to 410 ms" in said
     assert said.endswith(f"it is {where}.")
 
 
@@ -62,11 +62,11 @@ def test_where_nothing_was_foretold_or_measured_nothing_is_said() -> None:
     assert verdict({}, {"seconds_per_step": {"median": 1.0}}) is None
     assert verdict(FORECAST, {"seconds_per_step": {"median": None}}) is None
     alone = verdict({"foretold_seconds_per_step": 0.5}, {"seconds_per_step": {"median": 0.4}})
-    assert alone == "A step took 400 ms; foretold: 500 ms."
+    assert alone == "A step took 400 ms; estimated: 500 ms."
 
 
 def test_without_a_network_nothing_is_foretold(tmp_path: Path) -> None:
-    with pytest.raises(click.BadParameter, match=r"no step's seconds.*--network SPEC --json FILE"):
+    with pytest.raises(click.BadParameter, match=r"no step time.*--network SPEC --json FILE"):
         read_forecast(explained(tmp_path))
 
 

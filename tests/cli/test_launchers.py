@@ -81,16 +81,16 @@ TOKEN = ("--token-file", "token")
         (JOIN, "add --token-file FILE"),
         ((*JOIN, *TOKEN, "--workers", "2:4"), "such as --workers 4"),
         ((*JOIN, *TOKEN, "--servers", "1"), "--servers is for a fixed number of workers"),
-        ((*JOIN, *TOKEN, "--network", "1gbit"), "nobody from outside reaches them: leave out --join"),
+        ((*JOIN, *TOKEN, "--network", "1gbit"), "other machines cannot reach them: leave out --join"),
         (("--workers", "2:4", "--listen", "10.0.0.1:1", "--network", "1gbit"), "leave out --listen"),
         ((*JOIN, *TOKEN, "--listen", "10.0.0.1:1"), "leave out --listen"),
         ((*JOIN, *TOKEN, "--nnodes", "2", "--rendezvous", "a:1"), "and the others with --join HOST:PORT"),
         (("--join", "10.0.0.1", *TOKEN), "Write HOST:PORT"),
         ((*JOIN, "--token-file", "none"), "Make one"),
-        (("--workers", "2:4", "--servers", "1"), "without more, and --workers 2:4 is for recipes in lock step"),
+        (("--workers", "2:4", "--servers", "1"), "one by one, and --workers 2:4 is for recipes in lock step"),
         (("--workers", "2:4", "--rendezvous", "a:1"), "start the first with --workers 2:4 --listen HOST:PORT"),
         (("--listen", "10.0.0.1:1"), "add --workers MIN:MAX"),
-        (("--workers", "2:4", "--fault", "kill(4, at=1)"), "there is no 4; 4 workers count from 0 to 3"),
+        (("--workers", "2:4", "--fault", "kill(4, at=1)"), "there is no 4; 4 workers are numbered from 0 to 3"),
     ],
 )
 def test_contradictions_are_refused_before_anything_starts(options: tuple[str, ...], hint: str) -> None:
@@ -117,7 +117,7 @@ def test_on_emulated_hosts_the_coordinator_is_on_the_first_and_workers_meet_nowh
 def test_an_emulation_that_would_slow_nothing_is_refused() -> None:
     paced, real = EmulationPlan(emulation="paced", reason="no right"), EmulationPlan(emulation="kernel")
     elasticity = Elasticity(range=read_worker_range("1:2"))
-    with pytest.raises(click.UsageError, match=r"approximate here \(no right\)"):
+    with pytest.raises(click.UsageError, match=r"approximated here \(no right\)"):
         check_emulation(elasticity, paced)
     for harmless in ((elasticity, real), (elasticity, None), (None, paced)):
         check_emulation(*harmless)

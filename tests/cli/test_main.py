@@ -54,8 +54,8 @@ def fail(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
 @pytest.mark.parametrize(
     ("number", "told"),
     [
-        (errno.EMFILE, "this process may open 24 files at once"),
-        (errno.ENFILE, "this machine has reached the number of files"),
+        (errno.EMFILE, "this process reached its limit of 24 open files"),
+        (errno.ENFILE, "this machine reached the maximum number of open files"),
         (errno.ENOSPC, "no space is left on the disk"),
         (errno.EDQUOT, "no space is left on the disk"),
     ],

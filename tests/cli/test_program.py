@@ -63,7 +63,7 @@ def test_a_file_named_python_is_a_script() -> None:
         (["-m", "bare"], "bare is a package without __main__.py. Name a module in it: -m bare.train"),
         (["python"], "Write: python train.py"),
         (["/usr/bin/python3.9", "train.py"], "/usr/bin/python3.9 -m gossamer run"),
-        (["ls", "train.py"], "ls is a program of its own, and this command starts the workers itself. Name the Python"),
+        (["ls", "train.py"], "ls is another program, but this command starts the workers itself. Name the Python"),
         (["--worker", "2", "train.py"], "--workers"),
         ([], "Missing argument 'SCRIPT [ARGUMENTS]...'"),
     ],

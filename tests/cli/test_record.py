@@ -75,4 +75,4 @@ def test_a_record_is_shown_again_and_drawn(tmp_path: Path) -> None:
 def test_nothing_to_show_is_said_with_what_to_name(tmp_path: Path) -> None:
     assert "Name a run's folder" in show(tmp_path).output
     (tmp_path / "notes.txt").write_text("no JSON")
-    assert "is no record" in show(tmp_path / "notes.txt").output
+    assert "is not a record" in show(tmp_path / "notes.txt").output

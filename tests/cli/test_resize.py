@@ -30,7 +30,7 @@ def test_a_run_is_found_by_its_folder_or_by_its_address() -> None:
 
 def test_of_a_run_that_was_killed_the_token_is_gone() -> None:
     RunCard(("127.0.0.1", 29600), Path("nothing")).write(Path("logs"))
-    assert "was ended by force" in refusal("resize", "logs", "4")
+    assert "was killed" in refusal("resize", "logs", "4")
 
 
 def test_a_card_is_written_anew() -> None:
@@ -42,7 +42,7 @@ def test_a_card_is_written_anew() -> None:
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (("logs", "4"), "no elastic run with these logs is under way"),
+        (("logs", "4"), "no elastic run with these logs is in progress"),
         (("nowhere", "4"), "neither the folder of a run's logs"),
         (("127.0.0.1:29600", "4"), "add --token-file FILE"),
         (("127.0.0.1:29600", "0"), "0 is not in the range 1<=x<=65536"),

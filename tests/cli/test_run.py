@@ -123,7 +123,7 @@ def test_a_failed_run_says_once_why_and_how_to_go_on(tmp_path: Path) -> None:
     assert "failed: ValueError: bad data (exit code 1)" in done.stderr
     assert "A checkpoint of step 20 is in kept." in done.stderr
     assert "gossamer run --recipe 'Dense()' --json out.json train.py fail" in done.stderr
-    assert "The other worker was stopped, where still at work." in done.stderr
+    assert "The other worker was stopped, unless already finished." in done.stderr
     record = json.loads((tmp_path / "out.json").read_text())
     assert (record["ended"], record["steps"], record["checkpoints"][0]["step"]) == ("failed", 20, 20)
     assert "steps                     20 in " in done.stdout
@@ -250,7 +250,7 @@ def test_a_worker_that_ends_with_an_exit_code_ends_all_that_runs_beside_servers(
     exit_code, said = run_beside_servers(tmp_path, monkeypatch, ENDS + "import time; time.sleep(100)", *options)
     assert exit_code == 7, said
     assert "rank 1 failed: it ended with exit code 7" in said
-    assert "The other 2 workers were stopped, where still at work." in said
+    assert "The other 2 workers were stopped, unless already finished." in said
 
 
 # Rank 0 trains once the launcher knows that rank 1 is no more
@@ -275,7 +275,7 @@ def test_a_run_beside_servers_outlives_a_worker(tmp_path: Path, monkeypatch: pyt
     options = ("--servers", "1", "--recipe", "Dense()", "--json", "out.json")
     exit_code, said = run_beside_servers(tmp_path, monkeypatch, DIES + TRAINING, *options)
     assert exit_code == 0, said
-    assert said.count("rank 1 was lost (signal SIGKILL). The other one goes on.") == 1
+    assert said.count("rank 1 was lost (signal SIGKILL). The other one continues.") == 1
     record = json.loads((tmp_path / "out.json").read_text())
     assert (record["steps"], record["final"]["loss"]) == (20, pytest.approx(0.05))
     (logs,) = (tmp_path / "runs").iterdir()
@@ -342,9 +342,9 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert "does not exist" in refused("missing.py")
     assert "--recipe" in refused("--recipe", "TopZ(", script)
     assert "no directory" in refused("--json", "nowhere/out.json", script)
-    assert "there are: " in refused("--interface", "none7", script)
+    assert "it has: " in refused("--interface", "none7", script)
     assert "--rendezvous HOST:PORT" in refused("--nnodes", "2", script)
-    assert "from 0 to 0" in refused("--node-rank", "1", script)
+    assert "in 0..0" in refused("--node-rank", "1", script)
     assert "HOST:PORT" in refused("--rendezvous", "nonsense", script)
     monkeypatch.setattr("gossamer.base.figures.find_spec", lambda name: None)
     assert "gossamer[plot]" in refused("--plot", "out.png", script)

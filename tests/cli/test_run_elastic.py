@@ -118,9 +118,9 @@ def test_a_run_that_is_too_small_ends_with_75_and_says_how_to_go_on(
     done = run(tmp_path, IS_LOST, "--workers", "2:4:2", "--grace-seconds", "5")
     assert done.exit_code == 75, done.output
     said = " ".join(done.output.split())
-    assert "1 worker of at least 2 is left, so training waits for others, for 0.5 s at most" in said
+    assert "1 worker of at least 2 is left, so training waits for more workers, for 0.5 s at most" in said
     assert "gossamer run --join 127.0.0.1:" in said
-    assert "1 worker of at least 2 was left, and nobody joined within 0.5 s." in said
-    assert "A checkpoint of step 10 is in kept. A script that calls session.load('kept') goes on from it" in said
+    assert "1 worker of at least 2 was left, and no worker joined within 0.5 s." in said
+    assert "A checkpoint of step 10 is in kept. A script that calls session.load('kept') continues from it" in said
     assert "gossamer run --logs logs --workers 2:4:2" in said
     assert json.loads((tmp_path / "logs" / "record.json").read_text())["ended"] == "interrupted"

@@ -80,7 +80,7 @@ def test_a_run_is_logged_where_tools_look_for_it(tmp_path: Path) -> None:
         assert [line["step"] for line in lines if "loss" in line["values"]] == [1, 2, 3]
         assert {line["rank"] for line in lines} == {rank}
     assert sorted(os.listdir(tmp_path / "tb")) == ["rank-0", "rank-1"]
-    assert "train.py/x takes no numbers of this worker now (File exists)" in " ".join(done.output.split())
+    assert "train.py/x refuses this worker's metrics (File exists)" in " ".join(done.output.split())
 
 
 SIGNALED = """
@@ -190,7 +190,7 @@ def test_where_the_record_cannot_be_written_what_was_logged_is_kept(
         done = run(tmp_path, LOGGED, "--logs", "logs")
     assert (done.exit_code, "steps                     1 in" in done.stdout) == (0, True)
     assert "No space left on device" in done.stderr
-    assert "`gossamer record logs` makes the record of it" in " ".join(done.stderr.split())
+    assert "`gossamer record logs` makes the record from them" in " ".join(done.stderr.split())
     assert CliRunner().invoke(gossamer, ["record", str(tmp_path / "logs")]).exit_code == 0
     assert json.loads((tmp_path / "logs" / "record.json").read_text())["metrics"]["loss"][0][2] == 0.5
     done = run(tmp_path, LOGGED, "--logs", "again")

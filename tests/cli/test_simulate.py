@@ -56,7 +56,7 @@ def test_it_ends_where_it_is_told_or_the_script_ends(tmp_path: Path) -> None:
     file, record = script(tmp_path), tmp_path / "simulated.json"
     code, shown, aside = simulated("--recipe", "Dense()", "--steps", "7", "--json", str(record), str(file), "3")
     assert code == 0, shown
-    assert "the script ended after 3 steps, before the 7 asked for" in aside.replace("\n", " ")
+    assert "the script ended after 3 steps, before the requested 7" in aside.replace("\n", " ")
     code, shown, aside = simulated("--recipe", "Dense()", "--seconds", "0.35", "--json", str(record), str(file), "9")
     assert code == 0, aside
     assert 0.1 < json.loads(record.read_text())["runs"][0]["seconds"] <= 0.35
@@ -74,7 +74,7 @@ def test_a_failure_is_told_and_others_are_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--network", "100mbit; 10mbit", "--recipe", "Dense()"), "does not say when it begins"),
+        (("--network", "100mbit; 10mbit", "--recipe", "Dense()"), "has no time"),
         (("--network", "100mbit", "--recipe", "ParameterServer(mode='async')"), "cannot be simulated"),
         (("--network", "100mbit", "--recipe", "Dense()", "--recipe", "EveryStep()"), "are the same recipe"),
         (("--network", "100mbit", "--recipe", "Dens()"), "Dens"),

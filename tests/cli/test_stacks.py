@@ -48,7 +48,7 @@ def test_a_worker_that_is_stuck_is_named_by_its_line(tmp_path: Path) -> None:
     first = STUCK.splitlines().index("def load_a_batch():") + 2
     assert any(f"rank 1: at train.py:{at} in load_a_batch\n" in shown.output for at in range(first, first + 3))
     assert "\nrank 0: " in shown.output
-    assert "wrote where its workers are" in " ".join(done.output.split())
+    assert "wrote the Python stacks of its workers" in " ".join(done.output.split())
     assert "in load_a_batch" in (tmp_path / "logs" / "rank-1.log").read_text()
 
 

@@ -16,7 +16,7 @@ def check_a_loss_is_restarted_alone(run: VirtualRun) -> None:
     run.attach()
     run.workers[3].end(KILLED)
     assert run.after(60.0)
-    assert run.notes == ["rank 3 was lost (signal SIGKILL). The other 3 go on; restarting it (1 of at most 5)."]
+    assert run.notes == ["rank 3 was lost (signal SIGKILL). The other 3 continue; restarting it (1 of at most 5)."]
     assert run.living == [0, 1, 2, 3]
     assert [len(worker.starts) for worker in run.workers] == [1, 1, 1, 2]
     assert run.coordinator.buried == run.workers[3].members[:1]
@@ -58,7 +58,7 @@ def test_restarts_end_and_the_others_go_on() -> None:
     run.workers[2].end(KILLED)
     assert run.after(30.0)
     assert run.living == [0, 1]
-    assert run.notes[-1] == "rank 2 was lost (signal SIGKILL). The other 2 go on."
+    assert run.notes[-1] == "rank 2 was lost (signal SIGKILL). The other 2 continue."
     for worker in run.workers[:2]:
         worker.end(0)
     assert not run.after()
@@ -71,9 +71,9 @@ def test_the_first_loss_says_what_to_write_for_restarts() -> None:
         run.workers[place].end(KILLED)
         run.after()
     assert run.notes == [
-        "rank 1 was lost (signal SIGKILL). The other 2 go on. To have lost workers started again, each so often: "
+        "rank 1 was lost (signal SIGKILL). The other 2 continue. To restart each lost worker up to 5 times: "
         "--max-restarts 5",
-        "rank 2 was lost (signal SIGKILL). The other one goes on.",
+        "rank 2 was lost (signal SIGKILL). The other one continues.",
     ]
 
 
@@ -91,8 +91,8 @@ def test_an_error_in_one_of_those_that_train_is_a_loss() -> None:
     run.workers[1].end(1, "MemoryError: 3 GB")
     assert run.after()
     assert run.notes == [
-        "rank 1 failed: MemoryError: 3 GB (exit code 1). The other 2 go on; restarting it (1 of at most 5). Its log: "
-        "logs/rank-1.log"
+        "rank 1 failed: MemoryError: 3 GB (exit code 1). The other 2 continue; restarting it (1 of at most 5). "
+        "Its log: logs/rank-1.log"
     ]
     assert run.after(1.0)
     assert run.living == [0, 1, 2]
@@ -102,7 +102,7 @@ def test_a_worker_that_is_not_like_the_others_is_not_started_again() -> None:
     run = VirtualRun(3, restarts=5).attach()
     run.workers[1].end(1, "gossamer.errors.MismatchError: the ranks are not alike")
     assert run.after()
-    assert "The other 2 go on. Its log" in run.notes[0]
+    assert "The other 2 continue. Its log" in run.notes[0]
     assert run.after(100.0)
     assert run.living == [0, 2]
 
@@ -224,14 +224,14 @@ def check_too_few_wait_and_end_resumable(run: VirtualRun) -> None:
     assert run.after()
     assert "The other one waits for more." in run.notes[0]
     assert run.notes[1:] == [
-        "1 worker of at least 2 is left, so training waits for others, for 30 min at most "
-        "(GOSSAMER_TIMEOUT=1800). They join by: gossamer run --join HOST"
+        "1 worker of at least 2 is left, so training waits for more workers, for 30 min at most "
+        "(GOSSAMER_TIMEOUT=1800). To add some: gossamer run --join HOST"
     ]
     assert run.after(1799.0)
     assert len(run.notes) == 2
     assert not run.after(2.0)
     outcome = run.policy.outcome({})
-    assert outcome.resumable == "1 worker of at least 2 was left, and nobody joined within 30 min"
+    assert outcome.resumable == "1 worker of at least 2 was left, and no worker joined within 30 min"
     assert (outcome.exit_code, outcome.failure) == (75, None)
 
 
@@ -261,7 +261,7 @@ def test_a_worker_that_left_is_no_loss_and_not_started_again() -> None:
     run = VirtualRun(3, restarts=5).attach()
     run.workers[2].end(0, left=True)
     assert run.after(60.0)
-    assert (run.living, run.notes) == ([0, 1], ["rank 2 has left the run. The other 2 go on."])
+    assert (run.living, run.notes) == ([0, 1], ["rank 2 has left the run. The other 2 continue."])
     for worker in run.workers[:2]:
         worker.end(KILLED)
     run.after(), run.after(100.0)
@@ -310,7 +310,7 @@ def test_once_the_coordinator_hears_that_all_is_done_losses_stay_and_errors_coun
     run.workers[2].end(KILLED)
     assert run.after(60.0)
     assert run.living == [0, 1]
-    assert run.notes == ["rank 2 was lost (signal SIGKILL). The other 2 go on."]
+    assert run.notes == ["rank 2 was lost (signal SIGKILL). The other 2 continue."]
     run.workers[0].end(1, "OSError: disk full")
     assert not run.after()
     assert run.policy.outcome({}).exit_code == 1
@@ -373,7 +373,7 @@ def test_asked_for_more_it_starts_them_at_free_places_first() -> None:
     run.coordinator.request = 5
     assert run.after()
     assert run.living == [0, 1, 2, 3]
-    assert run.notes[-1] == "5 workers were asked for, and there are 3. Starting 2 here."
+    assert run.notes[-1] == "5 workers were requested, and the run has 3. Starting 2 here."
     run.coordinator.request = 2
     assert run.after()
     assert run.living == [0, 1, 2, 3], "the coordinator puts out who is too many"
@@ -386,7 +386,7 @@ def test_a_launcher_that_joined_leaves_the_run_to_its_coordinator() -> None:
     assert run.after(60.0)
     assert run.living == [0, 1], "others have what they need to go on"
     assert run.notes[0] == (
-        "rank 0 was lost (signal SIGKILL). The run goes on without it; restarting it (1 of at most 1)."
+        "rank 0 was lost (signal SIGKILL). The run continues without it; restarting it (1 of at most 1)."
     )
     for worker in run.workers:
         worker.end(0, left=True)

@@ -16,7 +16,7 @@ def test_what_is_lost_with_a_worker_is_said_as_far_as_it_told() -> None:
     run.workers[3].end(KILLED)
     run.after(60.0)
     assert run.notes == [
-        "rank 3 was lost (signal SIGKILL). The other 3 go on; restarting it (1 of at most 5). Its residual, of norm "
+        "rank 3 was lost (signal SIGKILL). The other 3 continue; restarting it (1 of at most 5). Its residual, of norm "
         "0.41 after step 1200, is lost with it."
     ]
 
@@ -27,10 +27,10 @@ def check_only_members_go_on(run: VirtualRun) -> None:
     run.coordinator.members |= {worker.member for worker in run.workers[:3]}
     run.workers[1].end(KILLED)
     run.after()
-    assert run.notes[0].startswith("rank 1 was lost (signal SIGKILL). The other 2 go on; restarting")
+    assert run.notes[0].startswith("rank 1 was lost (signal SIGKILL). The other 2 continue; restarting")
     run.workers[3].end(KILLED)
     run.after()
-    assert run.notes[1].startswith("rank 3 was lost (signal SIGKILL). The other 2 go on; restarting")
+    assert run.notes[1].startswith("rank 3 was lost (signal SIGKILL). The other 2 continue; restarting")
     run.workers[2].end(KILLED)
     run.after()
     assert run.notes[2].startswith("rank 2 was lost (signal SIGKILL). The other one waits for more; restarting")
@@ -42,7 +42,7 @@ def test_only_members_go_on() -> None:
 
 def test_the_check_of_members_notices_who_counts_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     def counts_processes(self: ElasticPolicy) -> str:
-        return f"The other {sum(worker.lives for worker in self.workers)} go on"
+        return f"The other {sum(worker.lives for worker in self.workers)} continue"
 
     monkeypatch.setattr(ElasticPolicy, "_going_on", counts_processes)
     with pytest.raises(AssertionError):

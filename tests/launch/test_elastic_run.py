@@ -44,7 +44,7 @@ def check_one_loss_is_made_good(run: MemberRun) -> None:
         max_restarts=2,
     )
     assert outcome == Outcome(restarts=1)
-    assert run.notes == ["rank 1 was lost (signal SIGKILL). The other 2 go on; restarting it (1 of at most 2)."]
+    assert run.notes == ["rank 1 was lost (signal SIGKILL). The other 2 continue; restarting it (1 of at most 2)."]
     members = {(rank, int(line.split()[1])) for rank, line in run.lines}
     assert len(members) == 4, "another number after each start"
     assert set(run.coordinator.buried) == {number for _, number in members}
@@ -154,7 +154,7 @@ def test_too_few_may_save_before_the_run_ends_resumable(run: MemberRun, monkeypa
     assert outcome.exit_code == 75
     assert run.lines == [(0, "all")]
     assert run.notes[-1].endswith(
-        f"They join by: gossamer run --join 127.0.0.1:1 --token-file {run.private / 'token'} --workers 1 "
+        f"To add some: gossamer run --join 127.0.0.1:1 --token-file {run.private / 'token'} --workers 1 "
         f"--recipe 'TopK(density=0.01)' {run.directory / 'script.py'} --rate 1"
     )
 
@@ -176,6 +176,6 @@ def test_a_worker_that_leaves_is_no_loss(run: MemberRun) -> None:
     outcome = run("reach('attached')\nif place: reach('left')\nelse: wait_for('left-0-1', run)", max_restarts=3)
     assert outcome == Outcome()
     assert run.notes in (
-        ["rank 1 has left the run. The other one goes on."],
-        ["rank 1 has left the run. Nobody is left to train."],
+        ["rank 1 has left the run. The other one continues."],
+        ["rank 1 has left the run. No worker is left to train."],
     )

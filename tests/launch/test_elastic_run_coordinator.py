@@ -71,7 +71,7 @@ agent.leave(finished=True), agent.close()
     # Where a busy machine takes its time to start the second, the first says every ten seconds what it waits for
     assert sorted(line for line in run.lines if "has waited" not in line[1]) == [(0, "0 3"), (1, "1 3")]
     notes = [note for note in run.notes if "The run has been waiting" not in note]
-    assert notes[0] == "rank 1 was lost (signal SIGKILL). The other one goes on; restarting it (1 of at most 1)."
+    assert notes[0] == "rank 1 was lost (signal SIGKILL). The other one continues; restarting it (1 of at most 1)."
     assert not any("is over" in note for note in run.notes), "who finishes is no news"
 
 
@@ -126,6 +126,6 @@ agent.leave(finished=True), agent.close()
     said = joined[0].communicate(timeout=200)[0]
     assert joined[0].returncode == 0, said
     assert "resized to 1 workers" in said
-    assert "rank 0 has left the run. The run goes on without it." in said
+    assert "rank 0 has left the run. The run continues without it." in said
     assert asked == ["at most 1 workers from now on (before: 2); the newest 1 of 2 are evicted"]
     assert run.sizes[0] == (1, 1)  # of two there was one moment, which only what was answered tells for certain

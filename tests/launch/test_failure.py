@@ -65,7 +65,7 @@ def test_workers_that_left_no_word(exit_code: int, stopped: bool, origin: Origin
 def test_who_was_asked_alone_to_end_is_the_cause_of_what_the_others_met() -> None:
     ended = from_exit(1, -signal.SIGTERM, 1.0, stopped=False)
     assert cause([failed(0, Origin.ECHO, 0.5), ended]).rank == 1
-    assert "rank 1 failed: it ended with signal SIGTERM. Somebody asked it alone to end" in str(ended)
+    assert "rank 1 failed: it ended with signal SIGTERM. It alone received a request to end" in str(ended)
 
 
 def test_exit_codes_are_those_of_a_shell() -> None:

@@ -46,7 +46,7 @@ def test_what_is_too_much_is_counted_in_its_place(tmp_path: Path, file: int, mon
     raw.write(b"again\n")
     assert (tmp_path / "log").read_text().splitlines() == [
         *["nine by."] * 2,
-        "[gossamer: 18 bytes are missing here, which found no room on the disk]",
+        "[gossamer: 18 bytes are missing here: the disk was full]",
         "again",
     ]
 

@@ -66,9 +66,9 @@ def test_who_comes_late_finds_the_first_machine() -> None:
 @pytest.mark.parametrize(
     ("problem", "cause"),
     [
-        (ConnectionRefusedError("refused"), "nothing listens there"),
-        (TimeoutError("timed out"), "Nobody answers"),
-        (OSError("no route to host"), "Nobody answers"),
+        (ConnectionRefusedError("refused"), "no launcher listens there"),
+        (TimeoutError("timed out"), "No answer"),
+        (OSError("no route to host"), "No answer"),
         (socket.gaierror("unknown"), "write the address instead"),
     ],
 )
@@ -93,9 +93,7 @@ def test_a_first_machine_that_is_long_in_coming_is_told_of_every_ten_seconds(mon
     reach("127.0.0.1:9", 1800.0, told.append, clock=lambda: float(next(moments)))
     waited = [int(text.split()[2]) for text in told]
     assert [seconds // 10 for seconds in waited] == [1, 2, 3, 4, 5, 6]
-    assert (
-        "machine 0 to listen at 127.0.0.1:9 (refused), and waits for 30 min at most (GOSSAMER_TIMEOUT=1800)" in told[0]
-    )
+    assert "machine 0 to listen at 127.0.0.1:9 (refused); waiting for 30 min at most (GOSSAMER_TIMEOUT=1800)" in told[0]
 
 
 def test_places_for_servers_differ_and_are_not_handed_out_to_who_dials() -> None:

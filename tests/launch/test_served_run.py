@@ -35,7 +35,7 @@ def check_one_loss_ends_nobody_else(run: Run) -> None:
         workers=3,
     )
     assert outcome == Outcome()
-    assert run.notes == ["rank 1 was lost (signal SIGKILL). The other 2 go on."]
+    assert run.notes == ["rank 1 was lost (signal SIGKILL). The other 2 continue."]
     assert sorted(run.lines) == [(0, "done"), (0, "server 0"), (1, "server 0"), (2, "done"), (2, "server 0")]
     assert "signal SIGKILL" in run.log("rank-1")
 
@@ -58,7 +58,7 @@ def test_a_run_that_lost_everyone_failed(run: Run) -> None:
     assert outcome.exit_code == 137
     assert outcome.failure is not None
     assert outcome.failure.summary == "all 2 workers were lost, this one last"
-    assert "Nobody is left" in run.notes[-1]
+    assert "No worker is left" in run.notes[-1]
 
 
 def check_an_error_ends_all(run: Run) -> None:
@@ -148,7 +148,7 @@ def test_a_signal_ends_everyone(run: Run, first: str, monkeypatch: pytest.Monkey
     grace_seconds = 0.3 if first else 60.0
     outcome = run(f"{first}\nprint('here', flush=True)\ntime.sleep(60)", server=first, grace_seconds=grace_seconds)
     assert (outcome.exit_code, outcome.failure) == (143, None)
-    assert run.notes == (["killed, since they had not ended by then: rank 0, rank 1"] if first else [])
+    assert run.notes == (["killed, because they had not ended by then: rank 0, rank 1"] if first else [])
 
 
 def test_a_sighup_that_is_ignored_ends_nothing(run: Run) -> None:

@@ -120,6 +120,6 @@ def test_sigusr1_is_sent_once_to_a_worker_that_writes_its_stacks(
     dumps, own = workers.start("SIGUSR1=handled"), workers.start("SIGUSR1=handled")
     monkeypatch.setattr("gossamer.launch.stack_dumps.ask", lambda paths: [dumps.pid])
     stacks, sent = workers.send(signal.SIGUSR1)
-    assert "wrote where its workers are" in stacks
+    assert "wrote the Python stacks of its workers" in stacks
     assert sent == "SIGUSR1 was forwarded to rank 1"
     assert [received(process) for process in (dumps, own)] == [[], ["SIGUSR1"]]

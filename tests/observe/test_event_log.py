@@ -91,7 +91,7 @@ def test_a_full_disk_is_said_once_and_nothing_is_lost_when_there_is_room_again(
         file.append({"number": number})
     assert len(said) == 1
     assert "No space left on device" in said[0]
-    assert "Training goes on" in said[0]
+    assert "Training continues" in said[0]
     assert numbered(tmp_path / "events") == [0]
     room(None)
     file.append({"number": 10})

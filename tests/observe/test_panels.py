@@ -43,7 +43,7 @@ def test_ticks_are_round_numbers(high: float, low: float, found: list[float]) ->
 def test_time_comes_before_bytes() -> None:
     time, sent = panels([record("Dense()"), record("Int8()", sent=10_000.0)], "loss")
     assert (time.title, sent.title) == ("loss over time", "loss over bytes")
-    assert sent.across == "MB that each worker sent"
+    assert sent.across == "MB sent per worker"
     assert [curve.across[-1] for curve in time.curves] == [4.0, 4.0]
     assert [curve.across[-1] for curve in sent.curves] == [8.0, 2.0]
 

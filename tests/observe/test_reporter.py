@@ -309,9 +309,9 @@ def recorded_session(record: Any) -> gossamer.Session:
 
 def test_a_place_that_cannot_be_written_is_refused_at_attach(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(AttachError, match=r'Name another place, such as record="record.json"'):
+    with pytest.raises(AttachError, match=r'Write another path, such as record="record.json"'):
         recorded_session(tmp_path / "file" / "record.json")
-    with pytest.raises(AttachError, match=r'record=True names no file.*Write record="record.json"'):
+    with pytest.raises(AttachError, match=r'record=True is not a file name.*Write record="record.json"'):
         recorded_session(True)
 
 
@@ -373,10 +373,10 @@ def test_where_numbers_go_is_the_arguments_or_the_variables(monkeypatch: pytest.
 
 def test_what_is_no_destination_is_refused_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(2, 2)
-    with pytest.raises(AttachError, match="log_to: 'runs' is no place to log to"):
+    with pytest.raises(AttachError, match="log_to: 'runs' is not a destination"):
         gossamer.attach(model, SGD(model.parameters(), lr=0.1), log_to=["runs"])
     monkeypatch.setenv("GOSSAMER_LOG_TO", "runs")
-    with pytest.raises(AttachError, match="GOSSAMER_LOG_TO: 'runs' is no place to log to"):
+    with pytest.raises(AttachError, match="GOSSAMER_LOG_TO: 'runs' is not a destination"):
         gossamer.attach(model, SGD(model.parameters(), lr=0.1))
 
 

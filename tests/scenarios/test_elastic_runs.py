@@ -69,7 +69,7 @@ def test_promise_1_a_killed_worker_comes_back_and_all_agree(tmp_path: Path, reci
     found, output = ends(tmp_path, recipe, "9", 3, "--max-restarts", "1")
     assert sorted(place for place, *_ in found) == ["0", "1", "2"], output
     assert len({tuple(rest) for _, *rest in found}) == 1, output
-    assert "rank 1 was lost (signal SIGKILL). The other 2 go on; restarting it" in output
+    assert "rank 1 was lost (signal SIGKILL). The other 2 continue; restarting it" in output
     assert "[(1, 0), (0, 1)]" in output  # a loss, then a newcomer
     record = json.loads((tmp_path / "logs" / "record.json").read_text())
     assert record["workers"] == 3

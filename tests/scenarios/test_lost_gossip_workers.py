@@ -154,7 +154,7 @@ def launched(directory: Path, script: str, tick: Any = lambda heard: None, **job
 
 def let_go(heard: list[Any]) -> None:
     """Once the launcher has said that the others go on."""
-    if any(isinstance(each, str) and each.endswith("go on.") for each in heard):
+    if any(isinstance(each, str) and each.endswith("continue.") for each in heard):
         Path("go").touch()
 
 
@@ -167,7 +167,7 @@ def test_the_loss_of_a_neighbour_ends_nobody(tmp_path: Path, monkeypatch: pytest
     assert [each for each in heard if isinstance(each, tuple)] == [(1, "None ''"), (1, "1 ''")]
     assert [each for each in heard if isinstance(each, str)] == [
         "rank 1 was lost (signal SIGKILL). Restarting it alone (1 of at most 1).",
-        "rank 1 was lost (signal SIGKILL). The other 2 go on.",
+        "rank 1 was lost (signal SIGKILL). The other 2 continue.",
     ]
 
 
@@ -235,7 +235,7 @@ def check_nobody_returns_to_nobody(directory: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ServedRun, "_worker_ended", look)
     outcome, heard = launched(directory, DIES_LAST, workers=2, max_restarts=3)
     assert outcome == Outcome()
-    assert heard == ["rank 1 was lost (signal SIGKILL). Nobody is left to train."]
+    assert heard == ["rank 1 was lost (signal SIGKILL). No worker is left to train."]
 
 
 @pytest.mark.processes

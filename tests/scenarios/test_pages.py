@@ -160,7 +160,7 @@ Dense()                  675 ms    763 ms        70.1 MB
 Dense(dtype='bfloat16')  655 ms                  35.1 MB
 
 Encoding and decoding ran on the 2 cores of this machine, which all workers share.
-With Dense() they were too few: workers kept 1.29 busy.
+With Dense() the cores were too few: workers kept 1.29 busy.
 """
 
 

@@ -124,7 +124,7 @@ def digest(said: str) -> str:
 
 def check_they_trained_together(first: str, second: str, host: str) -> None:
     assert digest(first) == digest(second)
-    assert f"waiting for machine 1 to come to {host}:{PORT}" in first
+    assert f"waiting for machine 1 to connect to {host}:{PORT}" in first
     assert all("workers agree             yes" in said for said in (first, second))
 
 
@@ -150,5 +150,5 @@ def test_without_a_first_machine_the_second_says_where_it_looked(
         _, said = second.communicate(timeout=200)
     assert second.returncode == 1
     assert f"No connection to machine 0 at first:{PORT}, interface g" in said
-    assert "nothing listens there" in said
+    assert "no launcher listens there" in said
     assert "Traceback" not in said

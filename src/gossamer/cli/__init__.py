@@ -2,28 +2,28 @@
 
 main.py               the entry point; a command is registered by its line in COMMANDS
 run.py                gossamer run: a script on several workers, recorded; worker.py: the program of each worker
-run_training.py       what it does, which needs torch, until the record; dry_run.py: what it would do
-launchers.py          how a run's workers are started: a fixed number, with servers, elastic
-log_folder.py         the folder of a run's logs, which one run uses at a time
+run_training.py       the run itself, which needs torch, until its record; dry_run.py: its plan
+launchers.py          launchers of a run: a fixed number of workers, with servers, elastic
+log_folder.py         the folder of a run's logs, locked by one run
 script_terms.py       compressors and strategies that the training script defines
-resize.py             how many workers an elastic run may have
-foretold.py           a forecast of gossamer explain, compared with the run
-watch.py              a page, or a terminal, that shows runs while they train and after
-trace.py              gossamer trace: what all ranks of a run did, on one clock
-record.py             shows a run's record again, or makes it of what a killed run left
-stacks.py             where every rank was, in Python, when last it was asked
+resize.py             maximum number of workers of an elastic run
+`foretold.py`         an estimate of gossamer explain, compared with the run
+watch.py              a page, or a terminal view, of runs during and after training
+trace.py              gossamer trace: operations of all ranks of a run, on one clock
+record.py             shows a run's record, or makes it from the logs of a killed run
+stacks.py             Python stacks of all ranks at their latest dump
 checkpoint.py         lists a directory of checkpoints, and exports one
 compare.py            the same training with several recipes
-advise.py             gossamer advise: which recipe reaches the loss first, and what it costs
+advise.py             gossamer advise: the recipe that reaches the loss first, and its cost
 explain_federated.py  a round of a federation, for explain.py
-explain.py, rehearse.py  predictions: of a recipe, of a model and machines that are elsewhere
+explain.py, rehearse.py  estimates for a recipe, and for a model and machines that are not available
 simulate.py           gossamer simulate: all workers in this process, in virtual time; or thousands, calculated
 federate.py           federations of devices that keep their data; federate_server.py: `serve`, `join` and `enroll`
 federate_options.py   options of simulated and served federations
 doctor.py, bench.py   measurements: of hosts and links, of compressors
-recipes.py            lists the parts of recipes
-program.py            the script or module of a command, as one gives it to python
+recipes.py            lists the terms of recipes
+program.py            the script or module of a command, with its arguments
 options.py            options that several commands share
-console.py            text that breaks at words, progress lines and tables that several commands print
+console.py            wrapped text, progress lines and tables that several commands print
 emulation.py          a run on an emulated network, with faults
 """

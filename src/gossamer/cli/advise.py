@@ -1,4 +1,4 @@
-"""`gossamer advise`: says which recipe reaches the loss first, for a script on a network, and what it costs."""
+"""`gossamer advise`: recommends the recipe that reaches a loss first for a script on a network, and its cost."""
 
 from __future__ import annotations
 
@@ -28,34 +28,40 @@ from gossamer.plan.advise.race import RaceResult
 
 HERE = "here"
 NOT_HERE = (
-    "the links to other machines cannot be measured from this one alone. Say what they are like, --network "
-    f"100mbit,20ms; or have them measured, and name the file: --links links.json. {HOW}"
+    "the links to other machines cannot be measured from this machine alone. Describe them: --network 100mbit,20ms; or "
+    f"measure them and name the file: --links links.json. {HOW}"
 )
-CONFIRM_BY = "--network 100mbit,20ms beside --links, or a TOML file, with --confirm"
-CONFIRMED = 2  # recipes that are run for real
-PLAIN_SECONDS = 10.0  # between lines of progress where there is no terminal
+CONFIRM_BY = "--network 100mbit,20ms in addition to --links, or a TOML file, with --confirm"
+CONFIRMED = 2  # number of recipes in real runs
+PLAIN_SECONDS = 10.0  # between lines of progress without a terminal
 
 
 @click.command(
     "advise", cls=ScriptCommand, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
-@click.option("--workers", type=click.IntRange(2), default=4, show_default=True, help="How many take part.")
+@click.option("--workers", type=click.IntRange(2), default=4, show_default=True, help="Number of workers.")
 @click.option("--network", "network_text", metavar="SPEC", help="RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file.")
 @click.option(
     "--links",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="What `gossamer doctor --json` has measured: the network, or what --network is checked against.",
+    help="Measurements of `gossamer doctor --json`: the network, or a check of --network.",
 )
-@target_option("What is to be reached soonest, such as validation_loss<2.2.")
+@target_option("The target to reach first, such as validation_loss<2.2.")
 @click.option(
-    "--minutes", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, help="Of the race."
+    "--minutes", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, help="Wall time of the race."
 )
-@click.option("--most", type=click.IntRange(1), default=16, show_default=True, help="Recipes to race beside Dense().")
+@click.option(
+    "--most",
+    type=click.IntRange(1),
+    default=16,
+    show_default=True,
+    help="Maximum of recipes in the race.",
+)
 @click.option("--own-machines", is_flag=True, help="Each worker has a machine like this one.  [default: all share it]")
-@click.option("--confirm", is_flag=True, help="Also run the best and Dense() for real, on this network, emulated.")
-@output_option("json", "Write all that is known there; --recipe @FILE then means the chosen one.")
-@output_option("page", "Write a page for a browser (HTML).")
+@click.option("--confirm", is_flag=True, help="Also run the best recipe and Dense() on this network, emulated.")
+@output_option("json", "Write the advice as JSON; then --recipe @FILE means the recommended recipe.")
+@output_option("page", "Write an HTML page.")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def advise_command(
@@ -72,13 +78,14 @@ def advise_command(
     script: Path,
     arguments: tuple[str, ...],
 ) -> None:
-    """Say which recipe SCRIPT should train with on this network: which reaches the loss first.
+    """Recommend the recipe that reaches the loss first when SCRIPT trains on this network.
 
-    Measures a step here, foretells it for every recipe on the network, and has the best of them train SCRIPT with all
-    workers in this process, whose clock is what was foretold. What follows SCRIPT belongs to it.
+    Profiles a step on this machine and estimates it for every recipe on the network. The best recipes then train SCRIPT
+    with all workers in this process, on a virtual clock that advances by these estimates. Arguments after SCRIPT are
+    passed to it.
     """
     if confirm and network_text is None and links is not None:
-        raise click.UsageError(f"what is run for real is emulated here, by a network of its own: {CONFIRM_BY}")
+        raise click.UsageError(f"--confirm emulates the network and needs its description: {CONFIRM_BY}")
     network, remarks = _network(network_text, links, workers)
     setting = Setting(script=str(script), arguments=arguments, workers=workers, network=network.text, target=target)
     advice, result = _advised(setting, network, minutes, most, 1 if own_machines else workers, remarks)
@@ -92,9 +99,9 @@ def advise_command(
 
 
 def _network(text: str | None, links: Path | None, workers: int) -> tuple[Network, Sequence[str]]:
-    """The network to advise for, and what to say of it."""
+    """The network to advise for, and remarks on it."""
     if text is None and links is None:
-        raise click.UsageError(f"the advice depends on the network. Say what it is like: --network 100mbit,20ms; {HOW}")
+        raise click.UsageError(f"the advice depends on the network. Describe it: --network 100mbit,20ms; {HOW}")
     if text == HERE:
         raise click.UsageError(NOT_HERE)
     told = read_network(text, workers) if text is not None else None
@@ -108,7 +115,7 @@ def _network(text: str | None, links: Path | None, workers: int) -> tuple[Networ
 def _advised(
     setting: Setting, network: Network, minutes: float, most: int, copies: int, remarks: Sequence[str]
 ) -> tuple[Advice, RaceResult]:
-    """Every stage, each of which says what it found."""
+    """Run every stage and print its result."""
     with progress("making a few steps", PLAIN_SECONDS) as say:
         advisor = Advisor(
             setting=setting, network=network, copies=copies, budget_seconds=60 * minutes, most=most, say=say
@@ -124,8 +131,8 @@ def _advised(
         left = [each for each in foretold if each.excluded is None]
         best = min(left, key=lambda each: each.expected_seconds)
         echo(
-            f"foretell  {len(foretold)} recipes for {setting.workers} workers on {network.text}: {len(left)} are worth "
-            f"a race, first {best.recipe}, {seconds_text(best.step_seconds)} a step; {left[0].recipe} "
+            f"estimate  {len(foretold)} recipes for {setting.workers} workers on {network.text}: {len(left)} enter "
+            f"the race, fastest {best.recipe}, {seconds_text(best.step_seconds)} a step; {left[0].recipe} "
             f"{seconds_text(left[0].step_seconds)}"
         )
         result = advisor.race()
@@ -133,9 +140,9 @@ def _advised(
         echo(
             f"race      {seconds_text(result.seconds)} of virtual time, {steps:,} steps of all workers: "
             + ", ".join(f"{len(rung.names) - 1}" for rung in result.rungs)
-            + f" recipes a rung; {result.baseline.recipe} made {result.baseline.steps} steps"
+            + f" recipes per rung; {result.baseline.recipe} made {result.baseline.steps} steps"
         )
-        say("looking at other networks")
+        say("estimating other networks")
         return advisor.advice(remarks), result
 
 
@@ -144,7 +151,7 @@ def _show(advice: Advice) -> None:
     for line in ("", advice.use, advice.gain, advice.cost, "", f"    {advice.command}", ""):
         echo(line if line.startswith(" ") else wrapped(line, width))
     if advice.would_change:
-        echo("Who is expected to be first elsewhere:")
+        echo("Expected best recipe on other networks:")
         for line in advice.would_change:
             echo(wrapped(f"  {line}", width))
     for line in advice.remarks:
@@ -152,7 +159,7 @@ def _show(advice: Advice) -> None:
 
 
 def _confirm(result: RaceResult, setting: Setting, seconds: float) -> tuple[ConfirmedRow, ...]:
-    """The best and Dense(), run for real for so many seconds each: what was foretold beside what is measured."""
+    """Run the best recipe and Dense() for `seconds` each. Print estimated and measured step times."""
     console: Console = wide_console(140)
     target = setting.target
     limits = {UNTIL: str(target) if target else "", SECONDS: f"{seconds:g}"}
@@ -177,7 +184,7 @@ def _confirm(result: RaceResult, setting: Setting, seconds: float) -> tuple[Conf
         )
         foretold = "nothing" if told is None else seconds_text(told)
         console.print(
-            f"{contender.recipe}: foretold {foretold} a step, measured {seconds_text(row.step_seconds)}"
+            f"{contender.recipe}: estimated {foretold} a step, measured {seconds_text(row.step_seconds)}"
             + (
                 "" if row.loss_at_equal_time is None else f", {found.metric} {row.loss_at_equal_time:.4g} at equal time"
             ),

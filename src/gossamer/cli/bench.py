@@ -1,4 +1,4 @@
-"""`gossamer bench compressors`: times every compressor on one core, beside copying memory."""
+"""`gossamer bench compressors`: times every compressor on one core, and copying memory for comparison."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from gossamer.plan.bench import (
 )
 from gossamer.version import __version__
 
-SECONDS_EACH = 0.5  # of one process, or two, with one compressor in one round
-PLAIN_SECONDS = 10.0  # between lines of progress that go into a file
-WIDTH = 200  # of a table that goes into a file
+SECONDS_EACH = 0.5  # per compressor and round, with one process or two
+PLAIN_SECONDS = 10.0  # between lines of progress in a file
+WIDTH = 200  # columns of a table in a file
 
 
 @click.group("bench")
 def bench() -> None:
-    """Measure what this library does on this machine."""
+    """Measure the speed of this library on this machine."""
 
 
 @bench.command("compressors")
@@ -52,17 +52,19 @@ def bench() -> None:
     type=click.IntRange(100_000),
     default=25_000_000,
     show_default=True,
-    help="Of the bucket; all compressors together need about 400 bytes of memory for each.",
+    help="Entries of the bucket. Each entry needs about 400 bytes of memory for all compressors together.",
 )
-@click.option("--repeat", type=click.IntRange(1), default=7, show_default=True, help="Rounds, after one that warms up.")
-@click.option("--compressor", "names", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
-@click.option("--processes", type=click.IntRange(1, 2), default=1, show_default=True, help="2: two at once, over one.")
-@output_option("json", "Also write every time there.")
+@click.option("--repeat", type=click.IntRange(1), default=7, show_default=True, help="Rounds after a warm-up round.")
+@click.option("--compressor", "names", multiple=True, metavar="NAME", help="Only this compressor; may be repeated.")
+@click.option(
+    "--processes", type=click.IntRange(1, 2), default=1, show_default=True, help="2: two at once against one."
+)
+@output_option("json", "Also write all times as JSON.")
 def compressors(elements: int, repeat: int, names: tuple[str, ...], processes: int, json_file: Path | None) -> None:
-    """Time every compressor on one core: encoding with feedback, and decoding what 1, 4 and 64 workers sent.
+    """Time every compressor on one core: encoding with feedback, and decoding the payloads of 1, 4 and 64 workers.
 
-    Compiled loops and plain torch take turns with tensor.copy_ and torch.add in every round, so that all saw the same
-    machine. With --processes 2: how much more two processes at once do than one.
+    Every round times the compiled loops, plain torch, tensor.copy_ and torch.add in turn, so that all see the same
+    machine. --processes 2 reports the throughput of two concurrent processes relative to one.
     """
     chosen = _chosen(names)
     console = wide_console(WIDTH)
@@ -81,7 +83,7 @@ def _chosen(names: Sequence[str]) -> list[Compressor]:
     known = {text.partition("(")[0] for text in every}
     for name in names:
         if name not in known:
-            raise click.BadParameter(f"{name!r} is not measured here: {', '.join(sorted(known))} are.")
+            raise click.BadParameter(f"{name!r} is not in this benchmark. Choose from {', '.join(sorted(known))}.")
     return [with_feedback(text) for text in every if not names or text.partition("(")[0] in names]
 
 
@@ -97,7 +99,7 @@ def _one_core() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Found:
-    """A table's lines by column, sentences below it, and everything as JSON."""
+    """Lines of a table by column, sentences below it, and all results as JSON."""
 
     lines: Sequence[dict[str, str]]
     sentences: Sequence[str]
@@ -121,7 +123,7 @@ def _show(found: _Found, about: dict[str, Any], console: Console) -> None:
     console.print(_table(found.lines))
     console.print()
     on = ", ".join(f"{name} {value}" for name, value in about["machine"].items())
-    for sentence in (*found.sentences, f"{on}; one thread a process", about["command"]):
+    for sentence in (*found.sentences, f"{on}; one thread per process", about["command"]):
         console.print(Text(sentence), soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""`gossamer checkpoint`: lists what a directory of checkpoints holds, and writes it in torch's format."""
+"""`gossamer checkpoint`: lists the checkpoints in a directory, and exports one in torch's format."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ COLUMNS = ("step", "workers", "size", "run", "recipe", "state")
 
 @click.command("checkpoint")
 @click.option("--verify", is_flag=True, help="Read every file, and compare it with its digest.")
-@click.option("--export-dcp", type=click.Path(path_type=Path), help="Write the newest to this new folder, for torch.")
+@click.option("--export-dcp", type=click.Path(path_type=Path), help="Export the newest for torch to this new folder.")
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def checkpoint_command(directory: Path, verify: bool, export_dcp: Path | None) -> None:
-    """Show the checkpoints in DIRECTORY: steps, workers, sizes, and which of them can be loaded.
+    """Show the checkpoints in DIRECTORY: steps, workers, sizes, and whether each can be loaded.
 
-    With --export-dcp the newest one's model and optimizer are written as a checkpoint of torch.distributed.checkpoint,
-    which torch's own tools read.
+    --export-dcp writes model and optimizer of the newest one as a checkpoint of torch.distributed.checkpoint, for
+    torch's own tools.
     """
     found = summaries(directory, verify=verify)
     if not found:
-        raise CheckpointError(f"{directory} holds no checkpoint. Name a directory that was given to session.save.")
+        raise CheckpointError(f"{directory} contains no checkpoint. Name a directory that was passed to session.save.")
     shown = table(COLUMNS, left=("run", "recipe", "state"))
     for each in found:
         shown.add_row(*_row(each, directory))
     wide_console(200).print(shown)
     if export_dcp is not None:
-        from gossamer.train.checkpoint import dcp  # which takes torch a second to import
+        from gossamer.train.checkpoint import dcp  # imported late: it takes a second
 
         step = dcp.export(directory, export_dcp).step
         say(f"step {step} is in {export_dcp}, as model and optimizer of a torch.distributed.checkpoint.")

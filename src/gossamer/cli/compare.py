@@ -1,4 +1,4 @@
-"""`gossamer compare`: runs the same training with several recipes, one after the other, and compares their records."""
+"""`gossamer compare`: runs the same training with several recipes one after the other, and compares their records."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from gossamer.plan.advise.curves import ConfidenceInterval
 from gossamer.plan.cost.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.plan.profile.profile_runs import profile_script
 
-WIDTH = 140  # of a table that goes into a file
-PROGRESS = ("gossamer: starting", "gossamer: step ")  # not what went wrong
-CAUSES = ("rank ", "server ", "Error: ")  # that lines begin with which say what did
-SEED, RATE = "{seed}", "{learning_rate}"  # among the script's arguments, replaced in every run
+WIDTH = 140  # columns of a table in a file
+PROGRESS = ("gossamer: starting", "gossamer: step ")  # lines that are not errors
+CAUSES = ("rank ", "server ", "Error: ")  # beginnings of lines that state a cause
+SEED, RATE = "{seed}", "{learning_rate}"  # in the script's arguments, replaced in every run
 RETAINED = "share of the gain of Dense() over Silent() at equal steps; intervals of 95 % need --seeds of 3 or more"
 NO_LOSS = "The script logged no loss, so columns about it are empty. Add session.log(loss=loss.item()) to its loop."
 
@@ -55,30 +55,30 @@ def _target(context: click.Context, option: click.Parameter, text: str | None) -
 
 
 def _learning_rates(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...]:
-    """As they are written, from the lowest to the highest."""
+    """The rates as written, in ascending order."""
     try:
         return tuple(sorted(text.split(","), key=float)) if text else ()
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no list of numbers, such as 0.01,0.03,0.1") from None
+        raise click.BadParameter(f"{text!r} is not a list of numbers, such as 0.01,0.03,0.1") from None
 
 
 def target_option(help_text: str) -> Callable[[Command], Command]:
-    """The option --until, which the command takes as `target`."""
+    """The option --until, passed to the command as `target`."""
     return click.option("--until", "target", metavar="TARGET", callback=_target, help=help_text)
 
 
 def different_recipes(context: click.Context, option: click.Parameter, recipes: tuple[str, ...]) -> tuple[str, ...]:
-    """Each readable, and no two the same once they are resolved."""
+    """Read the recipes. Refuse two that resolve to the same recipe."""
     seen: dict[str, str] = {}
     recipes = tuple(map(session_recipe, recipes))
     for text in recipes:
         try:
             resolved = repr(resolve(text))
-        except UnknownTerm:  # of the script
+        except UnknownTerm:  # a term of the script
             resolved = text
         if resolved in seen:
             raise click.BadParameter(
-                f"{text!r} and {seen[resolved]!r} are the same recipe, {resolved}: there would be nothing to compare."
+                f"{text!r} and {seen[resolved]!r} are the same recipe, {resolved}. Leave out one of them."
             )
         seen[resolved] = text
     return recipes
@@ -90,24 +90,27 @@ def different_recipes(context: click.Context, option: click.Parameter, recipes: 
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option(
-    "--recipe", "recipes", multiple=True, required=True, callback=different_recipes, help="Say it once per row."
+    "--recipe",
+    "recipes",
+    multiple=True,
+    required=True,
+    callback=different_recipes,
+    help="Repeat it for each recipe.",
 )
 @click.option("--workers", type=click.IntRange(2), default=2, show_default=True)
 @click.option("--network", metavar="SPEC", help="RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file.")
-@target_option('End a run there: "validation_loss<2.2".')
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="End a run after so long.")
-@click.option(
-    "--seeds", type=click.IntRange(1), default=1, help=f"Runs per recipe; {SEED} among ARGUMENTS is 0, 1, ..."
-)
-@click.option("--rates", callback=_learning_rates, help=f"0.01,0.03: the best per recipe, as {RATE} among ARGUMENTS.")
+@target_option('End a run at this target: "validation_loss<2.2".')
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="End a run after this time.")
+@click.option("--seeds", type=click.IntRange(1), default=1, help=f"Runs per recipe; {SEED} in ARGUMENTS is 0, 1, ...")
+@click.option("--rates", callback=_learning_rates, help=f"Learning rates to try, as {RATE} in ARGUMENTS: 0.01,0.03.")
 @click.option("--retained", "scale", is_flag=True, help="Also train Silent() and Dense(), the ends of the scale.")
 @click.option("--unlimited/--no-unlimited", default=True, help="Also run Dense() without a network limit.")
-@click.option("--foretell/--no-foretell", "foretelling", default=True, help="Foretell each step before its run.")
-@click.option("--price-per-hour", type=float, help="Of one worker.")
-@click.option("--egress-price-per-gb", type=float, help="Of a sent gigabyte.")
-@output_option("json", "Write everything there.")
+@click.option("--foretell/--no-foretell", "foretelling", default=True, help="Estimate the step time before each run.")
+@click.option("--price-per-hour", type=float, help="Price of one worker.")
+@click.option("--egress-price-per-gb", type=float, help="Price of a sent gigabyte.")
+@output_option("json", "Write the comparison as JSON.")
 @output_option("plot", "Draw the curves (PNG).")
-@output_option("page", "Write a page for a browser (HTML).")
+@output_option("page", "Write an HTML page.")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def compare_command(
@@ -129,8 +132,8 @@ def compare_command(
     script: Path,
     arguments: tuple[str, ...],
 ) -> None:
-    """Train SCRIPT with every --recipe in turn, on the same network and from the same seed. What follows SCRIPT belongs
-    to it. All ranks of a run end after the same step."""
+    """Train SCRIPT with every --recipe in turn, on the same network and from the same seed. Arguments after SCRIPT are
+    passed to it. All ranks of a run end after the same step."""
     if plot_file is not None:
         _check_plot(plot_file)
     _check_placeholders(arguments, seeds, rates)
@@ -165,7 +168,7 @@ def compare_command(
     except click.ClickException as failure:
         if not rows:
             raise
-        failed = failure  # those before it took their time, and are shown
+        failed = failure  # completed runs are shown all the same
     recipes, records = recipes[: len(rows)], [row[0] for row in rows]
     prices = Prices(per_hour=price_per_hour, per_gigabyte=egress_price_per_gb)
     steps = [each.step_seconds if each else None for each in foretold]
@@ -179,7 +182,9 @@ def compare_command(
     _show(found, header, lines, console)
     for each, rate in zip(recipes, chosen, strict=True):
         if len(rates) > 1 and rate in (rates[0], rates[-1]):
-            console.print(f"{each}: its best learning rate, {rate}, is an end of --rates. Try more.", markup=False)
+            console.print(
+                f"{each}: its best learning rate, {rate}, is an end of --rates. Try further ones.", markup=False
+            )
     if json_file:
         content = {
             "comparison": asdict(found),
@@ -198,7 +203,7 @@ def compare_command(
 
 
 def _with_ends(recipes: Sequence[str], workers: int) -> tuple[str, ...]:
-    """With Dense() and Silent(), the ends of the scale of the retained benefit."""
+    """The recipes with Dense() and Silent(), the ends of the scale of the retained benefit."""
     known = [resolve(each, workers) for each in recipes]
     return (*recipes, *(each for each in ("Dense()", "Silent()") if resolve(each, workers) not in known))
 
@@ -207,8 +212,8 @@ def _check_placeholders(arguments: Sequence[str], seeds: int, rates: Sequence[st
     for wanted, placeholder, option in ((seeds > 1, SEED, "--seed"), (bool(rates), RATE, "--learning-rate")):
         if wanted and not any(placeholder in each for each in arguments):
             raise click.UsageError(
-                f"the runs of a recipe would all be the same: {placeholder} is not among the script's arguments. Write "
-                f"it where the script takes that number, such as train.py {option} {placeholder}"
+                f"all runs of a recipe would be the same: {placeholder} is not in the script's arguments. Write "
+                f"it in place of that number, such as train.py {option} {placeholder}"
             )
 
 
@@ -222,7 +227,7 @@ def tuned(train: Callable[[int, str], Record], seeds: int, rates: Sequence[str])
     Args:
         train: One run, from its seed and learning rate.
         seeds: Runs at the best learning rate.
-        rates: Learning rates to try with seed 0; none: the script's own.
+        rates: Learning rates to try with seed 0; empty: the script's own.
 
     Returns:
         The learning rate whose run ended with the lowest loss, "" for the script's own, and its runs by seed.
@@ -235,8 +240,8 @@ def tuned(train: Callable[[int, str], Record], seeds: int, rates: Sequence[str])
 def retained_shares(
     found: Comparison, rows: Sequence[Sequence[Record]], workers: int
 ) -> list[ConfidenceInterval | None]:
-    """The retained benefit of each row at equal steps; None for all where Silent() or Dense() is missing or has no
-    loss, or lock step is not better than silence. rows: records of a recipe by seed."""
+    """The retained benefit of each row at equal steps. None for all rows if Silent() or Dense() is missing or has no
+    loss, or if Dense() is not better than Silent(). rows: records of a recipe by seed."""
     recipes, ends = [resolve(row[0]["recipe"], workers) for row in rows], (resolve("Silent()"), resolve("Dense()"))
     if not all(end in recipes for end in ends):
         return [None] * len(rows)
@@ -251,29 +256,29 @@ def retained_shares(
 def _foretell(
     recipe: str, workers: int, network: str | None, script: Path, arguments: Sequence[str], console: Console
 ) -> StepTimeEstimate | None:
-    """The forecast of a step on this network, from a few steps without it; None where there can be none."""
+    """Estimate of a step on this network, from a few profiled steps without it; None if it cannot be estimated."""
     if network is None:
         return None
     if not is_predictable(resolve(recipe, workers)):
         console.print(f"{recipe}: {NOT_PREDICTABLE}", markup=False)
         return None
-    with console.status(f"{recipe}: measuring a few steps alone, to foretell the others"):
+    with console.status(f"{recipe}: profiling a few steps to estimate the step time"):
         try:
             resolved = resolve(recipe, workers)
             measured = profile_script(script, arguments, resolved, workers, copies=workers)
             found = estimate_step_time(resolved, measured, read_network(network, workers), workers)
         except GossamerError as error:
-            console.print(f"{recipe}: nothing could be foretold: {error}", markup=False)
+            console.print(f"{recipe}: no estimate: {error}", markup=False)
             return None
     unsure = f" ({found.caution})" if found.caution else ""
-    console.print(f"{recipe} over {network}: foretold {found} a step{unsure}", markup=False)
+    console.print(f"{recipe} over {network}: estimated {found} a step{unsure}", markup=False)
     return found
 
 
 def train_for_record(
     recipe: str, workers: int, network: str | None, limits: Mapping[str, str], training: Sequence[str], console: Console
 ) -> Record:
-    """One run's record; its latest line of progress is shown while it lasts."""
+    """The record of one run; shows its latest line of progress meanwhile."""
     where = f" over {network}" if network else " without a network limit"
     with tempfile.TemporaryDirectory() as folder, console.status(f"{recipe}{where}") as status:
         file = Path(folder) / "record.json"
@@ -289,7 +294,7 @@ def train_for_record(
                 status.update(Text.assemble(f"{recipe}{where}  ", (line.strip()[:100], "dim")))
         if run.returncode or not file.exists():
             by_hand = ["gossamer", "run", "--workers", str(workers), "--recipe", recipe, *training]
-            told = [line.rstrip() for line in tail if folder not in line]  # its logs are gone when this is read
+            told = [line.rstrip() for line in tail if folder not in line]  # its logs are removed by then
             raise click.ClickException(failure_text(recipe, by_hand, told))
         record: Record = json.loads(bounded_file.read_text(file, MOST_RECORD_BYTES))
     step = record["seconds_per_step"]["median"]
@@ -298,16 +303,16 @@ def train_for_record(
 
 
 def failure_text(recipe: str, command: Sequence[str], told: Sequence[str]) -> str:
-    """What failed and what to try, then what the run told of it."""
+    """Error message of a failed run: cause, command to reproduce it, output. `told`: lines of output."""
     said = [line for line in told if line.strip() and not line.startswith(PROGRESS)]
-    causes = [line for line in said if line.startswith(CAUSES)] or said[-1:] or ["it said nothing"]
+    causes = [line for line in said if line.startswith(CAUSES)] or said[-1:] or ["it printed nothing"]
     sentence = f"the run with {recipe} has no record, so it cannot be compared: {causes[0].removeprefix('Error: ')}"
     rest = [line for line in said if line != causes[0]]
-    return "\n".join([sentence, f"To see it by itself: {shlex.join(command)}", *(["", *rest] if rest else [])])
+    return "\n".join([sentence, f"To reproduce it: {shlex.join(command)}", *(["", *rest] if rest else [])])
 
 
 def _cells(row: ComparisonRow, recipe: str, found: Comparison) -> dict[str, str | None]:
-    """The table's line by column; a column that is None in every row is left out."""
+    """A row of the table by column; columns without a value in any row are left out."""
 
     def text(value: float | None, show: Any) -> str | None:
         return None if value is None else show(value)
@@ -332,7 +337,7 @@ def _cells(row: ComparisonRow, recipe: str, found: Comparison) -> dict[str, str 
 def table_text(
     found: Comparison, recipes: Sequence[str], columns: Mapping[str, Sequence[str | None]]
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and lines, as text. columns: more of them, with a cell for each recipe."""
+    """Header and rows, as text. columns: additional columns, with a cell for each recipe."""
     lines = [
         {**_cells(row, recipe, found), **{name: cells[place] or None for name, cells in columns.items()}}
         for place, (row, recipe) in enumerate(zip(found.rows, recipes, strict=True))
@@ -348,14 +353,14 @@ def _show(found: Comparison, header: Sequence[str], lines: Sequence[Sequence[str
     console.print()
     console.print(shown)
     console.print(
-        "\nrate to hide: what a worker's line has to send, at least, for a step's bytes to leave while it computes"
+        "\nrate to hide: minimum rate of a worker's link at which a step's bytes are sent while the step computes"
     )
     if found.unlimited_step_seconds is not None:
         floor = seconds_text(found.unlimited_step_seconds)
-        console.print(f"over unlimited: of Dense() without a network limit, {floor} a step in this comparison")
+        console.print(f"over unlimited: ratio to Dense() without a network limit, {floor} a step in this comparison")
     if "retained" in header:
         console.print(f"retained: {RETAINED}")
-    console.print(f"\n{NO_LOSS}" if found.metric is None else f"loss: {found.metric} as the script logged it")
+    console.print(f"\n{NO_LOSS}" if found.metric is None else f"loss: {found.metric}, as logged by the script")
 
 
 def _draw(
@@ -377,7 +382,7 @@ def _draw(
             page_file,
             title=f"{len(recipes)} recipes, {workers} workers, {where}",
             about="The same training from the same seed, one run after the other. Losses at equal time and equal "
-            "steps are those of the shortest run.",
+            "steps are taken at the end of the shortest run.",
             header=header,
             rows=lines,
             records=named,
@@ -389,4 +394,4 @@ def _check_plot(path: Path) -> None:
     try:
         check_matplotlib()
     except GossamerError as error:
-        raise click.ClickException(f"{error}; or, without it, --page {path.with_suffix('.html')}") from None
+        raise click.ClickException(f"{error}; or use --page {path.with_suffix('.html')}") from None

@@ -1,4 +1,4 @@
-"""Console output that commands share: text that breaks at words, progress on standard error, tables without lines."""
+"""Console output that commands share: wrapped text, progress on standard error, tables without lines."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from rich.text import Text
 from gossamer.observe.control_sequences import SafeConsole, without_controls
 
 Say = Callable[[str], None]
-FILE_COLUMNS = 240  # of text that goes into a file or a pipe
-NARROWEST = 24  # columns for a sentence beside a term; where there are fewer it stands below
+FILE_COLUMNS = 240  # for text in a file or a pipe
+NARROWEST = 24  # columns for a sentence next to a term; with fewer it is below the term
 
 
 def wide_console(width: int) -> Console:
-    """Standard output; `width` is a table's that goes into a file."""
+    """Console on standard output. width: columns of a table in a file."""
     return SafeConsole(highlight=False, width=None if sys.stdout.isatty() else width)
 
 
 def columns(stream: TextIO) -> int:
-    """The width of what is shown there: $COLUMNS, or the terminal's; FILE_COLUMNS where it is none."""
+    """Columns of a stream: $COLUMNS, or the terminal's width; FILE_COLUMNS without a terminal."""
     chosen = os.environ.get("COLUMNS", "")
     if chosen.isdigit() and int(chosen) > 0:
         return int(chosen)
@@ -36,15 +36,16 @@ def columns(stream: TextIO) -> int:
 
 
 def wrapped(text: str, width: int) -> str:
-    """The text with lines of at most `width` columns, broken between words; each goes on below its own beginning.
+    """Wrap the text between words to lines of at most `width` columns; continuation lines keep the indentation.
 
-    A word that is longer, such as a path, stays whole.
+    A longer word, such as a path, is not broken.
     """
     return "\n".join(_wrapped_line(line, width) for line in text.split("\n"))
 
 
 def beside(terms: Sequence[tuple[str, str]], width: int, indent: str = "  ") -> Iterator[str]:
-    """Lines of terms and a sentence each: the sentences stand in a column of their own, or below where it is narrow."""
+    """Lines of terms with a sentence each. The sentences have their own column, or are below their terms if `width` is
+    small."""
     column = len(indent) + max(len(term) for term, _ in terms) + 2
     for term, sentence in terms:
         if column + NARROWEST > width:
@@ -56,13 +57,13 @@ def beside(terms: Sequence[tuple[str, str]], width: int, indent: str = "  ") -> 
 
 def echo(text: str) -> None:
     """Print to standard output, without control sequences."""
-    click.echo(without_controls(text), file=sys.stdout)  # or click writes UTF-8 where that is ASCII
+    click.echo(without_controls(text), file=sys.stdout)  # without `file`, click writes UTF-8 to an ASCII stream
 
 
 def say(text: str, *, error: bool = False) -> None:
-    """Print to standard error, broken between words, without control sequences.
+    """Print to standard error, wrapped between words, without control sequences.
 
-    error: what went wrong, in red where there are colors.
+    error: whether the text is an error, shown in red if the terminal has colors.
     """
     lines = wrapped(without_controls(text), columns(sys.stderr))
     click.secho(lines, fg="red" if error else None, bold=error, err=True)
@@ -70,7 +71,7 @@ def say(text: str, *, error: bool = False) -> None:
 
 def _wrapped_line(line: str, width: int) -> str:
     if len(line) <= width:
-        return line  # as it is, so that a mark below a letter stays there
+        return line  # unchanged: a mark below a letter keeps its column
     indent = line[: len(line) - len(line.lstrip())]
     return textwrap.fill(
         line.strip(),
@@ -84,7 +85,7 @@ def _wrapped_line(line: str, width: int) -> str:
 
 @contextmanager
 def progress(first: str, plain_seconds: float = 0.0) -> Iterator[Say]:
-    """One line that changes, at first `first`; without a terminal, a line every `plain_seconds`."""
+    """One line that changes, beginning with `first`. Without a terminal, a line every `plain_seconds`."""
     aside = SafeConsole(stderr=True, highlight=False)
     if not aside.is_terminal:
         yield _now_and_then(aside, plain_seconds)
@@ -106,7 +107,7 @@ def _now_and_then(aside: Console, seconds: float) -> Say:
 
 
 def table(columns: Sequence[str], left: Collection[str] = (), no_wrap: Collection[str] = ()) -> Table:
-    """A table without rows yet; columns are aligned to the right, but for those in `left`."""
+    """A table without rows. Columns are aligned to the right, except those in `left`."""
     shown = Table(box=None, pad_edge=False, header_style="dim")
     for name in columns:
         shown.add_column(name.strip(), justify="left" if name in left else "right", no_wrap=name in no_wrap)

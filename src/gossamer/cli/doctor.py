@@ -39,13 +39,13 @@ from gossamer.version import __version__
 
 WORKER = Path(package.__file__).with_name("worker.py")
 ONLY_PACED = (
-    "{network} cannot be emulated on this machine, so there is nothing to measure: {reason}. Leave out --network to "
-    "measure this machine as it is; `gossamer explain --network` needs no emulation."
+    "{network} cannot be emulated on this machine, so it cannot be measured: {reason}. Leave out --network to measure "
+    "this machine without emulation; `gossamer explain --network` needs no emulation."
 )
 
 
 @click.command("doctor")
-@click.option("--workers", type=click.IntRange(1), help="On this machine.  [default: 2; 1 on each of several machines]")
+@click.option("--workers", type=click.IntRange(1), help="Workers on this machine.  [default: 2; 1 with --nnodes]")
 @emulation_option
 @machine_options
 @click.option(
@@ -53,9 +53,9 @@ ONLY_PACED = (
     type=click.FloatRange(0, 3600, min_open=True),
     default=5.0,
     show_default=True,
-    help="Of sending in all; every pair has 0.4 at least.",
+    help="Total time of sending; at least 0.4 per pair.",
 )
-@output_option("json", "Also write what was found there.")
+@output_option("json", "Also write the report as JSON.")
 def doctor(
     workers: int | None,
     network_text: str | None,
@@ -63,13 +63,13 @@ def doctor(
     seconds: float,
     json_file: Path | None,
 ) -> None:
-    """Measure round trip and bandwidth between every pair of workers, and show what each runs on.
+    """Measure round trip and bandwidth between every pair of workers, and show the machine of each.
 
-    Measured over TCP on the interface that training would use. Ends with 1 where a pair cannot talk.
+    The measurements use TCP on the interface that training would use. Exit code 1: a pair of workers cannot connect.
     """
     workers = workers or (2 if machines.nodes == 1 else 1)
     if workers * machines.nodes < 2:
-        raise click.UsageError("One worker has nobody to talk to: say --workers 2, or more.")
+        raise click.UsageError("One worker has no peer to measure: write --workers 2, or more.")
     network = machines.emulated(network_text, workers)
     planned = enter(network, ())
     if network is not None and planned is not None and planned.emulation == "paced":
@@ -92,14 +92,14 @@ def doctor(
 
 def _examine(job: Job, folder: Path, say: Say) -> DoctorReport:
     def show(rank: int, line: str) -> None:
-        if line.startswith("pair "):  # the other lines are the engine's, and stay in the logs
+        if line.startswith("pair "):  # other lines are torch's; they are in the logs only
             say(line)
 
     directory = folder / "run"
     directory.mkdir()
     outcome = launch(job, directory, show=show, note=say, tick=lambda: None)
     if outcome.failure is not None:
-        raise click.ClickException(f"nothing could be measured: {outcome.failure}")
+        raise click.ClickException(f"no measurement: {outcome.failure}")
     if outcome.exit_code:
         sys.exit(outcome.exit_code)
     return read_report(folder / "report.json")
@@ -118,7 +118,9 @@ def _show(report: DoctorReport, console: Console) -> None:
     if report.join_problem is not None:
         console.print(Text(report.join_problem, style="red"), soft_wrap=True)
     if report.join_seconds is not None:
-        console.print(f"A process group of all ({report.backend}) came up in {seconds_text(report.join_seconds)}.")
+        console.print(
+            f"A process group of all workers ({report.backend}) was created in {seconds_text(report.join_seconds)}."
+        )
     style = "bold" if report.healthy else "bold red"
     console.print(Text(verdict(report), style=style), soft_wrap=True)
 
@@ -141,7 +143,7 @@ def _text(value: float | None, text: Callable[[float], str]) -> str:
 
 
 def _hosts(hosts: Sequence[HostReport]) -> Table:
-    """Versions only where they differ, highlighted; empty columns are left out."""
+    """Table of the hosts. Versions are shown only if they differ, highlighted; empty columns are left out."""
     different = differing(hosts)
     cells = [{name: getattr(host, name) or "none" for name in different} | _cells(host) for host in hosts]
     columns = ["rank", *(name for name in cells[0] if name != "rank" and any(each[name] for each in cells))]
@@ -167,7 +169,7 @@ def _cells(host: HostReport) -> dict[str, str]:
 
 
 def _missing_kernels(hosts: Sequence[HostReport]) -> dict[str, list[int]]:
-    """Why kernels are missing, and the ranks where they are."""
+    """Reasons of missing kernels, each with its ranks."""
     found: dict[str, list[int]] = {}
     for host in hosts:
         if host.missing_kernels:
@@ -176,7 +178,7 @@ def _missing_kernels(hosts: Sequence[HostReport]) -> dict[str, list[int]]:
 
 
 def _alike(hosts: Sequence[HostReport]) -> str:
-    """The versions that all hosts share."""
+    """The versions that are the same on all hosts."""
     alike = [name for name in VERSIONS if name not in differing(hosts) and getattr(hosts[0], name)]
     return ", ".join(f"{name} {getattr(hosts[0], name)}" for name in alike)
 

@@ -1,4 +1,4 @@
-"""Dry run: prints what `gossamer run` would start, and starts nothing."""
+"""Dry run: prints the processes of `gossamer run` without starting them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gossamer.comm.network import Network
 from gossamer.launch.job import Elasticity, Job, Serving
 from gossamer.observe.terminal import ranks_text
 
-PRIVATE = ".run-*"  # of the run, removed at its end
+PRIVATE = ".run-*"  # private folder of the run, removed at its end
 OWN_RECIPE = "the script's own, or EveryStep() + Dense() + Complete()"
 
 
@@ -31,9 +31,9 @@ def show_plan(
     Args:
         job: the run.
         serving: its dedicated servers, if any.
-        elasticity: how its workers come and go, if they do.
+        elasticity: of an elastic run, else None.
         network: the network to emulate, if any.
-        faults: as they were written.
+        faults: the texts of --fault.
         files: further files that the run writes.
     """
     for name, value in _plan(job, serving, elasticity, network, faults, files):
@@ -60,11 +60,11 @@ def _plan(
     yield "recipe", _recipe(job, None if elasticity is not None else job.workers * job.nodes)
     yield "hosts", _hosts(job, elasticity)
     if network is not None:
-        yield "network", f"{network.text}, emulated: each worker and server has a host of its own"
+        yield "network", f"{network.text}, emulated: each worker and server has its own host"
     yield from (("fault", text) for text in faults)
     environment = job.environment(job.logs / PRIVATE) | {"GOSSAMER_LAUNCHER_PID": "PID"}
     yield from (("environment", f"{name}={shlex.quote(value)}") for name, value in sorted(environment.items()))
-    yield "", "in addition, for each process: its rank, and the address where all meet"
+    yield "", "in addition, for each process: its rank, and the rendezvous address"
     servers = 0 if serving is None else serving.servers
     logs = [*(f"rank-{rank}.log" for rank in job.local_ranks), *(f"server-{server}.log" for server in range(servers))]
     yield "files", f"{job.logs}: {', '.join(logs)}, record.json, run.sqlite"
@@ -72,7 +72,7 @@ def _plan(
 
 
 def _recipe(job: Job, workers: int | None) -> str:
-    """As written, and with all of its terms."""
+    """The recipe as written, and with all of its terms."""
     if job.recipe is None:
         return OWN_RECIPE
     if automatic(job.recipe) is not None:
@@ -90,4 +90,4 @@ def _hosts(job: Job, elasticity: Elasticity | None) -> str:
         return f"{here}, with the coordinator at {host}, port {port or 'chosen at the start'}"
     if job.rendezvous is None:
         return f"{here} alone"
-    return f"{here}, machine {job.node_rank} of {job.nodes}, which meet at {job.rendezvous}"
+    return f"{here}, machine {job.node_rank} of {job.nodes}, rendezvous at {job.rendezvous}"

@@ -1,4 +1,4 @@
-"""Emulated runs: places a run's workers on emulated hosts, injects faults, and fills in the record."""
+"""Emulated runs: assign a run's workers to emulated hosts, inject faults, and complete the record."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from gossamer.plan.emulation.namespaces import EmulationError
 
 PACED = "GOSSAMER_PACED"
 REENTERED = "GOSSAMER_LAB_REENTERED"
-PORT = 29500  # emulated hosts have all ports to themselves
-# The engine warns of every peer whose address has no name, as emulated hosts' have not
+PORT = 29500  # every port is free on an emulated host
+# torch warns of every peer address without a name; emulated hosts have none
 LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 QUIET = os.environ.get(LOG_LEVEL, "ERROR")
 APPROXIMATE = (
-    "{network} is only approximate here: {reason}. Workers wait for every word as long as it would take; connections, "
-    'queues and what does not go through Gossamer are not slowed. The record says "emulation": "paced".'
+    "{network} is only approximated on this machine: {reason}. Each operation of Gossamer is delayed by its time on "
+    'the network; connections, queues and other traffic are not. The record has "emulation": "paced".'
 )
 
 NO_HOSTS = (
-    "cut and slow happen to the hosts of an emulated network, and this run has none. Add --network 100mbit; where "
-    "words are only paced there are no hosts either."
+    "the faults cut and slow affect hosts of an emulated network, and this run has none. Add --network 100mbit. With "
+    "a paced network there are no hosts either."
 )
 
 
 @dataclass
 class Emulation:
-    """One run's network. testbed: None where there is no network, or operations are only slowed down (paced)."""
+    """The network of one run. testbed: None without a network, or if operations are only delayed (paced)."""
 
     network: Network | None = None
     name: str | None = None
     testbed: EmulatedNetwork | None = None
-    began: float | None = None  # training, by time.monotonic()
+    began: float | None = None  # start of training, time.monotonic()
     cpu_seconds_before: float | None = None
 
     def place(self, job: Job) -> Job:
-        """The same job on the emulated hosts; rendezvous is at rank 0's."""
+        """The job on the emulated hosts. The rendezvous is at the host of rank 0."""
         if self.testbed is None:
             paced = {PACED: self.network.text} if self.network is not None else {}
             return replace(job, settings={**job.settings, **paced})
         settings = {
             "MASTER_ADDR": self.testbed.hosts[0].address,
             "MASTER_PORT": str(PORT),
-            "TORCHELASTIC_USE_AGENT_STORE": "False",  # that one is outside
+            "TORCHELASTIC_USE_AGENT_STORE": "False",  # the launcher's store is outside the emulated network
             LOG_LEVEL: QUIET,
             HEADER_BYTES: str(self.testbed.header_bytes),
         }
@@ -66,21 +66,21 @@ class Emulation:
         )
 
     def training_seconds(self, has_begun: bool) -> float | None:
-        """Since the first worker attached; None before."""
+        """Seconds since the first worker attached; None before."""
         if self.began is None and has_begun:
             self.began = time.monotonic()
             self.cpu_seconds_before = self.testbed.cpu_seconds() if self.testbed is not None else None
         return None if self.began is None else time.monotonic() - self.began
 
     def record(self) -> Record:
-        """The record's fields about the network, at its end."""
+        """Fields of the record about the network, at the end of the run."""
         if self.network is None:
             return NO_NETWORK
         described = {"network": self.network.text, "emulation": self.name}
         return described if self.testbed is None else described | {"lab": self._testbed_record(self.testbed)}
 
     def _testbed_record(self, testbed: EmulatedNetwork) -> Record:
-        """cpu_share: of one core, by the switch, while training; None where the kernel carries packets."""
+        """cpu_share: share of one core that the switch used while training; None if the kernel forwards packets."""
         spent, seconds = testbed.cpu_seconds(), self.training_seconds(False)
         share = None
         if spent is not None and self.cpu_seconds_before is not None and seconds:
@@ -89,7 +89,7 @@ class Emulation:
 
 
 def enter(network: Network | None, faults: Sequence[Fault]) -> EmulationPlan | None:
-    """Plan the emulation of `network`. Where that takes a user namespace, this process begins again inside one."""
+    """Plan the emulation of `network`. If it needs a user namespace, this process restarts itself inside one."""
     planned = plan(network) if network is not None else None
     if any(fault.needs_network for fault in faults) and (planned is None or planned.emulation == "paced"):
         raise EmulationError(NO_HOSTS)
@@ -97,7 +97,7 @@ def enter(network: Network | None, faults: Sequence[Fault]) -> EmulationPlan | N
         return planned
     if REENTERED in os.environ:
         raise EmulationError(
-            "inside its own user namespace this process may still not make network namespaces. Run as root."
+            "this process cannot create network namespaces, even in its own user namespace. Run as root."
         )
     os.environ |= {REENTERED: "1", LOG_LEVEL: QUIET}
     command = reentering([sys.executable, "-m", "gossamer", *sys.argv[1:]])
@@ -117,7 +117,7 @@ def emulate(network: Network | None, planned: EmulationPlan | None, note: Callab
 
 
 class RunFaultTarget:
-    """Makes faults happen to the emulated hosts and the workers of a run."""
+    """Applies faults to the emulated hosts and the workers of a run."""
 
     def __init__(self, testbed: EmulatedNetwork | None, directory: Path) -> None:
         self._testbed = testbed
@@ -148,7 +148,7 @@ class RunFaultTarget:
         self._signal(rank, signal.SIGKILL)
 
     def _signal(self, rank: int, number: signal.Signals) -> None:
-        """Signal a worker and its helpers, a process group, if it exists."""
+        """Signal the process group of a worker and its helpers, if it exists."""
         started = self._files.newest_start(rank)
         if started is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -156,5 +156,5 @@ class RunFaultTarget:
 
 
 def schedule(faults: Sequence[Fault], emulation: Emulation, directory: Path, note: Callable[[str], None]) -> Schedule:
-    """The schedule of this run's faults."""
+    """The schedule of the faults of this run."""
     return Schedule(faults, RunFaultTarget(emulation.testbed, directory), note)

@@ -1,4 +1,4 @@
-"""gossamer explain: the schedule, traffic, memory and step time of a recipe, before anything runs."""
+"""`gossamer explain`: schedule, traffic, memory and step time of a recipe, without training."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ COLORS = {"bright_black": TRAINS, "cyan": LEAVES + TRAVELS, "green": LANDS + AT_
 
 
 class _OptionsUntilScript(ScriptCommand):
-    """Options may stand on both sides of RECIPE; whatever follows SCRIPT is the script's."""
+    """Options are allowed before and after RECIPE; all words after SCRIPT belong to the script."""
 
     allow_interspersed_args = False
 
@@ -61,7 +61,7 @@ class _OptionsUntilScript(ScriptCommand):
 
 
 def _first_positional(args: list[str], start: int) -> int:
-    """Its place. Every option but the flags takes a value."""
+    """Index of the first positional argument from `start` on. Every option except the flags takes a value."""
     at = start
     while at < len(args) and args[at].startswith("-"):
         at += 1 if "=" in args[at] or args[at] in FLAGS else 2
@@ -72,24 +72,24 @@ def _first_positional(args: list[str], start: int) -> int:
 @click.argument("recipe")
 @click.argument("script", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
-@click.option("--workers", default=4, show_default=True, type=click.IntRange(min=1), help="How many take part.")
+@click.option("--workers", default=4, show_default=True, type=click.IntRange(min=1), help="Number of workers.")
 @click.option(
     "--parameters",
     type=click.IntRange(1, MOST_PARAMETERS),
-    help=f"Assume a model of this size, if no SCRIPT has one. [default: {ASSUMED_PARAMETERS}]",
+    help=f"Assume a model of this size if there is no SCRIPT. [default: {ASSUMED_PARAMETERS}]",
 )
-@click.option("--network", metavar="SPEC", help="Foretell a step's time there: 100mbit,20ms or a TOML file.")
+@click.option("--network", metavar="SPEC", help="Estimate the step time on it: 100mbit,20ms or a TOML file.")
 @click.option(
     "--step-seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="How long a worker computes in a step; with a SCRIPT, instead of timing it here.",
+    help="Compute time of a step on one worker; with a SCRIPT, replaces the measurement.",
 )
 @click.option(
     "--own-machines",
     is_flag=True,
     help="Each worker has a machine like this one.  [default: all share this one, as with gossamer run]",
 )
-@output_option("json", "Also write it here.")
+@output_option("json", "Also write the result as JSON.")
 def explain(
     recipe: str,
     script: Path | None,
@@ -101,11 +101,11 @@ def explain(
     own_machines: bool,
     json_file: Path | None,
 ) -> None:
-    """Show what RECIPE means, when it talks, what it sends, and what it remembers.
+    """Show the terms, schedule, traffic and memory of RECIPE.
 
-    SCRIPT is run with its ARGS until it calls gossamer.attach: its model is then priced, and nothing is sent. It also
-    makes some steps, alone, which say what line hides them; with --network their time on that network is foretold.
-    With a federated RECIPE, SCRIPT is one of `gossamer federate`, and --workers counts its clients.
+    SCRIPT runs with its ARGS until it calls gossamer.attach; then its model is priced, and nothing is sent. A few steps
+    of it are also timed alone: they give the link rate that hides communication and, with --network, the step time on
+    that network. With a federated RECIPE, SCRIPT is one of `gossamer federate`, and --workers counts its clients.
     """
     _refuse_contradictions(recipe, script, parameters, network, step_seconds)
     recipe = read_recipe(recipe)
@@ -151,23 +151,23 @@ def _refuse_contradictions(
 ) -> None:
     if script is not None and parameters is not None:
         raise click.UsageError(
-            "SCRIPT has a model, so --parameters would contradict it. Leave out one of the two: "
+            "SCRIPT has a model, so --parameters has no effect. Leave out one of the two: "
             f"gossamer explain '{recipe}' {script}"
         )
     if network is not None and script is None and step_seconds is None:
         raise click.UsageError(
-            "how long a worker computes in a step is not known, and the time of a step follows from it. Name a SCRIPT, "
-            f"or say it: gossamer explain '{recipe}' --network {network} --step-seconds 0.2"
+            "the step time on a network depends on the compute time of a step. Name a SCRIPT to measure it, or write "
+            f"it: gossamer explain '{recipe}' --network {network} --step-seconds 0.2"
         )
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What is known of a step's time."""
+    """Measured and estimated times of a step."""
 
     compute_seconds: float | None
-    foretold: StepTimeEstimate | None = None  # on the network, if there is one
-    unknown: str | None = None  # why a script's step could not be timed
+    foretold: StepTimeEstimate | None = None  # on the network; None without one
+    unknown: str | None = None  # why the step of the script could not be timed
 
 
 def _step(
@@ -180,20 +180,20 @@ def _step(
     step_seconds: float | None,
     own_machines: bool,
 ) -> _Step:
-    """As given, or as the script takes; on a network, foretold from that."""
-    there = read_network(network, workers) if network is not None else None  # first, since it may be misspelt
+    """Compute time as given or as measured with the script, and the step time estimated from it on the network."""
+    there = read_network(network, workers) if network is not None else None  # first, to report a wrong network at once
     copies = 1 if own_machines or there is None else workers
     if there is None or not is_predictable(recipe):
         if script is None or step_seconds is not None:
             return _Step(step_seconds)
-        try:  # how long it computes does not depend on the recipe
+        try:  # the compute time does not depend on the recipe
             return _Step(profile_script(script, arguments, resolve(None), workers, copies).compute_seconds)
         except ProfileError as error:
             return _Step(None, unknown=str(error))
     if step_seconds is not None:
         measured = assume_profile(model, recipe, step_seconds, workers)
     else:
-        assert script is not None  # or the options would have been refused
+        assert script is not None  # checked by _refuse_contradictions
         measured = profile_script(script, arguments, recipe, workers, copies)
     return _Step(measured.compute_seconds, estimate_step_time(recipe, measured, there, workers))
 
@@ -208,10 +208,10 @@ def _model(
 
 
 def _choice_lines(recipe: str) -> Iterator[str]:
-    """What a recipe that is chosen while training is chosen from; what follows it is of the first one."""
+    """Candidates of a recipe that is chosen while training. The lines after them describe the first one."""
     if (auto := automatic(recipe)) is not None:
         yield from ladder_text(auto)
-        yield "\nIt begins with:"
+        yield "\nThe first recipe:"
 
 
 def _lines(recipe: Recipe, model: str, traffic: TrafficEstimate) -> Iterator[str]:
@@ -233,7 +233,7 @@ def _lines(recipe: Recipe, model: str, traffic: TrafficEstimate) -> Iterator[str
     each = "   in every backward pass" * (traffic.passes > 1)
     yield f"  {'dense float32 ring':<28}{traffic.dense_bytes_sent:>20,.0f}{each}"
     yield ""
-    yield "Between steps each worker remembers, in bytes:"
+    yield "State of each worker between steps, in bytes:"
     yield f"  {'residuals':<28}{traffic.residual_bytes:>20,}"
     yield f"  {'other state':<28}{traffic.other_state_bytes:>20,}"
     if traffic.strategy_bytes:
@@ -241,7 +241,7 @@ def _lines(recipe: Recipe, model: str, traffic: TrafficEstimate) -> Iterator[str
 
 
 def _measured_lines(recipe: Recipe, workers: int) -> Iterator[str]:
-    """The share of the benefit of communication that the recipe kept where it was measured."""
+    """Measured retained benefit of communication of the recipe."""
     measured = retained_benefit.measured_share(recipe, workers)
     if measured is None:
         return
@@ -249,28 +249,28 @@ def _measured_lines(recipe: Recipe, workers: int) -> Iterator[str]:
     yield f"Retained benefit of communication, measured on {measured.task} with {measured.optimizer}:"
     yield f"  {retained_benefit.text(measured.share)}; lock step 100 %, training alone 0 %: docs/benchmarks/ladder.md"
     if measured.is_low and (better := retained_benefit.better_share(measured)) is not None:
-        yield f"  warning: less than half. For as few bytes or fewer, {better.recipe}"
+        yield f"  warning: less than half. With at most as many bytes: {better.recipe}"
         yield f"  kept {retained_benefit.text(better.share)}"
 
 
 def _hiding_lines(recipe: Recipe, traffic: TrafficEstimate, step: _Step) -> Iterator[str]:
-    """The rate that a worker's line needs so that sending hides behind computing."""
+    """Link rate of a worker at which communication is hidden behind computation."""
     if not traffic.bytes_sent:
         return
     yield ""
     if step.compute_seconds is None:
-        yield f"To hide, the {8 * traffic.bytes_sent_per_pass:,.0f} bits of a backward pass have to leave while a step"
-        yield "computes. For the rate that this takes, name a SCRIPT, or say the time: --step-seconds 0.2"
+        yield f"To hide communication, the {8 * traffic.bytes_sent_per_pass:,.0f} bits of a backward pass must be sent"
+        yield "while a step computes. For the required rate, name a SCRIPT or the compute time: --step-seconds 0.2"
         if step.unknown is not None:
             yield f"({step.unknown})"
         return
     computing = seconds_text(step.compute_seconds)
-    yield f"To hide behind the {computing} that a step computes, each worker has to send at least:"
+    yield f"To hide communication behind the {computing} of computation per step, each worker must send at least:"
     for name, rate in _rates_to_hide(traffic, step.compute_seconds).items():
         yield f"  {name:<28}{rate_text(rate):>20}"
     stage = recipe.strategy.steady_stage
     if isinstance(stage, AveragingStage) and not stage.schedule.delay:
-        yield "on average: its rounds come all at once, and without a delay workers wait for each, over any line"
+        yield "on average. Without a delay, workers wait for each whole round at any link rate"
 
 
 def _rates_to_hide(traffic: TrafficEstimate, compute_seconds: float) -> dict[str, float]:
@@ -279,15 +279,15 @@ def _rates_to_hide(traffic: TrafficEstimate, compute_seconds: float) -> dict[str
 
 
 def _cycle(traffic: TrafficEstimate) -> str:
-    """The period that the bytes are counted over."""
+    """The period in which the bytes are counted."""
     if traffic.steps > 1:
         return f"One period of {traffic.passes:,} steps"
     return "One step" if traffic.passes == 1 else f"One exchange of {traffic.passes:,} backward passes"
 
 
 def _batch(recipe: Recipe, workers: int) -> str:
-    """How many samples a step of the optimizer sees, at first."""
-    stage, loop = recipe.strategy.stages[0], "the batch your loop draws on each"
+    """Samples per optimizer step, at first."""
+    stage, loop = recipe.strategy.stages[0], "your loop's batch size on each"
     if isinstance(stage, GradientStage) and stage.batches is not None:
         return f"{stage.batches} backward passes x {loop}, shared among {workers} workers"
     if isinstance(stage, AveragingStage) and stage.per_site is not None:
@@ -298,7 +298,7 @@ def _batch(recipe: Recipe, workers: int) -> str:
 
 
 def _batches(recipe: Recipe, workers: int) -> int:
-    """How many of the loop's batches one step of the optimizer sees, at first."""
+    """Number of the loop's batches per optimizer step, at first."""
     stage = recipe.strategy.stages[0]
     if isinstance(stage, GradientStage) and stage.batches is not None:
         return stage.batches
@@ -306,16 +306,16 @@ def _batches(recipe: Recipe, workers: int) -> int:
 
 
 def _rate_lines(batches: int) -> Iterator[str]:
-    """Learning rate rules for larger batches; none is applied here."""
+    """Learning rate rules for larger batches. None of them is applied here."""
     if batches > 1:
-        yield f"advice      for a batch {batches} times as large as one worker's, multiply its learning rate by"
+        yield f"advice      for a batch {batches}x as large as one worker's, multiply the learning rate by"
         yield f"            {batches} with SGD, warmed up over the first epochs (Goyal et al. 2017, arXiv:1706.02677),"
         yield f"            {batches**0.5:.3g} with Adam and its kin (Malladi et al. 2022, NeurIPS, arXiv:2205.10287)"
 
 
 def _schedule_lines(strategy: Strategy) -> Iterator[str]:
-    """One line where every backward pass is alike, a drawing for what is not."""
-    at_once = "gradients leave within every backward pass, and are averaged when it returns"
+    """One line if all backward passes are alike, else a drawing of the schedule."""
+    at_once = "gradients are sent during every backward pass, and are averaged when it returns"
     *_, lasting = stages = strategy.stages
     if len(stages) > 1:
         yield f"schedule    until backward pass {lasting.start:,} {at_once}"
@@ -328,17 +328,17 @@ def _schedule_lines(strategy: Strategy) -> Iterator[str]:
     column = "one" if drawing.passes_per_column == 1 else f"{drawing.passes_per_column:,}"
     width = max(len(name) for name, _ in drawing.rows)
     yield ""
-    yield f"Backward passes{f' after {lasting.start:,}' * (lasting.start > 0)}, {column} in a column:"
+    yield f"Backward passes{f' after {lasting.start:,}' * (lasting.start > 0)}, {column} per column:"
     yield f"  {'':<{width}}  {drawing.axis}"
     for name, marks in drawing.rows:
         yield f"  {name:<{width}}  {_colored(marks)}".rstrip()
     if drawing.hidden_rows:
-        yield f"  and {drawing.hidden_rows:,} more in the same manner"
+        yield f"  and {drawing.hidden_rows:,} more in the same way"
     yield f"  {_colored(drawing.legend)}"
 
 
 def _colored(text: str) -> str:
-    """Marks stand out where a terminal shows colours; click takes them away elsewhere."""
+    """Color the marks; click removes colors without a terminal."""
     for color, marks in COLORS.items():
         text = re.sub(f"([{marks}]+)", click.style(r"\1", fg=color), text)
     return text
@@ -347,19 +347,19 @@ def _colored(text: str) -> str:
 def _time_lines(traffic: TrafficEstimate, foretold: StepTimeEstimate) -> Iterator[str]:
     inputs = foretold.inputs
     copies = inputs["copies_measured_side_by_side"]
-    computing = f"measured in {copies} at once on this machine" if copies else "as given; compressing measured here"
+    computing = f"measured in {copies} processes at once here" if copies else "as given; compressing measured here"
     yield ""
     what = "A step takes, on average over a period" if traffic.steps > 1 else f"{_cycle(traffic)} takes"
-    by = "" if inputs["collective"] == AUTO else f", means by {inputs['collective']}"
-    yield f"{what}, in seconds, foretold for {inputs['network']}{by}:"
+    by = "" if inputs["collective"] == AUTO else f", all-reduce by {inputs['collective']}"
+    yield f"{what}, in seconds, estimated for {inputs['network']}{by}:"
     yield f"  {'computing':<28}{foretold.computing_seconds:>20.4f}   {computing}"
     yield f"  {'waiting':<28}{foretold.waiting_seconds:>20.4f}   {foretold.waiting_share:.1%} of the step"
     yield f"  {'total':<28}{foretold.step_seconds:>20.4f}   {foretold}"
     if foretold.interval is not None:
-        of = foretold.interval.kind.replace("all", "all kinds, since too few were like this one")
-        yield f"as wide as the errors of {foretold.interval.pairs} past forecasts were ({of})"
+        of = foretold.interval.kind.replace("all", "all kinds, since too few were of this kind")
+        yield f"from the errors of {foretold.interval.pairs} earlier estimates ({of})"
     yield (
-        f"beside or after computing: {foretold.wire_seconds:.4f} waiting for answers, "
+        f"during or after computation: {foretold.wire_seconds:.4f} on the network, "
         f"{foretold.codec_seconds:.4f} compressing "
         f"{inputs['buckets']} bucket{'s' * (inputs['buckets'] != 1)}"
     )
@@ -368,7 +368,7 @@ def _time_lines(traffic: TrafficEstimate, foretold: StepTimeEstimate) -> Iterato
 
 
 def _table(traffic: TrafficEstimate) -> Iterator[tuple[str, str, float]]:
-    """(where, operation, bytes); buckets that send the same share their lines."""
+    """(bucket, operation, bytes) of each operation. Buckets that send the same share their lines."""
     for ops, count in Counter(traffic.buckets).items():
         where = f"bucket {traffic.buckets.index(ops)}" if count == 1 else f"{count} buckets, each"
         for op in ops:
@@ -380,7 +380,7 @@ def _table(traffic: TrafficEstimate) -> Iterator[tuple[str, str, float]]:
 
 def _comparison(traffic: TrafficEstimate) -> str:
     if traffic.share_of_dense is None:
-        return "   a world of one sends nothing"
+        return "   a single worker sends nothing"
     return f"   {traffic.share_of_dense:.2%} of the ring's"
 
 

@@ -1,4 +1,4 @@
-"""Explanation of federated recipes: what a round sends, and what devices and the server remember."""
+"""Explanation of federated recipes: bytes per round, and state of the devices and the server."""
 
 from __future__ import annotations
 
@@ -22,19 +22,30 @@ from gossamer.federated.model_state import ModelState
 from gossamer.federated.round_forecast import RoundForecast, forecast_round
 from gossamer.plan.profile.synthetic_shapes import assumed_shapes
 
-RECIPE = "GOSSAMER_RECIPE"  # what a session takes in place of a script's own
+RECIPE = "GOSSAMER_RECIPE"  # overrides the recipe of a script
 NO_STEP_TIME = (
-    "a federation has no step whose time could be foretold: devices compute and send at their own speeds. Leave "
-    "--network, --step-seconds and --own-machines out; `gossamer federate` tells virtual seconds of a whole training."
+    "a federation has no step time to estimate: devices compute and send at their own speeds. Leave out --network, "
+    "--step-seconds and --own-machines; `gossamer federate` reports the virtual seconds of a whole training."
 )
 
 
 def explain_federated(
     recipe: Recipe, script: Path | None, arguments: Sequence[str], parameters: int, clients: int
 ) -> tuple[list[str], dict[str, Any]]:
-    """Lines to print and a record of them. SCRIPT is one of `gossamer federate`: its model is made, nothing is trained.
+    """Explain one round of a federated recipe. The script of `gossamer federate` makes its model; nothing is trained.
 
-    Raises GossamerError.
+    Args:
+        recipe: with a federated strategy.
+        script: script of `gossamer federate`; None for assumed shapes.
+        arguments: of the script.
+        parameters: size of the assumed model without a script.
+        clients: number of devices in the federation.
+
+    Returns:
+        Lines to print, and a record of them.
+
+    Raises:
+        GossamerError: the recipe cannot be priced, or the script does not define a model.
     """
     strategy = recipe.strategy
     assert isinstance(strategy, FederatedStrategy)
@@ -46,12 +57,12 @@ def explain_federated(
     try:
         found = forecast_round(recipe, layout, dtype, clients)
     except ImportError as error:
-        raise RecipeError(f"what this recipe costs cannot be told without {error.name}: {error}") from error
+        raise RecipeError(f"the cost of this recipe cannot be computed without {error.name}: {error}") from error
     return list(_lines(recipe, strategy, model, found)), _record(recipe, model, found)
 
 
 def _model(recipe: Recipe, script: Path, arguments: Sequence[str]) -> nn.Module:
-    """A script that attaches a session instead is refused there, before it trains."""
+    """Model of the script. A script that attaches a session raises at attach, before it trains."""
     before = os.environ.get(RECIPE)
     os.environ[RECIPE] = repr(recipe)
     try:
@@ -71,21 +82,21 @@ def _lines(recipe: Recipe, strategy: FederatedStrategy, model: str, found: Round
     yield f"round       {_round(strategy, found)}"
     yield f"training    {_training(strategy)}"
     yield ""
-    yield "A round sends, in bytes:"
+    yield "Bytes sent per round:"
     yield f"  {'':<28}{'a device':>20}{'the server':>20}"
     yield f"  {'up':<28}{found.up_bytes:>20,}{found.server_up_bytes:>20,}{_masks(found)}"
     yield f"  {'down':<28}{found.down_bytes:>20,.0f}{found.server_down_bytes:>20,.0f}{_pulled(found)}"
     both = found.up_bytes + found.down_bytes
     share = f"   {both / found.dense_bytes:.2%} of FedAvg() without compression"
     yield f"  {'both':<28}{both:>20,.0f}{found.cohort * both:>20,.0f}{share}"
-    yield f"and {found.whole_bytes:,} down to a device that holds no version yet."
+    yield f"and {found.whole_bytes:,} down to a device that has no version yet."
     yield ""
-    yield "Between rounds they remember, in bytes:"
-    yield f"  {'a device':<28}{found.device_bytes:>20,}   of these residuals {found.residual_bytes:,}"
+    yield "State between rounds, in bytes:"
+    yield f"  {'a device':<28}{found.device_bytes:>20,}   including residuals {found.residual_bytes:,}"
     yield f"  {'the server, in a round':<28}{found.server_bytes:>20,}{_kept(strategy)}"
     if found.epsilon and strategy.privacy is not None:
         yield ""
-        yield f"Privacy: epsilon, for delta {strategy.privacy.delta:g}, that it will cost:"
+        yield f"Privacy budget: epsilon for delta {strategy.privacy.delta:g}:"
         for rounds, epsilon in found.epsilon:
             yield f"  {f'after {rounds:,} rounds':<28}{epsilon:>20.3f}"
 
@@ -93,28 +104,28 @@ def _lines(recipe: Recipe, strategy: FederatedStrategy, model: str, found: Round
 def _round(strategy: FederatedStrategy, found: RoundForecast) -> str:
     if strategy.asynchronous:
         training = strategy.cohort(found.clients)
-        return f"{training:,} devices train at any time, and every {found.cohort:,} contributions make a version"
-    return f"{found.cohort:,} of {found.clients:,} devices train, and a version is made of what they report"
+        return f"{training:,} devices train concurrently; every {found.cohort:,} contributions make a version"
+    return f"{found.cohort:,} of {found.clients:,} devices train, and their contributions make a version"
 
 
 def _training(strategy: FederatedStrategy) -> str:
     if strategy.epochs is None:
-        return f"{strategy.local_steps:,} steps a round, of the loop in your script"
-    return f"{strategy.epochs:,} pass{'es' * (strategy.epochs > 1)} over the device's data a round, by your own loop"
+        return f"{strategy.local_steps:,} steps per round, in your script's loop"
+    return f"{strategy.epochs:,} pass{'es' * (strategy.epochs > 1)} over the device's data per round, by your loop"
 
 
 def _masks(found: RoundForecast) -> str:
-    return "   under masks; keys and shares come beside" if found.masks else ""
+    return "   masked; keys and shares are additional" if found.masks else ""
 
 
 def _pulled(found: RoundForecast) -> str:
     if found.link_bytes is None:
-        return "   the parameters as they are; pull=Int8() sends differences"
+        return "   the whole parameters; pull=Int8() sends differences"
     return f"   {found.link_bytes:,} for each version since its last, on average"
 
 
 def _kept(strategy: FederatedStrategy) -> str:
-    return "" if strategy.aggregator.is_linear else f"   with all contributions, for {strategy.aggregator!r}"
+    return "" if strategy.aggregator.is_linear else f"   including all contributions, for {strategy.aggregator!r}"
 
 
 def _record(recipe: Recipe, model: str, found: RoundForecast) -> dict[str, Any]:

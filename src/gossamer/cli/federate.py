@@ -1,4 +1,4 @@
-"""`gossamer federate`: simulates a federation on this machine; `serve` and `join` are one over real connections."""
+"""`gossamer federate`: simulates a federation on this machine. `serve` and `join` run one over real connections."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.record import write
 from gossamer.version import __version__
 
-WIDTH = 140  # of a table that goes into a file
-TOLD_EVERY_SECONDS = 10.0  # where there is no terminal
+WIDTH = 140  # columns of a table in a file
+TOLD_EVERY_SECONDS = 10.0  # without a terminal
 INTERRUPTED = 130
 COLUMNS = ("rounds", "virtual time", "up a round", "down a round", "up in all", "down in all", "seconds a round")
 SIMULATE = "simulate"
@@ -34,7 +34,7 @@ Tell = Callable[[int, str], None]
 
 
 class FederateGroup(click.Group):
-    """A group whose first argument may be left out: a script is simulated."""
+    """A group with a default command: a script as the first argument is simulated."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(context, self.with_command(context, args))
@@ -56,10 +56,10 @@ class FederateGroup(click.Group):
 
 @click.group("federate", cls=FederateGroup)
 def federate_command() -> None:
-    """Train on devices that keep their data: `gossamer federate SCRIPT ...` simulates them all on this machine.
+    """Train on devices that keep their data: `gossamer federate SCRIPT ...` simulates all of them on this machine.
 
-    SCRIPT marks its functions: @gossamer.federated.model, @gossamer.federated.client and perhaps
-    @gossamer.federated.evaluate. The same script runs on real devices, by `serve` and `join`.
+    SCRIPT marks its functions with @gossamer.federated.model, @gossamer.federated.client and optionally
+    @gossamer.federated.evaluate. On real devices, run the same script with `serve` and `join`.
     """
 
 
@@ -70,25 +70,29 @@ def federate_command() -> None:
     "--profiles",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE.toml",
-    help="Speed, link and hours of devices.  [default: always there, on an instant network]",
+    help="Speed, link and hours of devices.  [default: always available, on an instant network]",
 )
 @click.option(
     "--states",
     type=click.Path(file_okay=False, path_type=Path),
-    help="An empty folder for what devices keep between rounds.  [default: a temporary one]",
+    help="An empty folder for the devices' state between rounds.  [default: a temporary one]",
 )
 @click.option(
     "--engine",
     type=click.Choice(["local", "ray"]),
     default="local",
     show_default=True,
-    help="Who trains: this process, or tasks of Ray.",
+    help="Train in this process, or in tasks of Ray.",
 )
 @click.option(
-    "--threads", type=click.IntRange(1), default=1, show_default=True, help="Of torch; more for large models only."
+    "--threads",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Threads of torch; more help large models only.",
 )
 @save_option
-@output_option("json", "Write the record there.")
+@output_option("json", "Write the record as JSON.")
 def simulate_command(
     script: Path,
     arguments: tuple[str, ...],
@@ -100,7 +104,7 @@ def simulate_command(
     save_file: Path | None,
     json_file: Path | None,
 ) -> None:
-    """Simulate a federation: training and bytes are real, time is virtual. What follows `--` belongs to SCRIPT."""
+    """Simulate a federation: training and bytes are real, time is virtual. SCRIPT receives the words after `--`."""
     from gossamer.federated.client.functions import load_script
     from gossamer.federated.population import read_profiles
     from gossamer.federated.virtual.simulate import Simulation
@@ -121,7 +125,7 @@ def simulate_command(
             with _bar(plan.rounds) as tell:
                 simulation.on_round = lambda record: tell(record.version, _standing(run, plan.until))
                 simulation.run()
-        finally:  # also of a federation that failed
+        finally:  # also after a failure
             _show(run)
             if save_file is not None and run.rounds:
                 say(f"gossamer: {saved(run.model, save_file)}")
@@ -134,27 +138,27 @@ def simulate_command(
                 }
                 write(json_file, {**about, "real_seconds": time.perf_counter() - began, **run.record()})
     if run.ended == "interrupted":
-        say(f"gossamer: interrupted after {len(run.rounds)} of {plan.rounds} rounds; what there is stands above")
+        say(f"gossamer: interrupted after {len(run.rounds)} of {plan.rounds} rounds; their results are above")
         raise SystemExit(INTERRUPTED)
 
 
 def foretold(simulation: Any, clients: int, rounds: int) -> str:
-    """What is about to be run, and what it takes."""
+    """Size and cost of the simulation, before it starts."""
     return (
-        f"{clients:,} devices, {simulation.cohort:,} a round, {rounds:,} rounds; {simulation.parameters:,} numbers "
-        f"in the model; devices train {simulation.training.description}; about "
-        f"{bytes_text(simulation.memory_bytes)} of memory beside the script's own"
+        f"{clients:,} devices, {simulation.cohort:,} per round, {rounds:,} rounds; {simulation.parameters:,} "
+        f"parameters; devices train {simulation.training.description}; about "
+        f"{bytes_text(simulation.memory_bytes)} of memory in addition to the script's own"
     )
 
 
 def peak_memory_bytes() -> int:
-    """The most that this process held."""
+    """Peak resident memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 @contextmanager
 def _bar(rounds: int) -> Iterator[Tell]:
-    """A bar of rounds with a sentence beside it; without a terminal, a line now and then."""
+    """A progress bar of rounds with a sentence; without a terminal, a line now and then."""
     aside = SafeConsole(stderr=True, highlight=False)
     if not aside.is_terminal:
         with progress("", TOLD_EVERY_SECONDS) as told:
@@ -176,7 +180,7 @@ def _standing(run: Any, until: str | None) -> str:
 
 
 def _show(run: Any) -> None:
-    """The end, as a table and a line of metrics."""
+    """The result: a table, then remarks."""
     count = max(len(run.rounds), 1)
     known: dict[str, float] = run.rounds[-1].all_metrics if run.rounds else {}
     shown = table((*COLUMNS, *known), left=())
@@ -205,5 +209,5 @@ def _remarks(run: Any) -> Sequence[str]:
         lines.append(f"{refused} contributions were refused, such as: {why}")
     if run.failures:
         client, why = next(iter(run.failures.items()))
-        lines.append(f"{len(run.failures)} devices gave up for good, such as client {client}: {why}")
+        lines.append(f"{len(run.failures)} devices failed permanently, such as client {client}: {why}")
     return lines

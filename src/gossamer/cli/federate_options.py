@@ -1,4 +1,4 @@
-"""Options of `gossamer federate` that simulated and served federations have alike, and what follows from them."""
+"""Options that simulated and served federations of `gossamer federate` share, and their checks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from gossamer.federated.server.selection import SelectionPolicy
 
 Command = Callable[..., Any]
-SELECTIONS = ("uniform", "least-trained", "power-of-choice", "within-deadline")  # without waiting for imports
+SELECTIONS = ("uniform", "least-trained", "power-of-choice", "within-deadline")  # a literal, to avoid slow imports
 
 
 @dataclass(frozen=True, kw_only=True)
 class FederationPlan:
-    """What a federation is to do, by the names of `simulate`'s arguments and of FederationSettings."""
+    """Settings of a federation, named as the arguments of `simulate` and of FederationSettings."""
 
     recipe: str
     clients: int
@@ -42,7 +42,7 @@ class FederationPlan:
 
     @property
     def given(self) -> dict[str, Any]:
-        """All of it but what was left out. Raises ValueError for a selection that goes by what was."""
+        """The settings that were given. Raises ValueError for a selection that needs one that was not given."""
         found = {name: value for name, value in vars(self).items() if value is not None}
         return found | {"selection": self._policy()}
 
@@ -62,12 +62,12 @@ def check_until(context: click.Context, option: click.Parameter, text: str | Non
 
 
 def read_config(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, Scalar]:
-    """Values by name, of KEY=VALUE."""
+    """Read KEY=VALUE options into a dictionary."""
     found: dict[str, Scalar] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not key or not equals:
-            raise click.BadParameter(f"{text!r} names no value: write KEY=VALUE, such as rate=0.1")
+            raise click.BadParameter(f"{text!r} has no value: write KEY=VALUE, such as rate=0.1")
         found[key] = _value(value)
     return found
 
@@ -90,67 +90,67 @@ PLAN_OPTIONS = (
         "--recipe",
         required=True,
         callback=check_recipe,
-        help="How devices train and talk; real ones learn it from the server.",
+        help="Federated recipe; real devices receive it from the server.",
     ),
-    click.option("--clients", type=click.IntRange(1), required=True, help="Devices of the whole federation."),
-    click.option("--rounds", type=click.IntRange(1), required=True, help="Versions to make."),
+    click.option("--clients", type=click.IntRange(1), required=True, help="Number of devices in the federation."),
+    click.option("--rounds", type=click.IntRange(1), required=True, help="Number of rounds."),
     click.option(
-        "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of selection, rounding and devices."
+        "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of selection, rounding and devices."
     ),
-    click.option("--until", callback=check_until, metavar='"accuracy>0.95"', help="End there, if not before."),
+    click.option("--until", callback=check_until, metavar='"accuracy>0.95"', help="End at this target."),
     click.option(
         "--config",
         multiple=True,
         callback=read_config,
         metavar="KEY=VALUE",
-        help="A number, true, false or text that every device finds in round.config; may be given several times.",
+        help="Entry of round.config on every device: a number, true, false or text; may be repeated.",
     ),
     click.option(
         "--round-seconds",
         type=click.FloatRange(0, min_open=True),
-        help="A round goes on then without those who have not reported; with FedBuff() a device's task ends.  "
-        "[default: 600 where devices are real, none where they are simulated]",
+        help="Deadline of a round, which continues without missing reports; with FedBuff() that of a device's task.  "
+        "[default: 600 for real devices, none for simulated ones]",
     ),
     click.option(
         "--gather-seconds",
         type=click.FloatRange(0, min_open=True),
-        help="A round begins then with those that are there, if these are --fewest.  [default: 600 where devices are "
-        "real, none where they are simulated]",
+        help="Time to wait for devices; then a round begins with --fewest devices or more.  [default: 600 for real "
+        "devices, none for simulated ones]",
     ),
     click.option(
         "--over-selection",
         type=click.FloatRange(0),
         default=0.0,
         show_default=True,
-        help="Share of devices chosen beyond the cohort, of whom the slowest are not waited for.",
+        help="Share of additional devices per round; the slowest reports are not waited for.",
     ),
     click.option(
         "--fewest",
         type=click.IntRange(1),
         default=1,
         show_default=True,
-        help="Devices with which a late round begins, and reports of which a version is made at its deadline.",
+        help="Minimum of devices to begin a late round, and of reports to make a version at the deadline.",
     ),
     click.option(
         "--late",
         type=click.Choice(["drop", "count"]),
         default="drop",
         show_default=True,
-        help="What becomes of reports after their round: nothing, or a part of the next version, of less weight.",
+        help="Reports after the end of their round: discard them, or count them in the next version with less weight.",
     ),
     click.option(
         "--selection",
         type=click.Choice(SELECTIONS),
         default=SELECTIONS[0],
         show_default=True,
-        help="Who trains next of those that wait: any; those that were counted least often; those with the largest of "
-        "the last losses; or those that were done before --round-seconds the last time.",
+        help="Order of the waiting devices: random; fewest counted reports first; largest recent loss first; or only "
+        "devices that met --round-seconds the last time.",
     ),
 )
 
 
 def plan_options(command: Command) -> Command:
-    """The options above, which the command takes as `plan`."""
+    """Add the options above, passed to the command as `plan`."""
 
     @wraps(command)
     def with_plan(**given: Any) -> Any:
@@ -167,11 +167,11 @@ def script_with_arguments(command: Command) -> Command:
     return click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))(command)
 
 
-save_option = output_option("save", "Write the last version's state_dict there, also after Ctrl-C, for torch.load.")
+save_option = output_option("save", "Write the state_dict of the last version for torch.load, also after Ctrl-C.")
 
 
 def saved(model: nn.Module, file: Path) -> str:
-    """Write a model; returns what to tell of it."""
+    """Write a model. Return a sentence about it."""
     from gossamer.federated.model_state import save_model
 
     try:

@@ -1,4 +1,4 @@
-"""`gossamer federate serve`, `join` and `enroll`: a federation's server and its devices, as processes anywhere."""
+"""`gossamer federate serve`, `join` and `enroll`: server and devices of a federation as separate processes."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from gossamer.federated.secure_aggregation.identities import IdentityRoster
 
 PORT = 29600
-LEAVE_SECONDS = 1.8  # after a signal, whatever the user's code does
+LEAVE_SECONDS = 1.8  # after a signal; then the process ends even if the user's code blocks
 INTERRUPTED = 130
 
 
 def _address(text: str, port: int | None) -> Address:
-    """Read ADDRESS:PORT, [ADDRESS]:PORT or, with a port to fall back on, ADDRESS."""
+    """Read ADDRESS:PORT, [ADDRESS]:PORT or, with a default port, ADDRESS."""
     host, colon, number = text.rpartition(":")
     if text.startswith("[") and text.endswith("]"):
         host, colon, number = text, "", ""
-    if not colon or (":" in host and not host.startswith("[")):  # no port, and perhaps a bare IPv6 address
+    if not colon or (":" in host and not host.startswith("[")):  # no port; it may be a bare IPv6 address
         host, number = text, "" if port is None else str(port)
     if not host or not number.isdecimal() or int(number) > 65535:
-        raise click.BadParameter(f"{text} is no address with a port. Write ADDRESS:PORT, such as 192.0.2.1:{PORT}")
+        raise click.BadParameter(f"{text} is not an address with a port. Write ADDRESS:PORT, such as 192.0.2.1:{PORT}")
     return host.strip("[]"), int(number)
 
 
@@ -52,14 +52,14 @@ def read_server(context: click.Context, option: click.Parameter, text: str) -> A
 
 
 def make_missing_token(context: click.Context, option: click.Parameter, path: Path) -> Path:
-    """The token file, which is made where there is none."""
+    """Path of the token file, which is created if it is missing."""
     try:
         if not path.exists():
             make_token(path)
-            say(f"Made {path}, by which devices prove that they belong to this federation: copy it to each.")
+            say(f"Created {path}, the secret by which devices authenticate: copy it to each device.")
         return check_token_file(path)
     except OSError as problem:
-        raise click.BadParameter(f"{path} cannot be made ({problem.strerror}). Name a file in a folder.") from None
+        raise click.BadParameter(f"{path} cannot be created ({problem.strerror}). Name another file.") from None
     except ConnectError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -69,15 +69,15 @@ tls_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     callback=check_certificates,
     metavar="DIRECTORY",
-    help="Encrypt by cert.pem, key.pem and ca.pem in it; servers and devices show certificates of one authority.",
+    help="Encrypt with cert.pem, key.pem and ca.pem of this folder, all signed by one authority.",
 )
 
 
 roster_option = click.option(
     "--roster",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Numbers and public keys of all devices, lines of `enroll`, the same file everywhere; for recipes with "
-    "secure=SecureAggregation().",
+    help="Numbers and public keys of all devices: the lines of `enroll`, the same file on server and devices; for "
+    "recipes with secure=SecureAggregation().",
 )
 
 
@@ -90,31 +90,31 @@ roster_option = click.option(
     show_default=True,
     callback=read_bind,
     metavar="ADDRESS[:PORT]",
-    help=f"Where to listen; other machines are served only where this says so. Port: {PORT}.",
+    help=f"Address to listen at; for other machines, not loopback. Default port: {PORT}.",
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     required=True,
     callback=make_missing_token,
-    help="The secret of server and devices, mode 0600; made where there is none.",
+    help="The secret of server and devices, mode 0600; created if missing.",
 )
 @tls_option
 @click.option(
     "--journal",
     type=click.Path(file_okay=False, path_type=Path),
-    help="A folder from which a server that was killed goes on.",
+    help="Folder from which a restarted server continues.",
 )
 @click.option(
     "--absent-seconds",
     type=click.FloatRange(0, min_open=True),
     default=300.0,
     show_default=True,
-    help="A device that sleeps or is disconnected keeps its task for so long.",
+    help="Time for which a sleeping or disconnected device keeps its task.",
 )
 @roster_option
 @save_option
-@output_option("json", "Write the federation's record there.")
+@output_option("json", "Write the federation's record as JSON.")
 def serve_command(
     script: Path,
     arguments: tuple[str, ...],
@@ -130,9 +130,9 @@ def serve_command(
 ) -> None:
     """Serve a federation to devices that join.
 
-    SCRIPT marks a model, a client function and perhaps an evaluation; see `gossamer federate`. Devices connect to this
-    process, and it never connects to them. Ctrl-C and SIGTERM end it between two messages; with --journal the same
-    command goes on from there, also after kill -9.
+    SCRIPT defines a model, a client function and optionally an evaluation; see `gossamer federate`. Devices connect to
+    this process; it opens no connections. Ctrl-C and SIGTERM end it between two messages. With --journal the same
+    command continues from there, also after kill -9.
     """
     from gossamer.federated.client.functions import load_script
     from gossamer.federated.deployment.reception import Patience
@@ -159,7 +159,7 @@ def serve_command(
         raise click.ClickException(str(error)) from error
     host, port = server.address
     if server.resumed:
-        echo(f"going on from version {server.rounds.model.version} of {plan.rounds}, as {journal} says")
+        echo(f"continuing from version {server.rounds.model.version} of {plan.rounds}, from {journal}")
     echo(f"serving {plan.clients} clients at {host}:{port}; devices join by:")
     also = {"--tls DIRECTORY": tls, "--roster FILE --identity FILE": roster, shlex.join(("--", *arguments)): arguments}
     words = [f"--server {'ADDRESS' if host in ('0.0.0.0', '::') else host}:{port}", f"--token-file {token_file.name}"]
@@ -168,14 +168,14 @@ def serve_command(
     try:
         with _stopping(server.stop):
             ended = server.run()
-    finally:  # also of a federation that failed
+    finally:  # also after a failure
         version = server.rounds.model.version
         if save_file is not None and version:
             echo(saved(server.model(), save_file))
         if json_file is not None:
             server.record(json_file)
     if ended == "finished":
-        echo(f"all {plan.rounds} rounds are made")
+        echo(f"all {plan.rounds} rounds are complete")
         return
     if ended != "stopped":
         echo(f"ended at version {version} of {plan.rounds}: {server.why}")
@@ -186,15 +186,15 @@ def serve_command(
 
 def _how_to_go_on(journal: Path | None, save_file: Path | None) -> str:
     if journal is not None:
-        return f"start the same command again: it goes on from {journal}"
+        return f"start the same command again: it continues from {journal}"
     if save_file is not None:
-        return "the same command would begin anew, since there was no --journal"
-    return "nothing was kept, since there was no --journal; what devices learned in these rounds is lost"
+        return "without --journal, the same command begins again from the start"
+    return "without --journal nothing was kept, and the training of these rounds is lost"
 
 
 @click.command("join")
 @script_with_arguments
-@click.option("--server", required=True, callback=read_server, metavar="ADDRESS:PORT", help="Where to connect to.")
+@click.option("--server", required=True, callback=read_server, metavar="ADDRESS:PORT", help="Address of the server.")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
@@ -206,30 +206,30 @@ def _how_to_go_on(journal: Path | None, save_file: Path | None) -> str:
 @click.option(
     "--recipe",
     callback=check_recipe,
-    help="Take part by this recipe only, whatever the server says.  [default: by the server's]",
+    help="The only recipe that this device accepts.  [default: the server's]",
 )
 @click.option(
     "--number",
     type=click.IntRange(0),
-    help="The client that this device is.  [default: the one of its identity in --roster, else any that is free]",
+    help="Client number of this device.  [default: that of its identity in --roster, else any free one]",
 )
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
-    help="A folder that makes a restarted process the same device, which goes on with what it was sending.",
+    help="Folder with the state of this device: a restarted process continues its unsent contribution.",
 )
 @roster_option
 @click.option(
     "--identity",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="This device's private key, as `enroll` wrote it; needed with --roster.",
+    help="This device's private key, written by `enroll`; needed with --roster.",
 )
 @click.option(
     "--give-up-seconds",
     type=click.FloatRange(0, min_open=True),
     default=3600.0,
     show_default=True,
-    help="Leave where the server does not answer for so long.",
+    help="Leave if the server does not answer for this long.",
 )
 def join_command(
     script: Path,
@@ -244,18 +244,18 @@ def join_command(
     identity: Path | None,
     give_up_seconds: float,
 ) -> None:
-    """Take part in a federation as one device.
+    """Join a federation as one device.
 
-    SCRIPT is the server's, with this device's data. The recipe comes from the server, and --recipe says which one this
-    device agrees to, so that no server can leave privacy or masks out. Connections are made from here
-    only, and again wherever they break. Ctrl-C and SIGTERM leave within 2 s; with --state the same command goes on.
+    SCRIPT is the server's, with this device's data. The server sends the recipe; --recipe restricts this device to one
+    recipe, so that a server cannot turn off privacy or masks. All connections are opened by this process, and reopened
+    when they break. Ctrl-C and SIGTERM leave within 2 s; with --state the same command continues.
     """
     from gossamer.federated.client.functions import load_script
     from gossamer.federated.deployment.device import DeviceOptions, FederationDevice
     from gossamer.federated.secure_aggregation.identities import Identity
 
     if (roster is None) != (identity is None):
-        raise click.UsageError("--roster and --identity go together: all devices' public keys, and this one's own")
+        raise click.UsageError("--roster (all public keys) and --identity (this device's key) are needed together")
     device = FederationDevice(
         load_script(script, arguments),
         server,
@@ -274,27 +274,27 @@ def join_command(
             counted = device.run()
     except KeyboardInterrupt:
         device.leave()
-        echo("left" + ("; start the same command again to go on" if state is not None else ""))
+        echo("left" + ("; start the same command again to continue" if state is not None else ""))
         sys.stdout.flush()
-        os._exit(INTERRUPTED)  # whatever threads the user's code has
+        os._exit(INTERRUPTED)  # even if threads of the user's code are running
     finally:
         device.close()
-    echo(f"the federation has ended; {counted} contributions of this start were counted")
+    echo(f"the federation has ended; {counted} contributions of this process were counted")
 
 
 @click.command("enroll")
-@click.option("--number", type=click.IntRange(0), required=True, help="The client that this device is to be.")
+@click.option("--number", type=click.IntRange(0), required=True, help="Client number of this device.")
 @click.option(
     "--identity",
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
     callback=check_parent,
-    help="Its private key, which never leaves it; made where there is none.",
+    help="File of its private key, which stays on this device; created if missing.",
 )
 def enroll_command(number: int, identity: Path) -> None:
-    """Print this device's line of the roster, its number and its public key.
+    """Print this device's line of the roster: its number and its public key.
 
-    The lines of all devices make one file, which is copied to the server and to every device: --roster FILE.
+    The lines of all devices make one file; copy it to the server and to every device: --roster FILE.
     """
     from gossamer.federated.secure_aggregation.identities import Identity, IdentityRoster
 
@@ -316,7 +316,7 @@ def _tls(folder: Path | None) -> Tls | None:
 
 @contextmanager
 def _stopping(stop: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM calls `stop`, the second ends this process at once."""
+    """Call `stop` on the first Ctrl-C or SIGTERM; the second one ends this process at once."""
 
     def told(number: int, frame: FrameType | None) -> None:
         stop()
@@ -328,9 +328,9 @@ def _stopping(stop: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _interrupting() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt here; a process that is still there soon after is ended.
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt in the block; if the process is still running soon after, it ends.
 
-    A signal is heard by a thread, too, as the user's code may be in a long call, or keep the exception to itself.
+    A thread receives the signal, too: the user's code may be in a long call, or catch the exception.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

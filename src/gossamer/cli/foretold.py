@@ -1,4 +1,4 @@
-"""Forecast of a run: what `gossamer explain --json` foretold, kept beside what the run then measures."""
+"""Estimate of a run: the output of `gossamer explain --json`, compared with the measured step time."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gossamer.base.json_text import read_json
 from gossamer.base.units import range_text, seconds_text, share_text
 
 if TYPE_CHECKING:
-    from gossamer.observe.record import Record  # which imports NumPy
+    from gossamer.observe.record import Record  # imports NumPy
 
-WRITE = "Write gossamer explain --network SPEC --json FILE RECIPE SCRIPT, and then --foretold FILE"
+WRITE = "Write gossamer explain --network SPEC --json FILE RECIPE SCRIPT, then `--foretold FILE`"
 
 Forecast = dict[str, Any]
 
 
 def read_forecast(path: Path | None) -> Forecast:
-    """Facts for a run's store, none without a path. Raises click.BadParameter where no seconds are foretold there."""
+    """Read the estimate for a run's store; empty without a path. Raises click.BadParameter if it has no step time."""
     if path is None:
         return {}
     try:
@@ -30,28 +30,30 @@ def read_forecast(path: Path | None) -> Forecast:
         made_for["network"] = told["foretold"] and str(told["foretold"]["inputs"]["network"])
         interval = _interval(told["foretold"] and told["foretold"].get("interval"))
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise click.BadParameter(f"{path} is no forecast ({problem or type(problem).__name__}). {WRITE}") from None
+        raise click.BadParameter(
+            f"{path} is not an estimate of `gossamer explain` ({problem or type(problem).__name__}). {WRITE}"
+        ) from None
     if not steps or not 0 < steps < float("inf"):
-        raise click.BadParameter(f"{path} foretells no step's seconds, for want of a network. {WRITE}")
+        raise click.BadParameter(f"{path} has no step time: it was written without --network. {WRITE}")
     return {"foretold_seconds_per_step": steps, "foretold_for": made_for, **interval}
 
 
 def _interval(told: Forecast | None) -> Forecast:
-    """None where an earlier version foretold one number alone."""
+    """The interval; empty in files of earlier versions, which have one number."""
     if not told:
         return {}
     numbers = {name: float(told[name]) for name in ("low_seconds", "high_seconds", "coverage")}
     if not 0 < numbers["low_seconds"] <= numbers["high_seconds"] < float("inf"):
-        raise ValueError(f"from {told['low_seconds']} to {told['high_seconds']} seconds is no interval")
+        raise ValueError(f"from {told['low_seconds']} to {told['high_seconds']} seconds is not an interval")
     return {"foretold_interval": numbers}
 
 
 def verdict(forecast: Forecast, record: Record) -> str | None:
-    """Whether the median step of a record lies where it was foretold; None where nothing was, or no step ended."""
+    """Compare the median step of a record with its estimate; None without an estimate or a step."""
     measured = record["seconds_per_step"]["median"]
     if not forecast or not measured:
         return None
-    said = f"A step took {seconds_text(measured)}; foretold: {seconds_text(forecast['foretold_seconds_per_step'])}"
+    said = f"A step took {seconds_text(measured)}; estimated: {seconds_text(forecast['foretold_seconds_per_step'])}"
     if (interval := forecast.get("foretold_interval")) is None:
         return f"{said}."
     low, high = interval["low_seconds"], interval["high_seconds"]
@@ -63,5 +65,5 @@ foretold_option = click.option(
     "--foretold",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="What `gossamer explain --json` foretold: `gossamer watch` shows it beside what is measured.",
+    help="File of `gossamer explain --json`: `gossamer watch` compares the step time with it.",
 )

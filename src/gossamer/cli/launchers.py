@@ -1,4 +1,4 @@
-"""Launchers of a run: with a fixed number of workers, with servers, elastic; and the checks of their options."""
+"""Launchers of a run: with a fixed number of workers, with servers, or elastic; and the checks of their options."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gossamer.plan.emulation.namespaces import DIRECTORY
 
 Start = Callable[..., Outcome]
 ONE_MACHINE = (
-    "--servers starts servers and workers on one machine, and {option} is for several. Leave out {option}; or leave "
-    "out --servers, so that every worker holds a part of the parameters: gossamer run --nnodes N --rendezvous "
+    "--servers starts servers and workers on one machine, and {option} is for several machines. Leave out {option}; or "
+    "leave out --servers, so that the parameters are sharded over the workers: gossamer run --nnodes N --rendezvous "
     "HOST:PORT SCRIPT"
 )
 
 
 def read_serving(servers: int, machines: Machines) -> Serving | None:
-    """The dedicated servers of a run, if it has any."""
+    """The dedicated servers of a run; None for a run without."""
     if servers == 0:
         return None
     for option, given in (("--nnodes", machines.nodes > 1), ("--rendezvous", machines.rendezvous is not None)):
@@ -42,16 +42,16 @@ def read_serving(servers: int, machines: Machines) -> Serving | None:
 
 
 def starter(job: Job, serving: Serving | None, emulation: Emulation, met: Met = nobody_asks) -> Start:
-    """The launcher of this job, on the emulation's hosts. Takes the remaining arguments of `launch`."""
+    """The launcher of this job, on the emulated hosts. It takes the remaining arguments of `launch`."""
     if serving is None:
         return partial(launch, emulation.place(job), met=met)
     return partial(launch_peers, emulation.place(job), place_servers(job, serving, emulation))
 
 
 def place_servers(job: Job, serving: Serving, emulation: Emulation) -> Serving:
-    """The same servers on the lab's hosts after the workers'. The first host has the store, too.
+    """The servers on the emulated hosts after those of the workers. The store is on the first server's host.
 
-    So the loss of a worker's host is the loss of a worker and no more.
+    So the loss of a worker's host loses that worker only.
     """
     if emulation.testbed is None:
         return serving
@@ -65,25 +65,25 @@ def place_servers(job: Job, serving: Serving, emulation: Emulation) -> Serving:
 
 
 NO_TOKEN = (
-    "--join takes the run's token, by which its workers know each other: copy the file that the first launcher names "
+    "--join needs the run's token, by which workers authenticate: copy the file that the first launcher names "
     "(mode 0600), and add --token-file FILE."
 )
 JOINED_RANGE = (
-    "--join adds workers to a run whose range is set already: write how many to start here, such as --workers "
-    "{initial}; `gossamer resize` changes the range."
+    "--join adds workers to a run that already has a range: write the number of workers to start here, such as "
+    "--workers {initial}; `gossamer resize` changes the range."
 )
 NO_MEETING = (
-    "{option} is for a fixed number of machines, which begin and end together. Machines of an elastic run come and go: "
-    "start the first with --workers {workers} --listen HOST:PORT, and the others with --join HOST:PORT."
+    "{option} is for a fixed number of machines. In an elastic run machines join and leave: start the first with "
+    "--workers {workers} --listen HOST:PORT, and the others with --join HOST:PORT."
 )
 SERVERS = (
-    "--servers is for a fixed number of workers, which are lost and come back one by one without more, and {elastic} "
-    "is for recipes in lock step. Leave out one of the two."
+    "--servers is for a fixed number of workers, which are already restarted one by one, and {elastic} is for recipes "
+    "in lock step. Leave out one of the two."
 )
-EMULATED = "--network emulates all hosts on this machine, and nobody from outside reaches them: leave out {option}."
+EMULATED = "--network emulates all hosts on this machine, and other machines cannot reach them: leave out {option}."
 PACED = (
-    "--network can only be approximate here ({reason}), and what workers of an elastic run say to each other is not "
-    "slowed then. Leave out --network, or run as root."
+    "--network can only be approximated here ({reason}), which does not slow the messages between workers of an "
+    "elastic run. Leave out --network, or run as root."
 )
 
 
@@ -97,10 +97,10 @@ def read_elasticity(
     servers: int,
     network_text: str | None,
 ) -> Elasticity | None:
-    """How workers of this run come and go; None where their number is fixed. Raises UsageError for what contradicts."""
+    """Elasticity of the run; None for a fixed number of workers. Raises UsageError for contradicting options."""
     if join is None and isinstance(workers, int):
         if listen is not None:
-            raise click.UsageError("--listen is where an elastic run is joined: add --workers MIN:MAX, such as 2:8.")
+            raise click.UsageError("--listen is for elastic runs: add --workers MIN:MAX, such as 2:8.")
         return None
     elastic = f"--workers {workers}" if join is None else "--join"
     if servers:
@@ -115,7 +115,7 @@ def read_elasticity(
         assert isinstance(workers, WorkerRange)
         return Elasticity(range=workers, listen=listen or (_address(machines.interface), 0))
     if listen is not None:
-        raise click.UsageError("--join goes to a coordinator that listens elsewhere: leave out --listen.")
+        raise click.UsageError("--join uses the coordinator of another launcher: leave out --listen.")
     if isinstance(workers, WorkerRange):
         raise click.UsageError(JOINED_RANGE.format(initial=workers.initial))
     if token_file is None:
@@ -126,8 +126,8 @@ def read_elasticity(
 def elastic_starter(
     job: Job, elasticity: Elasticity, emulation: Emulation, live: LiveView, others: MachineDesk | None
 ) -> Start:
-    """The launcher of this job, on the emulation's hosts, with its coordinator on the first. The live view follows
-    workers that come later, too; `others` hears other machines' launchers. Takes the remaining arguments of `launch`.
+    """The launcher of this job, on the emulated hosts, with its coordinator on the first one. It takes the remaining
+    arguments of `launch`. The live view follows workers that join later, too. others: serves other launchers.
     """
     if emulation.testbed is not None:
         first = emulation.testbed.hosts[0]
@@ -137,7 +137,7 @@ def elastic_starter(
 
 
 def check_emulation(elasticity: Elasticity | None, planned: EmulationPlan | None) -> None:
-    """Refuse an emulation that would slow nothing. Raises UsageError."""
+    """Refuse an emulation that would not slow the workers. Raises UsageError."""
     if elasticity is not None and planned is not None and planned.emulation == "paced":
         raise click.UsageError(PACED.format(reason=planned.reason))
 

@@ -1,4 +1,4 @@
-"""Folder of a run's logs: made, locked, and with a private directory in it while the run lasts."""
+"""Folder of a run's logs: created, locked, and with a private directory during the run."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from gossamer.launch import parent_watchdog
 from gossamer.observe.control_sequences import without_controls
 
 LOCK_FILE = ".lock"
-MOST_OWNER_BYTES = 300  # of a lock file, shown
+MOST_OWNER_BYTES = 300  # shown bytes of a lock file
 IN_USE = (
-    "{logs} is used by another run ({owner}): both would replace each other's record and store. Name another folder, "
-    "one for each launcher: write --logs DIRECTORY, or leave --logs out"
+    "{logs} is used by another run ({owner}): the runs would overwrite each other's record and store. Use another "
+    "folder for each launcher: write --logs DIRECTORY, or leave out --logs"
 )
 
 
 def next_logs() -> Path:
-    """Where a run that starts now would write its logs."""
+    """Default folder for the logs of a run that starts now."""
     return Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def new_logs() -> Path:
-    """Make a directory for this run's logs: runs/TIME, with a number where two runs start in the same second."""
+    """Create a folder for this run's logs: runs/TIME, with a number if two runs start in the same second."""
     stem = next_logs()
     names = [stem, *(stem.with_name(f"{stem.name}_{number}") for number in range(2, 100))]
     for name in names:
@@ -41,14 +41,14 @@ def new_logs() -> Path:
         except OSError as error:
             raise _nowhere(name, error) from error
         return name
-    raise click.ClickException(f"There are already {len(names)} directories like {stem}. Name another: --logs DIR")
+    raise click.ClickException(f"There are already {len(names)} directories like {stem}. Write --logs DIR")
 
 
 @contextmanager
 def private_directory(logs: Path) -> Iterator[Path]:
-    """On the same disk as the logs, because it holds as much; gone at the end, but for event logs without a record.
+    """Private directory on the same disk as the logs; removed at the end, except event logs without a record.
 
-    Raises click.UsageError where nothing can be written into `logs`, or another run uses it.
+    Raises click.UsageError if `logs` is not writable, or another run uses it.
     """
     try:
         logs.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def private_directory(logs: Path) -> Iterator[Path]:
 
 
 def _lock(logs: Path) -> int:
-    """An open file whose lock lasts as long as this process, or until it is closed. Raises click.UsageError."""
+    """Lock the folder until the returned file is closed or this process ends. Raises click.UsageError."""
     while True:
         handle = os.open(logs / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -82,17 +82,17 @@ def _lock(logs: Path) -> int:
                 IN_USE.format(logs=logs, owner=without_controls(owner) or "of another process")
             ) from None
         except OSError:
-            return handle  # a file system without locks
+            return handle  # the file system has no locks
         if _is_there(logs / LOCK_FILE, handle):
             with suppress(OSError):  # a full disk
                 os.truncate(handle, 0)
                 os.write(handle, f"pid {os.getpid()} on {socket.gethostname()}".encode())
             return handle
-        os.close(handle)  # the run before has just ended, and removed its file
+        os.close(handle)  # the last run has just ended and removed its file
 
 
 def _is_there(path: Path, handle: int) -> bool:
-    """Whether an open file is the one that has this name."""
+    """Whether `path` is the name of this open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(handle))
     except FileNotFoundError:
@@ -101,6 +101,6 @@ def _is_there(path: Path, handle: int) -> bool:
 
 def _nowhere(logs: Path, error: OSError) -> click.UsageError:
     return click.UsageError(
-        f"the logs and the record of this run would go into {logs}, and nothing can be written there "
-        f"({error.strerror}). Name a place for them: write --logs DIRECTORY"
+        f"the logs and the record of this run would be written to {logs}, which is not writable "
+        f"({error.strerror}). Write --logs DIRECTORY"
     )

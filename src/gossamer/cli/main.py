@@ -21,20 +21,20 @@ from gossamer.errors import GossamerError
 from gossamer.version import __version__
 
 FILES = (
-    "this process may open {soft} files at once, and it needs more ({error}). Every worker takes some. Allow more, and "
-    "start the same command again: ulimit -n {enough}"
+    "this process reached its limit of {soft} open files ({error}). Every worker needs some. Raise the limit and start "
+    "the same command again: ulimit -n {enough}"
 )
-HARD = " (the hard limit of this user is {hard}: an administrator raises it)"
+HARD = " (the hard limit of this user is {hard}: an administrator can raise it)"
 SYSTEM_FILES = (
-    "this machine has reached the number of files that all of its processes may open ({error}). End other programs, or "
-    "raise it: sysctl -w fs.file-max=1000000"
+    "this machine reached the maximum number of open files of all processes ({error}). End other programs, or raise "
+    "it: sysctl -w fs.file-max=1000000"
 )
-DISK = "no space is left on the disk ({error}). Make room there, then start the same command again"
+DISK = "no space is left on the disk ({error}). Free some space, then start the same command again"
 ENOUGH_FILES = 4096
 
 
 def out_of_resources(error: OSError) -> str | None:
-    """A sentence on an error for which the system, and no program, is the reason; None for any other error."""
+    """A message for an error with a system limit as its cause; None for any other error."""
     match error.errno:
         case errno.EMFILE:
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -50,15 +50,15 @@ def out_of_resources(error: OSError) -> str | None:
             return None
 
 
-# The marks of a schedule stay five, and every stand-in is as wide as what it stands for
+# The five marks of a schedule stay distinct, and each substitute has the width of its character
 STAND_INS = {"·": "-", "▲": "^", "═": "=", "▼": "v", "◆": "*", "µ": "u", "…": "."}
-SPINNER = range(0x2800, 0x2900)  # what turns before a line that changes
-BYTES_KEPT = range(0xDC80, 0xDD00)  # Python's surrogates for bytes of a file's name that are no text
+SPINNER = range(0x2800, 0x2900)  # the spinner of a progress line
+BYTES_KEPT = range(0xDC80, 0xDD00)  # Python's surrogates for undecodable bytes of file names
 ERRORS = "gossamer.plain"
 
 
 def stand_in(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Error handler for `codecs`: the stand-in for the first character that cannot be encoded, and where to go on."""
+    """Error handler for `codecs`: substitute of the first character that cannot be encoded, and the next position."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     letter = error.object[error.start]
@@ -70,16 +70,16 @@ def stand_in(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def write_plainly(*streams: TextIO) -> None:
-    """Make these streams write stand-ins for characters that they cannot encode, instead of failing."""
+    """Make these streams write substitutes for characters that they cannot encode, instead of raising."""
     codecs.register_error(ERRORS, stand_in)
     for stream in streams:
-        if isinstance(stream, TextIOWrapper):  # what a test or a notebook puts in its place has no encoding
+        if isinstance(stream, TextIOWrapper):  # streams of tests and notebooks have no encoding
             stream.reconfigure(errors=ERRORS)
 
 
 @dataclass(frozen=True)
 class LazyCommand:
-    """Where a command is defined, and its line in the help of the group: most commands import torch, for seconds."""
+    """Location of a command, and its help line. It is imported late: most commands import torch, for seconds."""
 
     module: str  # in gossamer.cli
     name: str
@@ -94,13 +94,13 @@ COMMANDS = {
     "advise": LazyCommand(
         "advise",
         "advise_command",
-        "Say which recipe SCRIPT should train with on this network: which reaches the loss first.",
+        "Recommend the recipe that reaches the loss first when SCRIPT trains on this network.",
     ),
-    "bench": LazyCommand("bench", "bench", "Measure what this library does on this machine."),
+    "bench": LazyCommand("bench", "bench", "Measure the speed of this library on this machine."),
     "checkpoint": LazyCommand(
         "checkpoint",
         "checkpoint_command",
-        "Show the checkpoints in DIRECTORY: steps, workers, sizes, and which of them can be loaded.",
+        "Show the checkpoints in DIRECTORY: steps, workers, sizes, and whether each can be loaded.",
     ),
     "compare": LazyCommand(
         "compare",
@@ -110,46 +110,46 @@ COMMANDS = {
     "doctor": LazyCommand(
         "doctor",
         "doctor",
-        "Measure round trip and bandwidth between every pair of workers, and show what each runs on.",
+        "Measure round trip and bandwidth between every pair of workers, and show the machine of each.",
     ),
-    "explain": LazyCommand(
-        "explain", "explain", "Show what RECIPE means, when it talks, what it sends, and what it remembers."
-    ),
+    "explain": LazyCommand("explain", "explain", "Show the terms, schedule, traffic and memory of RECIPE."),
     "federate": LazyCommand(
         "federate",
         "federate_command",
-        "Train on devices that keep their data: `gossamer federate SCRIPT ...` simulates them all on this machine.",
+        "Train on devices that keep their data: `gossamer federate SCRIPT ...` simulates all of them on this machine.",
     ),
-    "recipes": LazyCommand("recipes", "recipes", "List what a recipe can be made of, a copyable line each."),
+    "recipes": LazyCommand("recipes", "recipes", "List the terms of recipes, with an example of each."),
     "record": LazyCommand(
         "record",
         "record_command",
-        "Show the record in PATH: a run's folder, a record, or the event log (FILE.events.jsonl) beside one.",
+        "Show the record in PATH: a run's folder, a record, or an event log (FILE.events.jsonl).",
     ),
     "rehearse": LazyCommand(
         "rehearse",
         "rehearse",
-        "Run recipes on a model that is not here: workers sleep where they would compute, and send real bytes.",
+        "Run recipes with a simulated model: workers sleep instead of computing, and send real bytes.",
     ),
-    "resize": LazyCommand("resize", "resize_command", "Let an elastic run have at most N workers from now on."),
+    "resize": LazyCommand("resize", "resize_command", "Set the maximum number of workers of an elastic run."),
     "run": LazyCommand("run", "run", "Run SCRIPT on several workers."),
     "simulate": LazyCommand(
-        "simulate", "simulate_command", "Train SCRIPT with all its workers in this process, by every --recipe in turn."
+        "simulate",
+        "simulate_command",
+        "Train SCRIPT with all its workers in this process, with every --recipe in turn.",
     ),
     "stacks": LazyCommand(
         "stacks",
         "stacks_command",
-        "Show where each rank of RUN, a folder of logs, was in Python when last it was asked; equal stacks together.",
+        "Show the latest Python stacks of each rank of RUN, a folder of logs; ranks with equal stacks together.",
     ),
-    "trace": LazyCommand("trace", "trace_command", "Write what all ranks of RUN did, on one clock."),
+    "trace": LazyCommand("trace", "trace_command", "Write a trace of all ranks of RUN, on one clock."),
     "watch": LazyCommand(
-        "watch", "watch_command", "Watch RUN, a run's folder, or several side by side; by default the newest in runs/."
+        "watch", "watch_command", "Watch RUN, a run's folder, or several runs; by default the newest in runs/."
     ),
 }
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command of COMMANDS when it is called, or asked for its help."""
+    """A group that imports a command of COMMANDS when the command or its help is requested."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*COMMANDS, *self.commands})
@@ -172,7 +172,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__)
 def gossamer() -> None:
-    """Train PyTorch models across machines that talk less."""
+    """Train PyTorch models across machines with little communication."""
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Options that several commands share, and their checks.
 
-Modules that import torch are imported where an option is checked, so that a command's help is fast."""
+Modules that import torch are imported when an option is checked, so that a command's help is fast."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CERTIFICATES = ("cert.pem", "key.pem", "ca.pem")
 
 
 def check_recipe(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    """Refuse a recipe that cannot be parsed here once, instead of in every worker. @FILE: the one of an advice."""
+    """Refuse an invalid recipe once here, instead of in every worker. @FILE: the recipe of an advice."""
     return None if text is None else readable_recipe(text)
 
 
 def readable_recipe(text: str) -> str:
-    """A recipe's text, of which workers are told; read from the advice where it is @FILE. Raises click.BadParameter."""
+    """Text of a recipe for the workers; read from the advice if it is @FILE. Raises click.BadParameter."""
     from gossamer.algorithms.recipes.advice_reference import read_recipe
     from gossamer.algorithms.recipes.recipe import resolve
 
@@ -45,14 +45,14 @@ def readable_recipe(text: str) -> str:
 
 
 def check_session_recipe(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    """As check_recipe, for workers that attach sessions."""
+    """The same as check_recipe, for workers that attach sessions."""
     return None if text is None else session_recipe(text)
 
 
 def session_recipe(text: str) -> str:
-    """As readable_recipe, and refused where it is for devices to which no session is attached.
+    """The same as readable_recipe; refuses recipes of federated devices, which attach no session.
 
-    A term that the script may define passes: see script_terms.py.
+    An unknown term is accepted, since the script may define it: see script_terms.py.
     """
     from gossamer.algorithms.recipes.advice_reference import read_recipe
     from gossamer.algorithms.recipes.parser import UnknownTerm
@@ -85,7 +85,7 @@ def check_collective(context: click.Context, option: click.Parameter, wish: str 
 
 
 def check_destinations(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> str | None:
-    """GOSSAMER_LOG_TO of the workers; a destination that cannot be meant is refused here once."""
+    """Value of GOSSAMER_LOG_TO for the workers. An invalid destination is refused once here."""
     try:
         return ",".join(str(read_destination(text).at(Path.cwd())) for text in texts) or None
     except ValueError as error:
@@ -94,21 +94,23 @@ def check_destinations(context: click.Context, option: click.Parameter, texts: t
 
 def check_interface(context: click.Context, option: click.Parameter, name: str | None) -> str | None:
     if name is not None and name not in interfaces():
-        raise click.BadParameter(f"there is no {name!r} on this machine; there are: {', '.join(interfaces())}")
+        raise click.BadParameter(f"this machine has no interface {name!r}; it has: {', '.join(interfaces())}")
     return name
 
 
 def check_parent(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse a file that could not be written before the run, not after it."""
+    """Refuse a file that cannot be written, before the run."""
     if path is not None and not path.parent.is_dir():
         raise click.BadParameter(f"there is no directory {path.parent} to write {path.name} into")
     if path is not None and not os.access(path.parent, os.W_OK):
-        raise click.BadParameter(f"{path.parent} cannot be written, so there would be no {path.name}: name another")
+        raise click.BadParameter(
+            f"{path.parent} is not writable, so {path.name} cannot be written: name another folder"
+        )
     return path
 
 
 def check_token(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse a token file that would protect nothing before anything starts."""
+    """Refuse an invalid token file before anything starts."""
     if path is not None:
         from gossamer.comm.environment.run_token import check_token_file
 
@@ -130,7 +132,7 @@ def check_certificates(context: click.Context, option: click.Parameter, folder: 
 
 
 def check_watch(context: click.Context, option: click.Parameter, wanted: bool) -> bool:
-    """Refuse a page that could not be served before the run, not beside it."""
+    """Refuse before the run if the page cannot be served."""
     if wanted:
         from gossamer.observe.watch.server import check_installed as check_page
 
@@ -142,22 +144,22 @@ def check_watch(context: click.Context, option: click.Parameter, wanted: bool) -
 
 
 def check_installed(*packages: str) -> None:
-    """Refuse to start processes that would fail over a package that is not there, each with a traceback of its own."""
+    """Raise if packages are missing, before workers start and each fails with its own traceback."""
     if missing := [name for name in packages if find_spec(name) is None]:
         raise click.ClickException(
-            f"{' and '.join(missing)} cannot be found by {sys.executable}, and no worker could start without. "
+            f"{' and '.join(missing)} cannot be found by {sys.executable}, and the workers need them. "
             f"Write: {sys.executable} -m pip install {' '.join(missing)}"
         )
 
 
 def output_option(name: str, help_text: str) -> Callable[[Command], Command]:
-    """An option --NAME for a file to write, which the command takes as `NAME_file`."""
+    """An option --NAME for an output file, passed to the command as `NAME_file`."""
     file = click.Path(dir_okay=False, writable=True, path_type=Path)
     return click.option(f"--{name}", f"{name}_file", type=file, callback=check_parent, help=help_text)
 
 
 emulation_option = click.option(
-    "--network", "network_text", metavar="SPEC", help="Emulate: RATE[,ROUND_TRIP][,loss=P] a host, or TOML."
+    "--network", "network_text", metavar="SPEC", help="Emulate a network: RATE[,ROUND_TRIP][,loss=P] per host, or TOML."
 )
 
 
@@ -166,13 +168,13 @@ log_to_option = click.option(
     multiple=True,
     metavar="KIND:TARGET",
     callback=check_destinations,
-    help=f"Where a tool finds the numbers meanwhile; may be given several times: {FORMS}.",
+    help=f"Export metrics during the run; may be repeated: {FORMS}.",
 )
 
 
 @dataclass(frozen=True)
 class Machines:
-    """The machines of a run, by the names of Job's fields. Raises where they contradict each other."""
+    """The machines of a run, named as Job's fields. Raises click.UsageError for contradicting options."""
 
     interface: str | None
     nodes: int
@@ -181,12 +183,10 @@ class Machines:
 
     def __post_init__(self) -> None:
         if self.nodes > 1 and self.rendezvous is None:
-            raise click.UsageError(
-                "Several machines need a place to meet: add --rendezvous HOST:PORT, the same on all."
-            )
+            raise click.UsageError("Several machines need a rendezvous: add --rendezvous HOST:PORT, the same on all.")
         if self.node_rank >= self.nodes:
             raise click.UsageError(
-                f"--node-rank counts from 0 to {self.nodes - 1} for --nnodes {self.nodes}, not {self.node_rank}."
+                f"--node-rank must be in 0..{self.nodes - 1} for --nnodes {self.nodes}, got {self.node_rank}."
             )
         if self.rendezvous is not None:
             from gossamer.launch.rendezvous import split_endpoint
@@ -194,7 +194,7 @@ class Machines:
             split_endpoint(self.rendezvous)
 
     def emulated(self, network_text: str | None, hosts: int) -> Network | None:
-        """The network to emulate between `hosts` hosts on this machine, if any."""
+        """The network to emulate between `hosts` hosts on this machine; None for no emulation."""
         network = read_network(network_text, hosts) if network_text is not None else None
         if network is not None and (self.nodes > 1 or self.interface is not None):
             raise click.UsageError("--network emulates all machines on this one: leave out --nnodes and --interface.")
@@ -203,14 +203,14 @@ class Machines:
 
 MACHINE_OPTIONS = (
     click.option("--interface", callback=check_interface, help="The network interface to use, such as eth0."),
-    click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="How many machines."),
-    click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="Which one this is."),
-    click.option("--rendezvous", metavar="HOST:PORT", help="Where the machines meet: on machine 0."),
+    click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="Number of machines."),
+    click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="Number of this machine."),
+    click.option("--rendezvous", metavar="HOST:PORT", help="Address of machine 0, the same on all machines."),
 )
 
 
 def machine_options(command: Command) -> Command:
-    """The options --interface, --nnodes, --node-rank and --rendezvous, which the command takes as `machines`."""
+    """Add --interface, --nnodes, --node-rank and --rendezvous, passed to the command as `machines`."""
 
     @wraps(command)
     def with_machines(
@@ -223,12 +223,12 @@ def machine_options(command: Command) -> Command:
     return with_machines
 
 
-HOST_PORT = "{text!r} is no address of a coordinator. Write HOST:PORT, such as 10.0.0.1:29600"
+HOST_PORT = "{text!r} is not an address of a coordinator. Write HOST:PORT, such as 10.0.0.1:29600"
 EVERYWHERE = ("0.0.0.0", "::", "*")
 
 
 class WorkerCount(click.ParamType[int | WorkerRange]):
-    """A whole number, or for an elastic run MIN:MAX or MIN:MAX:FIRST, as a WorkerRange."""
+    """A whole number, or MIN:MAX or MIN:MAX:FIRST of an elastic run as a WorkerRange."""
 
     name = "N or MIN:MAX"
     fixed = click.IntRange(1)
@@ -243,7 +243,7 @@ class WorkerCount(click.ParamType[int | WorkerRange]):
 
 
 def read_address(text: str) -> tuple[str, int]:
-    """HOST and PORT. Raises BadParameter."""
+    """Read HOST:PORT. Raises BadParameter."""
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65535:
         raise click.BadParameter(HOST_PORT.format(text=text))
@@ -254,7 +254,7 @@ def check_address(context: click.Context, option: click.Parameter, text: str | N
     address = None if text is None else read_address(text)
     if address is not None and address[0] in EVERYWHERE:
         raise click.BadParameter(
-            f"{address[0]} is no address by which other machines reach this one. Write its own, such as 10.0.0.1:29600"
+            f"other machines cannot reach this one at {address[0]}. Write its own address, such as 10.0.0.1:29600"
         )
     return address
 
@@ -266,7 +266,7 @@ listen_option = click.option(
     "--listen",
     metavar="HOST:PORT",
     callback=check_address,
-    help="Where an elastic run is joined from other machines.  [default: the interface's address, or loopback]",
+    help="Address at which other machines join an elastic run.  [default: the interface's address, or loopback]",
 )
 
 
@@ -289,12 +289,12 @@ trace_option = click.option(
     "--trace",
     metavar="STEPS",
     callback=check_steps,
-    help='Record what every rank does in these steps, such as 100:110, or "all", for `gossamer trace`.',
+    help='Record the operations of every rank in these steps, such as 100:110, or "all", for `gossamer trace`.',
 )
 
 
 def check_ranks(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    from gossamer.train.session.step_spans import read_ranks  # imports torch, which a command's help does without
+    from gossamer.train.session.step_spans import read_ranks  # imported late: it imports torch
 
     try:
         if text is not None:
@@ -308,37 +308,35 @@ profiler_option = click.option(
     "--torch-profiler",
     metavar="RANKS",
     callback=check_ranks,
-    help='With --trace: the operators of these ranks as well, by torch.profiler, such as 0,2, or "all".',
+    help='With --trace: also profile the operators of these ranks with torch.profiler, such as 0,2, or "all".',
 )
 
 
 def trace_options(command: Command) -> Command:
-    """Both of them, --trace first."""
+    """Add --trace and --torch-profiler."""
     return trace_option(profiler_option(command))
 
 
 def check_profiled(steps: StepRange | None, profiled: str | None, world: int | None) -> None:
-    """Before anything is made. world: how many ranks there will be; None where workers come and go. Raises UsageError
-    where operators are asked for, but no steps, or of ranks that there will not be."""
+    """Raise UsageError if operators are requested without steps, or for ranks that the run does not have. world: number
+    of ranks; None for an elastic run."""
     if profiled is None:
         return
     if steps is None:
-        raise click.UsageError(
-            "--torch-profiler profiles the steps that --trace names, and it names none: add --trace 100:102"
-        )
+        raise click.UsageError("--torch-profiler profiles the steps of --trace, which is missing: add --trace 100:102")
     from gossamer.train.session.step_spans import read_ranks
 
     ranks = read_ranks(profiled) or frozenset()
     if world is not None and (beyond := sorted(rank for rank in ranks if rank >= world)):
         there = ",".join(map(str, sorted(ranks.difference(beyond)) or range(min(world, 2))))
         raise click.UsageError(
-            f"--torch-profiler {profiled} names ranks that this run does not have ({', '.join(map(str, beyond))}): it "
-            f"counts them from 0 to {world - 1}. Write --torch-profiler {there}, or all"
+            f"--torch-profiler {profiled} has ranks that this run does not have ({', '.join(map(str, beyond))}): ranks "
+            f"are 0 to {world - 1}. Write --torch-profiler {there}, or all"
         )
 
 
 def trace_settings(steps: StepRange | None, profiled: str | None, logs: Path) -> dict[str, str]:
-    """What the environment of workers says of it."""
+    """Environment variables of the workers for --trace and --torch-profiler."""
     if steps is None:
         return {}
     from gossamer.train.session.step_spans import PROFILED

@@ -1,4 +1,4 @@
-"""Program argument: a script or module with its arguments, as one would give it to python."""
+"""Program argument: a script or module with its arguments, as for the python command."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from click.shell_completion import CompletionItem
 from gossamer.errors import GossamerError
 
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
-UNBUFFERED = "-u"  # as workers run anyway
+UNBUFFERED = "-u"  # workers always run with it
 TAKES_A_SCRIPT = (
-    "{name} is a program of its own, and this command starts the workers itself. Name the Python script: "
-    "gossamer {rest}"
+    "{name} is another program, but this command starts the workers itself. Name the Python script: gossamer {rest}"
 )
 
 
 @dataclass(frozen=True)
 class TrainingProgram:
-    """What every worker runs. script: a file, or with `as_module` a module's dotted name."""
+    """The program of every worker. script: a file, or with `as_module` the dotted name of a module."""
 
     script: Path
     arguments: tuple[str, ...] = ()
@@ -37,7 +36,7 @@ class TrainingProgram:
 
 
 def program_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The argument SCRIPT with all that follows it, which the command takes as `program`."""
+    """The argument SCRIPT with all words after it, passed to the command as `program`."""
     return click.argument(
         "program",
         nargs=-1,
@@ -50,7 +49,7 @@ def program_argument(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read(context: click.Context, argument: click.Parameter, words: tuple[str, ...]) -> TrainingProgram:
-    """Read `train.py --rate 1` and `-m package.train`, with `python` before either or not; refuse what is not there."""
+    """Read `train.py --rate 1` or `-m package.train`, optionally after `python`. Refuse missing files and modules."""
     left = list(words)
     if _is_python(left[0]):
         left = left[2:] if left[1:2] == [UNBUFFERED] else left[1:]
@@ -61,7 +60,7 @@ def _read(context: click.Context, argument: click.Parameter, words: tuple[str, .
             return TrainingProgram(_checked_script(name, arguments, context), tuple(arguments))
         case [option, *_]:
             raise _no_such_option(option, context)
-    raise click.UsageError(f"{words[0]} is there, and the script is missing. Write: {words[0]} train.py", context)
+    raise click.UsageError(f"the script after {words[0]} is missing. Write: {words[0]} train.py", context)
 
 
 class ScriptCommand(click.Command):
@@ -71,9 +70,9 @@ class ScriptCommand(click.Command):
         given = list(args)
         try:
             return super().parse_args(ctx, args)
-        except click.MissingParameter as error:  # most likely one of the misplaced options
+        except click.MissingParameter as error:  # most likely because of misplaced options
             found = self.make_parser(ctx).parse_args(given)[0].get("arguments")
-            behind = found if isinstance(found, tuple | list) else ()  # click's mark where there is none
+            behind = found if isinstance(found, tuple | list) else ()  # click uses a sentinel for a missing value
             raise click.UsageError(with_misplaced_options(error.format_message(), behind, ctx), ctx) from error
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -89,7 +88,7 @@ class ScriptCommand(click.Command):
 
 
 def with_misplaced_options(message: str, arguments: Sequence[str], context: click.Context | None = None) -> str:
-    """Add a hint to an error where the script was given options that a command has as well.
+    """Add a hint to an error if the script received options of a gossamer command.
 
     Args:
         message: The error of a script that failed.
@@ -114,28 +113,28 @@ def with_misplaced_options(message: str, arguments: Sequence[str], context: clic
 
 
 def _is_python(word: str) -> bool:
-    """Whether a command begins with this interpreter, or with a name that means it."""
+    """Whether a command begins with this interpreter, or with a name of it."""
     if not PYTHON.fullmatch(Path(word).name):
         return False
     if os.sep not in word:
         return not Path(word).is_file()
     if os.path.realpath(word) != os.path.realpath(sys.executable):
         raise click.BadParameter(
-            f"{word} is another Python than the one that workers run by, {sys.executable}. Leave it out, or install "
-            f"gossamer there and write: {word} -m gossamer run"
+            f"{word} is not the Python of the workers, {sys.executable}. Leave it out, or install gossamer there and "
+            f"write: {word} -m gossamer run"
         )
     return True
 
 
 def _checked_module(name: str) -> Path:
-    """Found without importing any of it: packages may take seconds, and are the workers' to import."""
+    """Find a module without importing it: imports may take seconds, and belong to the workers."""
     places: Sequence[str] | None = [os.getcwd(), *sys.path]
     for part in name.split("."):
         spec = PathFinder.find_spec(part, places) if places is not None else None
         if spec is None:
             raise click.BadParameter(
-                f"there is no module {name}: {part} was not found in {os.getcwd()} nor among what is installed. Start "
-                "in the folder that holds the package, or name a file: gossamer run train.py"
+                f"there is no module {name}: {part} was not found in {os.getcwd()} or the installed packages. Start "
+                "in the folder that contains the package, or name a file: gossamer run train.py"
             )
         places = spec.submodule_search_locations
     if places is not None and PathFinder.find_spec("__main__", places) is None:
@@ -156,7 +155,7 @@ def _checked_script(name: str, arguments: Sequence[str], context: click.Context)
 
 
 def _what_to_write(missing: Path) -> str:
-    """A sentence that names what was likely meant."""
+    """A sentence with the likely correct name."""
     if elsewhere := sorted([*Path().glob(f"*/{missing.name}"), *Path().glob(f"*/*/{missing.name}")]):
         return f"Did you mean {elsewhere[0]}?"
     if alike := get_close_matches(missing.name, [path.name for path in missing.parent.glob("*.py")], 1):
@@ -167,6 +166,6 @@ def _what_to_write(missing: Path) -> str:
 
 
 def _no_such_option(option: str, context: click.Context) -> click.NoSuchOption:
-    """Options of a command that passes unknown ones on to scripts are told here."""
+    """Error with suggestions, for a command that passes unknown options to the script."""
     known = [name for parameter in context.command.params for name in parameter.opts if name.startswith("-")]
     return click.NoSuchOption(option, possibilities=get_close_matches(option, known, 3), ctx=context)

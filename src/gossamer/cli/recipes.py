@@ -14,9 +14,9 @@ from gossamer.cli.console import beside, columns, echo, wrapped
 
 @click.command()
 def recipes() -> None:
-    """List what a recipe can be made of, a copyable line each.
+    """List the terms of recipes, with an example of each.
 
-    A recipe joins at most one of each kind by +, in any order, such as "TopK(density=0.01) + EveryStep()".
+    A recipe joins at most one term of each kind by +, in any order, such as "TopK(density=0.01) + EveryStep()".
     """
     for kind in KINDS:
         _print_group(f"{kind} (default {getattr(resolve(None), kind)!r})", describe(kind))

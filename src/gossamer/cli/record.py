@@ -1,4 +1,4 @@
-"""`gossamer record`: shows a run's record again, and makes it of event logs where nobody was left to write it."""
+"""`gossamer record`: shows a run's record, and makes it from the event logs of a killed run."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from gossamer.observe.record import MOST_RECORD_BYTES, Record, recover, write
 from gossamer.observe.terminal import rows
 
 NO_RUN = (
-    "no run has left anything in {path}: there is neither a record.json nor an event log of a session that trained. "
-    "Name a run's folder, such as runs/2026-01-31_12-00-00, or the file that attach(..., record=FILE) names."
+    "{path} has neither a record.json nor an event log of a session that trained. Name a run's folder, such as "
+    "runs/2026-01-31_12-00-00, or the file of attach(..., record=FILE)."
 )
 
 
 @click.command("record")
-@output_option("json", "Write the record there.  [default: where the run would have]")
+@output_option("json", "Write the record to this file.  [default: the run's own]")
 @output_option("plot", "Draw its curves (PNG).")
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
 def record_command(path: Path, json_file: Path | None, plot_file: Path | None) -> None:
-    """Show the record in PATH: a run's folder, a record, or the event log (FILE.events.jsonl) beside one.
+    """Show the record in PATH: a run's folder, a record, or an event log (FILE.events.jsonl).
 
-    Where a run was killed with all its processes, what it had logged until a second before is in its event logs, and
-    the record is made of them.
+    If all processes of a run were killed, its event logs have the data until a second before, and the record is made
+    from them.
     """
     if plot_file is not None:
         check_matplotlib()
@@ -48,7 +48,7 @@ def record_command(path: Path, json_file: Path | None, plot_file: Path | None) -
 
 
 def _place(path: Path) -> Path:
-    """Where the run writes its record, or would have."""
+    """File of the run's record, whether it exists or not."""
     if path.is_dir():
         return path / "record.json"
     name = path.name
@@ -61,8 +61,8 @@ def _find(path: Path, kept: Path) -> Record:
             record: Record = json.loads(bounded_file.read_text(kept, MOST_RECORD_BYTES))
             return record
         except ValueError as problem:
-            why = "it holds no JSON" if isinstance(problem, json.JSONDecodeError) else str(problem)
-            raise click.ClickException(f"{kept} is no record: {why}.") from None
+            why = "it is not JSON" if isinstance(problem, json.JSONDecodeError) else str(problem)
+            raise click.ClickException(f"{kept} is not a record: {why}.") from None
     found = recover(path)
     if found is None:
         raise click.ClickException(NO_RUN.format(path=path))

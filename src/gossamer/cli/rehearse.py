@@ -1,4 +1,4 @@
-"""`gossamer rehearse`: runs recipes on a model that sleeps instead of computing, and sends real bytes."""
+"""`gossamer rehearse`: runs recipes with a model that sleeps instead of computing, and sends real bytes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from gossamer.plan.rehearse.model_zoo import BUILT_IN
 from gossamer.plan.rehearse.report import RehearsalPlan, RehearsalRow, summary, to_json
 
 WORKER = Path(rehearsal.__file__).with_name("worker.py")
-ENDLESS = 10**9  # steps; the profiler ends them
+ENDLESS = 10**9  # steps; the profiler stops earlier
 FORWARD_SHARE = 1 / 3  # backward has about twice the multiply-adds of forward
 
 
 def _resolve_all(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, Recipe]:
-    """Recipes by their texts. Refuses two that are the same recipe: they would be one row twice."""
+    """Recipes by their texts. Refuse two texts of the same recipe."""
     found: dict[str, Recipe] = {}
     for text in map(session_recipe, texts):
         recipe = resolve(text)
@@ -49,24 +49,24 @@ def _resolve_all(context: click.Context, option: click.Parameter, texts: tuple[s
 
 
 def _refuse_stages(recipe: Recipe) -> None:
-    """Refuse recipes with several stages: the last would be rehearsed only after all the others. And a global batch:
-    what accumulates is rehearsed by equally many passes of every worker."""
+    """Refuse recipes with several stages, since the last stage would begin only after all others; and a global batch,
+    since a rehearsal makes equally many backward passes on every worker."""
     if recipe.strategy != recipe.strategy.among(1):
         raise click.BadParameter(
-            f"{recipe.strategy!r} makes as many backward passes as the number of workers leaves to each, and a "
-            "rehearsal counts equally many. Write EveryStep(accumulate=4), with the passes of a worker."
+            f"{recipe.strategy!r} divides the backward passes among the workers, and a rehearsal makes equally many "
+            "on each. Write EveryStep(accumulate=4), with the passes of a worker."
         )
     *before, lasting = recipe.strategy.stages
     if before:
         assert isinstance(lasting, AveragingStage)
         raise click.BadParameter(
-            f"{recipe.strategy!r} does something else for {lasting.start:,} backward passes, and their times would mix "
-            f"with those of what lasts. Rehearse the two apart: EveryStep() and {lasting.strategy!r}."
+            f"{recipe.strategy!r} has another strategy for {lasting.start:,} backward passes at first, and the times "
+            f"would be mixed. Rehearse both separately: EveryStep() and {lasting.strategy!r}."
         )
 
 
 def _check_finite(context: click.Context, option: click.Parameter, number: float) -> float:
-    """Ranges let `nan` pass, which is neither below nor above anything."""
+    """Refuse nan and infinity, which click's ranges accept."""
     if not isfinite(number):
         raise click.BadParameter(f"{number} is not a finite number")
     return number
@@ -85,22 +85,33 @@ def _check_finite(context: click.Context, option: click.Parameter, number: float
     required=True,
     type=click.FloatRange(0, min_open=True),
     callback=_check_finite,
-    help="What one step takes without talking.",
+    help="Compute time of one step.",
 )
 @click.option(
-    "--recipe", "recipes", multiple=True, default=["Dense()"], callback=_resolve_all, help="Any number of them."
+    "--recipe",
+    "recipes",
+    multiple=True,
+    default=["Dense()"],
+    callback=_resolve_all,
+    help="One recipe; may be repeated.",
 )
-@click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="How many take part.")
-@click.option("--network", metavar="SPEC", help="What lies between them, such as 1gbit,1ms.")
-@click.option("--steps", type=click.IntRange(1), default=30, show_default=True, help="At least, whole periods.")
+@click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="Number of workers.")
+@click.option("--network", metavar="SPEC", help="Network between the workers, such as 1gbit,1ms.")
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    default=30,
+    show_default=True,
+    help="Minimum number of steps; rounded up to whole periods.",
+)
 @click.option(
     "--forward-share",
     type=click.FloatRange(0, 1, max_open=True),
     callback=_check_finite,
     default=FORWARD_SHARE,
-    help="The part of a step before its backward pass.  [default: a third]",
+    help="Fraction of a step before its backward pass.  [default: a third]",
 )
-@output_option("json", "Also write it here.")
+@output_option("json", "Also write the results as JSON.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def rehearse(
     where: str,
@@ -113,14 +124,14 @@ def rehearse(
     json_file: Path | None,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run recipes on a model that is not here: workers sleep where they would compute, and send real bytes.
+    """Run recipes with a simulated model: workers sleep instead of computing, and send real bytes.
 
-    A file of shapes is JSON, in forward order, [["name", [shape], share], ...]; share: the part of the backward pass
-    that is over when this gradient appears.
+    A file of shapes is JSON, in forward order, [["name", [shape], share], ...]; share: the fraction of the backward
+    pass after which this gradient is ready.
     """
     try:
         if network is not None:
-            enter(read_network(network, workers), faults=())  # before there is anything to leave behind
+            enter(read_network(network, workers), faults=())  # before anything is created
         shapes = find_shapes(where, arguments)
     except GossamerError as error:
         raise click.ClickException(str(error)) from error
@@ -139,7 +150,7 @@ def rehearse(
             for at, named in enumerate(recipes.items(), start=1):
                 rows.append(_row(plan, worker, *named, f"{at} of {len(recipes)}"))
     finally:
-        if rows:  # also those before one that failed
+        if rows:  # also after a failure
             _show(plan, rows, json_file)
 
 
@@ -152,7 +163,7 @@ def _show(plan: RehearsalPlan, rows: Sequence[RehearsalRow], json_file: Path | N
 
 @contextmanager
 def _worker_arguments(plan: RehearsalPlan) -> Iterator[list[str]]:
-    """Arguments of the worker's script."""
+    """Arguments of the worker script."""
     with tempfile.TemporaryDirectory(prefix="gossamer-rehearsal-") as folder:
         shapes = Path(folder) / "shapes.json"
         shapes.write_text(plan.shapes.to_json(), encoding="utf-8")
@@ -160,22 +171,22 @@ def _worker_arguments(plan: RehearsalPlan) -> Iterator[list[str]]:
 
 
 def _row(plan: RehearsalPlan, worker: Sequence[str], text: str, recipe: Recipe, which: str) -> RehearsalRow:
-    """One recipe's row: the forecast, then the run."""
+    """The row of one recipe: its estimate, then the run."""
     stage = recipe.strategy.steady_stage
     steps = _steps(plan.steps, stage)
     say(f"gossamer: rehearsing {text} ({which}), {steps} steps")
     foretold = None
     if plan.network is not None and is_predictable(recipe):
         measured = profile_script(WORKER, [*worker, f"--steps={ENDLESS}"], recipe, plan.workers, copies=plan.workers)
-        asleep = replace(measured, crowded=False)  # compressing slows no backward pass that only sleeps
+        asleep = replace(measured, crowded=False)  # compression does not slow a backward pass that sleeps
         foretold = estimate_step_time(recipe, asleep, read_network(plan.network, plan.workers), plan.workers)
     record = _record(plan, [*worker, f"--steps={steps}"], text)
     return RehearsalRow(recipe=text, record=record, foretold=foretold, passes=stage.passes_per_step)
 
 
 def _steps(fewest: int, stage: Stage) -> int:
-    """At least `fewest` steps, of which whole periods are left after warming up, with all their landings."""
-    schedule, counted = stage.schedule, stage.passes_per_step  # what accumulates is recorded once for so many passes
+    """At least `fewest` steps that leave whole periods after the warm-up, with all their landings."""
+    schedule, counted = stage.schedule, stage.passes_per_step  # accumulated passes are recorded once
 
     def suits(steps: int) -> bool:
         left = steps // counted - warm_up(steps // counted)
@@ -186,14 +197,14 @@ def _steps(fewest: int, stage: Stage) -> int:
 
 
 def _record(plan: RehearsalPlan, worker: Sequence[str], recipe: str) -> Record:
-    """The record of a run by `gossamer run`."""
+    """The record of a run of `gossamer run`."""
     with tempfile.TemporaryDirectory(prefix="gossamer-rehearsal-") as folder:
         record = Path(folder) / "record.json"
         options = ["--workers", str(plan.workers), "--recipe", recipe, "--json", str(record)]
         if plan.network is not None:
             options += ["--network", plan.network]
         try:
-            with redirect_stdout(io.StringIO()):  # its closing table would come between the rows of ours
+            with redirect_stdout(io.StringIO()):  # its closing table would interrupt this table
                 run.main([*options, str(WORKER), *worker], standalone_mode=False)
         except SystemExit as end:
             if end.code:

@@ -1,4 +1,4 @@
-"""`gossamer resize`: changes how many workers an elastic run may have at most, while it trains."""
+"""`gossamer resize`: changes the maximum number of workers of a running elastic run."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ NEITHER = (
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
-    help="The run's secret.  [default: the one that RUN's folder names]",
+    help="The run's secret.  [default: the file named in RUN's folder]",
 )
 @click.option("--tls", "tls_folder", type=click.Path(path_type=Path), callback=check_certificates, help="The run's.")
 def resize_command(run: str, workers: int, token_file: Path | None, tls_folder: Path | None) -> None:
-    """Let an elastic run have at most N workers from now on.
+    """Set the maximum number of workers of an elastic run.
 
-    RUN is its folder of logs, or its coordinator's HOST:PORT. Where it has fewer, its first launcher starts as many as
-    are missing; where it has more, the newest leave, and their processes end with exit code 0.
+    RUN is its folder of logs, or HOST:PORT of its coordinator. If the run has fewer workers, its first launcher starts
+    the missing ones. If it has more, the newest workers leave, and their processes end with exit code 0.
     """
     card = find_run(run, token_file)
     contexts = run_tls() if tls_folder is None else tls_contexts(str(tls_folder))
@@ -49,15 +49,15 @@ def resize_command(run: str, workers: int, token_file: Path | None, tls_folder: 
 
 
 def find_run(run: str, token_file: Path | None) -> RunCard:
-    """Where a run's coordinator is, and its token. Raises ConnectError, BadParameter and UsageError."""
+    """Address of a run's coordinator, and its token file. Raises ConnectError, BadParameter and UsageError."""
     if Path(run).is_dir():
         card = read_run_card(Path(run))
         if token_file is None and not card.token_file.exists():
-            raise ConnectError(f"The run with the logs {run} was ended by force, and its token is gone with it.")
+            raise ConnectError(f"The run with the logs {run} was killed, and its token file was removed.")
         return RunCard(card.address, token_file or card.token_file)
     if ":" not in run:
         raise click.BadParameter(NEITHER.format(run=run), param_hint="RUN")
     address = read_address(run)
     if token_file is None:
-        raise click.UsageError("The coordinator asks for the run's token: add --token-file FILE.")
+        raise click.UsageError("The coordinator needs the run's token: add --token-file FILE.")
     return RunCard(address, token_file)

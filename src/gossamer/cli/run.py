@@ -1,6 +1,6 @@
 """`gossamer run`: runs a script on several workers, records it, and explains a failure.
 
-This is the command with its options; run_training.py does the work, and imports torch.
+This module has the command with its options; run_training.py does the work, and imports torch.
 """
 
 from __future__ import annotations
@@ -40,72 +40,78 @@ WAYS = ", ".join(("auto", "engine", *COLLECTIVES))
     default=2,
     show_default=True,
     metavar="N|MIN:MAX[:FIRST]",
-    help="Workers on this machine. MIN:MAX: an elastic run, whose workers come and go; it begins with FIRST, or MAX.",
+    help="Workers on this machine. MIN:MAX[:FIRST]: an elastic run, which begins with FIRST or MAX workers.",
 )
 @click.option(
     "--servers",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Processes of their own that hold the parameters; a worker that a signal ends is then lost alone. One that "
-    "ends with an error or an exit code still ends all.",
+    help="Parameter server processes; then a worker that a signal ends is lost alone. A worker that ends with an "
+    "error or an exit code still ends the run.",
 )
-@click.option("--recipe", callback=check_session_recipe, help="How the workers talk; beats the script's own.")
-@click.option("--collective", callback=check_collective, help=f"How means are taken: {WAYS}.")
-@output_option("json", "Write the run's record there.")
+@click.option("--recipe", callback=check_session_recipe, help="The recipe; overrides the script's own.")
+@click.option("--collective", callback=check_collective, help=f"All-reduce algorithm: {WAYS}.")
+@output_option("json", "Write the run's record as JSON.")
 @output_option("plot", "Draw the run's curves (PNG).")
 @log_to_option
 @click.option(
     "--logs",
     type=click.Path(file_okay=False, path_type=Path),
-    help="One log file a rank.  [default: runs/TIME]",
+    help="Folder with one log file per rank.  [default: runs/TIME]",
 )
 @click.option(
     "--max-restarts",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Restart all workers so often; in elastic runs, with --servers or Gossip('pairwise'), each lost one alone.",
+    help="Restarts of all workers; in elastic runs, with --servers or Gossip('pairwise'), of each lost worker.",
 )
 @click.option(
     "--grace-seconds",
     type=click.FloatRange(0),
     default=30.0,
     show_default=True,
-    help="How long workers may save after Ctrl-C (KeyboardInterrupt in SCRIPT) or SIGTERM.",
+    help="Time for workers to save after Ctrl-C (KeyboardInterrupt in SCRIPT) or SIGTERM.",
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     callback=check_token,
-    help="The secret of servers and workers, mode 0600; several machines need the same.  [default: a new one]",
+    help="The secret of servers and workers, mode 0600, the same on all machines.  [default: a new one]",
 )
 @click.option(
     "--tls",
     type=click.Path(path_type=Path),
     callback=check_certificates,
-    help="Encrypt what workers and servers tell each other: a folder with cert.pem, key.pem, ca.pem.",
+    help="Encrypt all connections of workers and servers: a folder with cert.pem, key.pem, ca.pem.",
 )
-@click.option("--as-horovod", is_flag=True, help="In SCRIPT, `import horovod` finds gossamer.horovod.")
+@click.option("--as-horovod", is_flag=True, help="In SCRIPT, `import horovod` imports gossamer.horovod.")
 @click.option("--watch", is_flag=True, callback=check_watch, help="Serve a page of this run, and print its link.")
 @foretold_option
 @emulation_option
-@click.option("--fault", "fault_texts", metavar="FAULT", multiple=True, help='Such as "cut(1, at=10, for_seconds=5)".')
+@click.option(
+    "--fault",
+    "fault_texts",
+    metavar="FAULT",
+    multiple=True,
+    help='Inject a fault, such as "cut(1, at=10, for_seconds=5)"; may be repeated.',
+)
 @join_option
 @listen_option
 @trace_options
-@click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the plan of the run, and start nothing.")
 @machine_options
 @program_argument
 def run(**options: Any) -> None:
-    """Run SCRIPT on several workers. What follows SCRIPT belongs to it. For a module write -m package.train.
+    """Run SCRIPT on several workers. Arguments after SCRIPT are passed to it. For a module write -m package.train.
 
-    With --network each worker and server has a host of its own on an emulated network. Faults (cut, slow, stop, kill)
-    happen to hosts and workers by number, servers after the workers, in seconds after training began.
+    With --network, each worker and server has its own host on an emulated network. Faults (cut, slow, stop, kill) name
+    a host or worker by number, servers after the workers, and a time in seconds after training began.
 
-    With --workers MIN:MAX workers may be lost and join while the others train on: from other machines by --join.
-    `gossamer resize` changes MAX. Fewer than MIN wait for others as long as GOSSAMER_TIMEOUT says; then the run ends
-    with exit code 75, and may be resumed.
+    With --workers MIN:MAX, workers can fail and join while the others train; other machines join with --join.
+    `gossamer resize` changes MAX. With fewer than MIN workers, training waits for GOSSAMER_TIMEOUT; then the run ends
+    with exit code 75, and can be resumed.
     """
     from gossamer.cli.run_training import run_training
 

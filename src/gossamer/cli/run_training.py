@@ -1,4 +1,4 @@
-"""Training by `gossamer run`: the options together, the launch, the record at the end, and how to continue."""
+"""Training by `gossamer run`: checks of the options together, the launch, the record, and how to resume."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from gossamer.observe.terminal import Terminal
 from gossamer.plan.emulation import EmulationPlan, Fault, Schedule, read_fault
 from gossamer.version import __version__
 
-WORKERS_NEED = ("msgspec", "safetensors")  # and this process does not
+WORKERS_NEED = ("msgspec", "safetensors")  # this process does not need them
 
 
 def run_training(
@@ -89,9 +89,9 @@ def run_training(
     machines: Machines,
     program: TrainingProgram,
 ) -> int:
-    """Run a script as the options of `gossamer run` say, by their names; the exit code.
+    """Run a script with the options of `gossamer run`, by their names. Return the exit code.
 
-    Raises click.ClickException for options that contradict each other, and GossamerError.
+    Raises click.ClickException for contradicting options, and GossamerError.
     """
     elasticity = read_elasticity(
         workers,
@@ -140,7 +140,7 @@ def run_training(
 
 
 def _settings(**told: object) -> dict[str, str]:
-    """Variables for the workers, of the options that were given."""
+    """Environment variables of the workers for the options that were given."""
     return {name: str(value) for name, value in told.items() if value}
 
 
@@ -148,12 +148,12 @@ def _settings(**told: object) -> dict[str, str]:
 class Surroundings:
     """Network, faults, servers and elasticity of a run."""
 
-    network: Network | None  # to emulate, if any
-    planned: EmulationPlan | None  # how
+    network: Network | None  # to emulate; None for none
+    planned: EmulationPlan | None  # of the emulation
     faults: tuple[Fault, ...]
-    serving: Serving | None  # dedicated servers, if any
-    elasticity: Elasticity | None  # how workers come and go, if they do
-    forecast: Forecast  # empty where none was given
+    serving: Serving | None  # None without dedicated servers
+    elasticity: Elasticity | None  # None for a fixed number of workers
+    forecast: Forecast  # empty without the option
 
 
 def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path | None) -> int:
@@ -181,7 +181,7 @@ def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path
                     stacks.keep()
                     network = emulation.record()
                     collector.ended(_ended(outcome))
-            except PeerLost as lost:  # a server that no restart brings back
+            except PeerLost as lost:  # a server that cannot be restarted
                 report(job, directory, records.NO_NETWORK, "failed", terminal, json_file, plot_file)
                 say(f"\n{lost}", error=True)
                 say_how_to_go_on(live.progress.checkpoint)
@@ -214,12 +214,12 @@ def _launch(
     with terminal.progress():
         outcome = start(directory, show=terminal.line, note=collector.heard(terminal.note), tick=tick)
     for text in faults.not_begun:
-        terminal.note(f"{text} never happened: training was over before.")
+        terminal.note(f"{text} was not injected: training ended before its time.")
     return outcome
 
 
 def _facts(job: Job, around: Surroundings) -> dict[str, object]:
-    """What is known of a run before it begins."""
+    """Facts of a run that are known before it begins."""
     return {
         "workers": job.workers * job.nodes,
         "servers": 0 if around.serving is None else around.serving.servers,
@@ -237,12 +237,12 @@ def _ended(outcome: Outcome) -> Ended:
     return "failed" if outcome.exit_code else "finished"
 
 
-FAREWELL_SECONDS = 5.0  # all end together, and a machine that was lost says nothing more
+FAREWELL_SECONDS = 5.0  # all machines end together; a lost one sends nothing more
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineLinks:
-    """others: takes in what other machines tell; uplink: to the first machine; met: hears when all have met."""
+    """others: serves other machines' launchers; uplink: to the first machine; met: called after the rendezvous."""
 
     others: MachineDesk | None = None
     uplink: Uplink | None = None
@@ -251,7 +251,7 @@ class MachineLinks:
 
 @contextmanager
 def machine_links(job: Job, elasticity: Elasticity | None, note: Callable[[str], None]) -> Iterator[MachineLinks]:
-    """The links of this launcher, while the block runs."""
+    """Context manager: the links of this launcher to others."""
     if elasticity is not None:
         yield MachineLinks(others=MachineDesk(), uplink=_to_elastic_run(job, elasticity))
     elif job.nodes == 1:
@@ -266,7 +266,7 @@ def machine_links(job: Job, elasticity: Elasticity | None, note: Callable[[str],
 
 
 def _to_elastic_run(job: Job, elasticity: Elasticity) -> Uplink | None:
-    """For a launcher that joins another's run."""
+    """Link of a launcher that joins another's run."""
     token = _token(job)
     if elasticity.coordinator is None or token is None:
         return None
@@ -289,15 +289,15 @@ NEVER_ATTACHED = (
 )
 WITHOUT_SESSION = (
     "{script} ran without a session, so there are no numbers to show: they come from gossamer.attach(model, "
-    "optimizer), which remote modules, pipeline boundaries and gossamer.ddp_hook do not need"
+    "optimizer), which remote modules, pipeline boundaries and gossamer.ddp_hook do not use"
 )
 NOT_WRITTEN = (
-    "the record could not be written to {file} ({reason}), so this table is all there is of it yet. What was logged is "
-    "kept beside the logs; once there is room, `gossamer record {logs}` makes the record of it."
+    "the record could not be written to {file} ({reason}), so only this table exists. The event logs are kept in the "
+    "folder of logs; after freeing space, `gossamer record {logs}` makes the record from them."
 )
 REMOVED = (
-    "{logs} was removed while the run went on, and with it what its ranks had told, so there is no record of it. "
-    "Training was not held up."
+    "{logs} was removed during the run, together with the reports of its ranks, so there is no record. Training was "
+    "not interrupted."
 )
 
 
@@ -310,7 +310,7 @@ def report(
     json_file: Path | None,
     plot_file: Path | None,
 ) -> records.Record | None:
-    """Write the run's record, draw its picture, and show its table; the record, where there is one."""
+    """Write the run's record, draw its plot, and show its table. Return the record; None without one."""
     if not directory.exists():
         terminal.note(REMOVED.format(logs=job.logs))
         return None
@@ -344,15 +344,15 @@ def _communicated(job: Job, directory: Path) -> bool:
 
 
 def explain_end(job: Job, outcome: Outcome, checkpoint: dict[str, object] | None) -> None:
-    """Say why a run did not finish, and how to go on from its checkpoint, where there is one."""
+    """Print why a run did not finish, and how to resume it from its checkpoint, if there is one."""
     if outcome.failure is not None:
         _explain_failure(job, outcome.failure)
     elif outcome.signal is not None:
         say(f"\nStopped by {signal.Signals(outcome.signal).name}; all workers have ended.\nLogs: {job.logs}")
     elif outcome.resumable:
-        say(f"\n{outcome.resumable}. The workers that were left have ended.\nLogs: {job.logs}", error=True)
+        say(f"\n{outcome.resumable}. The remaining workers have ended.\nLogs: {job.logs}", error=True)
         if checkpoint is None:
-            say("No checkpoint was saved, so the same command begins anew: session.save(DIRECTORY) saves one.")
+            say("No checkpoint was saved, so the same command starts from scratch: session.save(DIRECTORY) saves one.")
     say_how_to_go_on(checkpoint)
 
 
@@ -360,8 +360,8 @@ def say_how_to_go_on(checkpoint: dict[str, object] | None) -> None:
     if checkpoint is not None:
         where, step = checkpoint["directory"], checkpoint["step"]
         say(
-            f"A checkpoint of step {step} is in {where}. A script that calls session.load({str(where)!r}) goes on from "
-            "it when the same command is run again:"
+            f"A checkpoint of step {step} is in {where}. A script that calls session.load({str(where)!r}) continues "
+            "from it when the same command is run again:"
         )
         click.echo(f"  {shlex.join(['gossamer', *sys.argv[1:]])}", err=True)
 
@@ -376,5 +376,5 @@ def _explain_failure(job: Job, failure: Failure) -> None:
     others = job.workers - 1
     if others:
         text = f"The other {others} workers were" if others > 1 else "The other worker was"
-        say(f"{text} stopped, where still at work.")
+        say(f"{text} stopped, unless already finished.")
     say(f"Log of rank {failure.rank}: {log_path(job.logs, failure.rank)}")

@@ -16,7 +16,7 @@ from gossamer.plan.profile.user_script import attached_by
 
 
 def refuse_unknown_terms(text: str | None, script: Path, as_module: bool = False, *, servers: int = 0) -> None:
-    """Refuse a recipe with a term that is unknown here and that the workers or the servers will not know.
+    """Refuse a recipe with a term that neither Gossamer nor the script defines, or that servers would not know.
 
     Args:
         text: The recipe, or None.
@@ -29,7 +29,7 @@ def refuse_unknown_terms(text: str | None, script: Path, as_module: bool = False
 
 
 def register_terms(script: Path, arguments: Sequence[str], texts: Iterable[str]) -> None:
-    """Register the terms that a script defines: run it in this process until it attaches, if a recipe needs that.
+    """Register the terms that a script defines, if a recipe needs them: run it in this process until it attaches.
 
     Raises:
         click.BadParameter: A recipe has a term that the script does not register.
@@ -40,13 +40,13 @@ def register_terms(script: Path, arguments: Sequence[str], texts: Iterable[str])
     for name in unknown:
         if name not in NOUNS:
             raise click.BadParameter(
-                f"{script} names {name} and does not register it. Write gossamer.register({name}) above "
+                f"{script} contains {name} but does not register it. Write gossamer.register({name}) above "
                 "gossamer.attach."
             )
 
 
 def _unknown_term(text: str | None, script: Path, as_module: bool = False) -> str | None:
-    """The first term of a recipe that is unknown here; refuses one that the script does not name."""
+    """The first unknown term of a recipe; None without one. Refuse a term that the script does not contain."""
     try:
         resolve(text)
     except UnknownTerm as error:

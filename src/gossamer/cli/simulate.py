@@ -38,15 +38,15 @@ from gossamer.plan.rehearse.model_shapes import find_shapes
 from gossamer.plan.simulate import ForecastClock, JobProgress, NetworkSchedule, SimulatedJob
 from gossamer.version import __version__
 
-WIDTH = 140  # of a table that goes into a file
-TOLD_EVERY_SECONDS = 10.0  # where there is no terminal
-CALL_SECONDS = 0.5  # that workers go on before progress is shown
+WIDTH = 140  # columns of a table in a file
+TOLD_EVERY_SECONDS = 10.0  # without a terminal
+CALL_SECONDS = 0.5  # of simulation between lines of progress
 COLUMNS = ("recipe", "steps", "first loss", "last loss", "virtual time", "a step", "sent a step")
 
 
 @dataclass(frozen=True)
 class SimulationEnd:
-    """Where one recipe is to end; None: does not matter."""
+    """Limits of the simulation of one recipe; None for no limit."""
 
     steps: int | None
     seconds: float | None
@@ -60,28 +60,28 @@ class SimulationEnd:
     cls=ScriptCommand,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.option("--workers", type=click.IntRange(1), required=True, help="How many take part, all in this process.")
+@click.option("--workers", type=click.IntRange(1), required=True, help="Number of workers, all in this process.")
 @click.option(
     "--network",
     "schedule_text",
     required=True,
     metavar="SPEC",
-    help='RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file; or one that changes: "100mbit,20ms; 10mbit at 30s".',
+    help='RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file; or a schedule: "100mbit,20ms; 10mbit at 30s".',
 )
 @click.option(
-    "--recipe", "recipes", multiple=True, required=True, callback=different_recipes, help="Say it once per row."
+    "--recipe", "recipes", multiple=True, required=True, callback=different_recipes, help="Repeat it for each recipe."
 )
-@click.option("--steps", type=click.IntRange(1), help="End after so many.  [default: where the script ends]")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="End after so much virtual time.")
+@click.option("--steps", type=click.IntRange(1), help="End after this many steps.  [default: the script's]")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="End after this virtual time.")
 @click.option(
     "--step-seconds",
     type=click.FloatRange(0, min_open=True),
-    help="How long a worker computes in a step, instead of timing it here.",
+    help="Compute time of a step on one worker; replaces the measurement.",
 )
 @click.option("--learning-rate-factor", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True)
 @click.option("--shapes", metavar="NAME|FILE", help="No training, up to 100,000 workers: a model, as in `rehearse`.")
-@click.option("--parameters", type=click.IntRange(1, 10**12), help="Likewise: a transformer of this size.")
-@output_option("json", "Write everything there, curves too.")
+@click.option("--parameters", type=click.IntRange(1, 10**12), help="No training: a transformer of this size.")
+@output_option("json", "Write the results and curves as JSON.")
 @output_option("picture", "Draw the losses over virtual time (PNG).")
 @click.argument("script", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -100,20 +100,19 @@ def simulate_command(
     script: Path | None,
     arguments: tuple[str, ...],
 ) -> None:
-    """Train SCRIPT with all its workers in this process, by every --recipe in turn. What follows SCRIPT belongs to it.
+    """Train SCRIPT with all its workers in this process, with every --recipe in turn. Arguments after SCRIPT are passed
+    to it.
 
-    Losses, bytes and checkpoints are real. Time is virtual: each step takes what is foretold for it on the network.
-    With --shapes or --parameters in place of SCRIPT nothing is trained: bytes, seconds and the busiest machine.
+    Losses, bytes and checkpoints are real. Time is virtual: each step takes its estimated time on the network. With
+    --shapes or --parameters instead of SCRIPT nothing is trained: bytes, seconds and the busiest machine.
     """
     if sum(each is not None for each in (script, shapes, parameters)) != 1:
         raise click.UsageError(
-            "one of the three is needed: a SCRIPT that trains, --shapes resnet50, or --parameters 100000000"
+            "pass exactly one of: a SCRIPT that trains, --shapes resnet50, or --parameters 100000000"
         )
     if script is None:
         if step_seconds is None:
-            raise click.UsageError(
-                "shapes do not say how long a step takes. Add --step-seconds 0.3: of computing, alone"
-            )
+            raise click.UsageError("shapes have no compute time. Add --step-seconds 0.3, the compute time of a step")
         simulate_costs(
             shapes,
             parameters,
@@ -165,7 +164,7 @@ def _check_picture() -> None:
 def _profiler(
     script: Path, arguments: Sequence[str], workers: int, step_seconds: float | None
 ) -> Callable[[Recipe], WorkloadProfile]:
-    """Each worker has a machine like this one; a step is timed here, or as long as it is said to be."""
+    """Profile of a step on a machine like this one for each worker: timed here, or with the given compute time."""
     if step_seconds is None:
         return lambda recipe: profile_script(script, arguments, recipe, workers)
     return lambda recipe: assume_profile(attached_by(script, arguments, recipe), recipe, step_seconds, workers=1)
@@ -184,12 +183,12 @@ def _simulate(job: SimulatedJob, recipe: str, end: SimulationEnd, arguments: Seq
     if found.failure is not None:
         say(f"{recipe}: {with_misplaced_options(found.failure, arguments)}", error=True)
     elif found.ended and found.steps < (end.steps or 0):
-        say(f"gossamer: {recipe}: the script ended after {found.steps} steps, before the {end.steps} asked for")
+        say(f"gossamer: {recipe}: the script ended after {found.steps} steps, before the requested {end.steps}")
     return found
 
 
 def _advance(job: SimulatedJob, recipe: str, end: SimulationEnd, tell: Say) -> JobProgress:
-    """Until its end, by as many steps at a time as take a moment."""
+    """Simulate until the end, by as many steps at a time as take CALL_SECONDS."""
     began, found, more = time.monotonic(), job.progress, 1
     while True:
         called = time.monotonic()
@@ -254,14 +253,14 @@ def _panel(runs: Sequence[Mapping[str, Any]]) -> Panel:
         points = _loss(run["metrics"])
         seconds, losses = [point[1] for point in points], [drawable(point[2]) for point in points]
         curves.append(Curve(shortened(run["recipe"]), COLORS[place % len(COLORS)], seconds, losses))
-    return Panel("loss over virtual time", "seconds, as foretold", "loss", curves)
+    return Panel("loss over virtual time", "virtual seconds", "loss", curves)
 
 
 HEADINGS = ("recipe", "seconds a step", "waiting", "sent by each", "busiest sends", "messages", "held to decode")
 SAYS = (
-    "Bytes are payload, per step. Seconds are foretold for workers that compute alike on lines of their own; those "
-    "with >= are what computing and the busiest machine's line take at least. Held to decode: payloads that a "
-    "worker keeps of others at once."
+    "Bytes are payload, per step. Seconds are estimates for workers with equal compute times, each on its own link; "
+    "those with >= are a lower bound from computing and the link of the busiest machine. Held to decode: payloads of "
+    "other workers that a worker keeps at once."
 )
 ModelFor = Callable[[Recipe], Attached]
 
@@ -276,10 +275,10 @@ def print_costs(
     step_seconds: float,
     json_file: Path | None = None,
 ) -> list[StepCost]:
-    """Print a row for each recipe, as soon as it is known.
+    """Print a row for each recipe as soon as it is calculated.
 
-    model: the Attached event of a session with a resolved recipe. Raises GossamerError for a recipe or a network that
-    cannot be read, or more unequal hosts than can be played.
+    model: the Attached event of a session with a resolved recipe. Raises GossamerError for an invalid recipe or
+    network, or too many unequal hosts to simulate.
     """
     there = read_network(network, workers)
     say(f"{title}, {seconds_text(step_seconds)} a step; {count_text(workers)} workers on {network}")
@@ -330,7 +329,7 @@ def simulate_costs(
     step_seconds: float,
     json_file: Path | None,
 ) -> None:
-    """Calculate what recipes would send and how long a step would take, for shapes or a number of parameters."""
+    """Calculate bytes and seconds of a step for shapes or a number of parameters."""
     title, model = _model(shapes, parameters)
     print_costs(
         recipes,

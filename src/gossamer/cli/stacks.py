@@ -1,4 +1,4 @@
-"""`gossamer stacks`: where every rank of a run is, in Python, when last it was asked."""
+"""`gossamer stacks`: the Python stacks of every rank of a run at the latest dump."""
 
 from __future__ import annotations
 
@@ -17,32 +17,31 @@ from gossamer.observe.telemetry import STORE_FILE, open_store
 from gossamer.observe.telemetry.hangs import read_places
 
 NOTHING = (
-    "no worker of {run} has written its stacks. They do where one is waited for over ten seconds and ten usual steps, "
-    "and when asked: "
-    "kill -USR1 PID, with the number of `gossamer run`'s process, asks all workers on its machine, and then "
-    "`gossamer stacks {run}` shows them."
+    "no worker of {run} has written its stacks. Workers write them when one of them stalls for more than ten seconds "
+    "and ten usual steps, and on request: kill -USR1 PID, with the process id of `gossamer run`, requests them from "
+    "all workers on its machine; then `gossamer stacks {run}` shows them."
 )
 
 NO_FLIGHTS = (
-    "no worker of {run} has written its latest operations. Each does when it has been at one of them, or between two, "
-    "for some seconds, and when it ends: try again then."
+    "no worker of {run} has written its latest operations. Each worker writes them after some seconds in one operation "
+    "or between two, and at its end: try again later."
 )
 
 
 @click.command("stacks")
-@click.option("--threads", is_flag=True, help="Show all threads, not the main one alone.")
+@click.option("--threads", is_flag=True, help="Show all threads, not only the main thread.")
 @click.option(
     "--flight-recorder",
     "dump",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write the latest operations of all ranks there instead, for `torchfrtrace`.",
+    help="Write the latest operations of all ranks to this folder instead, for `torchfrtrace`.",
 )
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def stacks_command(run: Path, threads: bool, dump: Path | None) -> None:
-    """Show where each rank of RUN, a folder of logs, was in Python when last it was asked; equal stacks together.
+    """Show the latest Python stacks of each rank of RUN, a folder of logs; ranks with equal stacks together.
 
-    Workers write their stacks on SIGUSR1, which `gossamer run` hands on to all of its own, and by themselves once a
-    worker has waited for another for longer than ten usual steps, and than ten seconds (GOSSAMER_HANG_SECONDS).
+    Workers write their stacks on SIGUSR1, which `gossamer run` forwards to all of its workers, and by themselves when a
+    worker has waited for another one for more than ten usual steps and ten seconds (GOSSAMER_HANG_SECONDS).
     """
     if dump is not None:
         _dump_flights(run, dump)
@@ -67,12 +66,12 @@ def _dump_flights(run: Path, dump: Path) -> None:
             raise click.ClickException(NO_FLIGHTS.format(run=run))
         write_for_torchfrtrace(flights, dump)
     except (OSError, ValueError) as problem:
-        raise click.ClickException(f"the operations of {run} could not be written into {dump}: {problem}") from None
+        raise click.ClickException(f"the operations of {run} could not be written to {dump}: {problem}") from None
     echo(f"Operations of {len(flights)} ranks in {dump}. Compare them: torchfrtrace {dump}")
 
 
 def _places(run: Path) -> dict[int, str]:
-    """The operations that ranks are in, or were when last they told; none without a store."""
+    """The current or last reported operation of each rank; empty without a store."""
     try:
         db = open_store(run / STORE_FILE, readonly=True)
     except StoreError:
@@ -82,7 +81,7 @@ def _places(run: Path) -> dict[int, str]:
 
 
 def _newest(run: Path) -> dict[int, Path]:
-    """The newest file of each rank: of a run that goes on in a folder within, afterwards beside the logs."""
+    """The newest file of each rank: in the private folder during a run, next to the logs afterwards."""
     paths = [path for place in (run, *run.glob(".run-*")) for path in place.glob("stacks-*-*.txt")]
     ordered = sorted((path for path in paths if path.stat().st_size), key=lambda path: path.stat().st_mtime)
     return {int(path.name.split("-")[1]): path for path in ordered}

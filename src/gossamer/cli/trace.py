@@ -1,4 +1,4 @@
-"""`gossamer trace`: writes what all ranks of a run did on one clock, for Perfetto, Chrome's viewer or a page."""
+"""`gossamer trace`: writes the operations of all ranks of a run on one clock, for Perfetto, Chrome or as a picture."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ WRITERS: Mapping[str, Callable[[Timeline], bytes]] = {
     ".png": draw,
 }
 NOT_TRACED = {
-    Untraced.SERVERS: "not traced: what servers in processes of their own do; pushes and pulls of workers are",
-    Untraced.PAIRS: "not traced: exchanges of two workers (Gossip('pairwise')), which go on beside training",
+    Untraced.SERVERS: "not traced: server processes; pushes and pulls of workers are traced",
+    Untraced.PAIRS: "not traced: exchanges of two workers (Gossip('pairwise')), which run concurrently with training",
 }
 Command = Callable[..., Any]
-OPEN_IT = "Open it in https://ui.perfetto.dev, which reads it in the browser and sends it nowhere."
+OPEN_IT = "Open it in https://ui.perfetto.dev, which reads it in the browser without uploading it."
 
 
 def check_output(context: click.Context, option: click.Parameter, path: Path) -> Path:
@@ -41,9 +41,9 @@ def check_output(context: click.Context, option: click.Parameter, path: Path) ->
             "well, and it is smaller"
         )
     if suffix(path) is None:
-        raise click.BadParameter(f"{path.name} names no format that is known here: end it with {', '.join(WRITERS)}")
+        raise click.BadParameter(f"{path.name} has no known format: end it with {', '.join(WRITERS)}")
     if path.exists():
-        raise click.BadParameter(f"{path} is there already, and is not overwritten: name another, or delete it")
+        raise click.BadParameter(f"{path} exists and is not overwritten: name another file, or delete it")
     checked = check_parent(context, option, path)
     assert checked is not None
     return checked
@@ -62,14 +62,14 @@ def suffix(path: Path) -> str | None:
     callback=check_output,
     required=True,
     metavar="FILE",
-    help=f"The format follows its end: {', '.join(WRITERS)}.",
+    help=f"The format follows from its suffix: {', '.join(WRITERS)}.",
 )
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def trace_command(run: Path, steps: StepRange | None, output: Path) -> None:
-    """Write what all ranks of RUN did, on one clock.
+    """Write a trace of all ranks of RUN, on one clock.
 
-    RUN is the folder of a run that was started with --trace; where machines have folders of their own, copy their files
-    *.spans into one.
+    RUN is the folder of a run that was started with --trace. If machines have their own folders, copy their *.spans
+    files into one.
     """
     processes = read_run(run)
     timeline = build(processes, steps)
@@ -87,12 +87,12 @@ def _lacks(processes: list[ProcessSpans]) -> list[str]:
     said = []
     if missing := missing_ranks(processes):
         ranks = ", ".join(map(str, missing))
-        said.append(f"missing: ranks {ranks}, whose files may lie on other machines: copy them into the same folder")
+        said.append(f"missing: ranks {ranks}, probably on other machines: copy their files into the same folder")
     found = {int(number) for each in processes for number in each.of(SpanKind.NOT_TRACED)["number"]}
     said += [line for what, line in NOT_TRACED.items() if what in found]
     said += [
-        f"{each.path.name} is torn at its end, where its process was killed or its disk was full: "
-        "all before that is shown"
+        f"{each.path.name} is truncated, because its process was killed or its disk was full: all complete spans are "
+        "shown"
         for each in processes
         if each.torn_bytes
     ]
@@ -100,7 +100,7 @@ def _lacks(processes: list[ProcessSpans]) -> list[str]:
 
 
 def write(output: Path, content: bytes) -> None:
-    """Whole or not at all; what another has put there meanwhile stays."""
+    """Write the whole file or none of it. A file that exists by then is not replaced."""
     try:
         with output.open("xb") as file:
             try:
@@ -110,4 +110,4 @@ def write(output: Path, content: bytes) -> None:
                 output.unlink()
                 raise
     except OSError as error:
-        raise GossamerError(f"{output} could not be written ({error.strerror}): name another") from None
+        raise GossamerError(f"{output} could not be written ({error.strerror}): name another file") from None

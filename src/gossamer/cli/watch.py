@@ -1,4 +1,4 @@
-"""`gossamer watch`: a page, or a screen of a terminal, that shows runs while they go on and after."""
+"""`gossamer watch`: a page, or a terminal view, of runs during and after training."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from gossamer.observe.watch.runs import WatchedRun, find_runs
 from gossamer.observe.watch.server import PageServer
 from gossamer.observe.watch.terminal_view import watch_in_terminal
 
-OPENED = "watch this run at {link} (with its token, the link lets in whoever has it)"
+OPENED = "watch this run at {link} (the link contains its token: share it with care)"
 
 
 @click.command("watch")
-@click.option("--terminal", is_flag=True, help="Show the essentials here, without a page.")
+@click.option("--terminal", is_flag=True, help="Show a summary in this terminal, without a page.")
 @click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="The address to listen on; others than loopback let in other machines.",
+    help="Address to listen at; other machines need one that is not loopback.",
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="[default: one that is free]")
-@click.option("--allow-host", "names", multiple=True, metavar="NAME", help="A further name of this machine in links.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="[default: a free one]")
+@click.option("--allow-host", "names", multiple=True, metavar="NAME", help="Another name of this machine in links.")
 @click.option("--open", "opened", is_flag=True, help="Open the page in this machine's browser.")
 @click.argument("folders", metavar="[RUN]...", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
 def watch_command(
     terminal: bool, host: str, port: int, names: tuple[str, ...], opened: bool, folders: tuple[Path, ...]
 ) -> None:
-    """Watch RUN, a run's folder, or several side by side; by default the newest in runs/.
+    """Watch RUN, a run's folder, or several runs; by default the newest in runs/.
 
-    Runs may be going on, finished, or crashed. The page only reads, listens on this machine alone, and lets in who has
-    the link. From elsewhere: ssh -L 8080:127.0.0.1:PORT, and port 8080 in the link.
+    Runs may be active, finished, or crashed. The page is read-only, listens on this machine only, and requires the
+    token in its link. From another machine: ssh -L 8080:127.0.0.1:PORT, and port 8080 in the link.
     """
 
     def note(sentence: str) -> None:
@@ -48,7 +48,7 @@ def watch_command(
             return
         server = PageServer(runs, host, port, names)
         echo(f"{', '.join(run.name for run in runs)}: {server.link}")
-        say("Ctrl-C ends the page; the runs go on.")
+        say("Ctrl-C ends the page; the runs continue.")
         if opened:
             click.launch(server.link)
         server.serve()
@@ -58,15 +58,15 @@ def _in_terminal(runs: tuple[WatchedRun, ...]) -> None:
     try:
         watch_in_terminal(runs, SafeConsole(highlight=False))
     except KeyboardInterrupt:
-        say("The runs go on.")
+        say("The runs continue.")
 
 
 @contextmanager
 def page_beside(logs: Path, wanted: bool) -> Iterator[None]:
-    """Serve the page of the run that logs there, while the block runs, and print the link."""
+    """Serve the page of a run while the block runs, and print its link. logs: folder of the run."""
     with PageServer([WatchedRun("0", logs)]).in_thread() if wanted else nullcontext() as link:
         if wanted:
             say(OPENED.format(link=link))
         yield
     if wanted:
-        say(f"The page has ended with the run. Again: gossamer watch {logs}")
+        say(f"The page has ended with the run. To show it again: gossamer watch {logs}")

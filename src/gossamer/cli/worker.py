@@ -1,4 +1,4 @@
-"""Worker of `gossamer run`: the launcher's worker, with a recorder subscribed to its events."""
+"""Worker of `gossamer run`: the launcher's worker with a recorder for its events."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def main() -> None:
 
 
 def _others_report() -> bool:
-    """Whether rank 0 may be lost while others train on."""
+    """Whether rank 0 may be lost while others continue."""
     return restarts_alone() or "GOSSAMER_ELASTIC" in os.environ
 
 
 def _counter(header_bytes: str | None) -> Callable[[], int] | None:
-    """A counter of the bytes that this worker's host has sent, where it has a host of its own."""
+    """A counter of the bytes that this worker's emulated host has sent; None without one."""
     return None if header_bytes is None else partial(sent_bytes, int(header_bytes))
 
 
 def _watch_for_the_end(rank: int) -> None:
-    """Let rank 0 ask all ranks to stop where a target is reached or time is up."""
+    """Let rank 0 stop all ranks when a target is reached or the time is over."""
     target, seconds = os.environ.get(UNTIL), os.environ.get(SECONDS)
     if rank == 0 and (target or seconds):
         events.subscribe(

@@ -1,4 +1,4 @@
-"""Coordinator of an elastic run, as launchers see it: in the first one's process, or found elsewhere by its card."""
+"""Coordinator of an elastic run: served by the first launcher, reached by the others, found by its run card."""
 
 from __future__ import annotations
 
@@ -25,57 +25,57 @@ from gossamer.launch.process import POLL_SECONDS
 
 RUN_CARD = "coordinator.json"
 REACH_SECONDS = 1.9
-SURVIVOR_SECONDS = 30.0  # for workers that outlived the first launcher to report: they dial twice a second
+SURVIVOR_SECONDS = 30.0  # for surviving workers to report after a restart; they dial twice a second
 OTHERS = (
-    "{endpoint} is reached, and whatever listens there knows nothing of this token: it belongs to another run or to "
-    "another version of Gossamer, is encrypted where this is not (--tls), or is no coordinator. Copy the token file "
-    "that the run's launcher names, and write the command that it printed."
+    "{endpoint} is reachable, but it does not accept this token: it belongs to another run or another version of "
+    "Gossamer, is encrypted while this command is not (--tls), or is no coordinator. Copy the token file that the "
+    "run's launcher names, and use the command that it printed."
 )
 
 
 class CoordinatorLink(Protocol):
-    """The coordinator, as the launcher beside it sees it."""
+    """A launcher's connection to the coordinator of its run."""
 
     @property
     def address(self) -> tuple[str, int]: ...
     @property
     def members(self) -> Collection[int]:
-        """Numbers of the members of the newest view; none before the first."""
+        """Numbers of the members of the newest view; empty before the first view."""
 
     @property
     def finishing(self) -> bool:
-        """Whether a member has left because all is done."""
+        """Whether a member has left because it finished its script."""
 
     @property
     def ended(self) -> str:
-        """Why nobody can come in any more; empty while the run goes on."""
+        """Why the run accepts no more members; empty while the run continues."""
 
     @property
     def resumed(self) -> bool:
-        """Whether the run had begun before this launcher was started, so that all workers here are newcomers."""
+        """Whether the run began before this launcher was started, so that all workers here are newcomers."""
 
     def settle(self, note: Callable[[str], None]) -> None:
-        """Find out whether workers of the run outlived an earlier start of this launcher; else a new run begins. Call
-        it before workers are started. note: is told what is waited for."""
+        """Continue the run of an earlier start of this launcher if workers of it survived; else begin a new run. Call
+        it before workers are started. note: shows the wait to the user."""
 
     def launched(self, number: int) -> None:
-        """Hear that the launcher has started this member."""
+        """Report that the launcher has started this member."""
 
     def asked(self) -> int | None:
-        """The number of workers that somebody asked for since the last call, if any."""
+        """The number of workers requested since the last call; None if no request came."""
 
     def gone(self, number: int) -> None:
-        """Hear that the process of this member, or of one that never came to be one, has ended."""
+        """Report that the process of this member, or of a worker that never joined, has ended."""
 
     def expect(self, workers: int) -> None:
-        """Hear that no more than so many are on their way to the first view."""
+        """Report the maximum number of workers that will still join the first view."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class RemoteCoordinator:
-    """A coordinator beside another launcher: it sees for itself whose connection closes."""
+    """The coordinator of another launcher. It detects closed connections itself, so all reports are no-ops."""
 
     address: tuple[str, int]
     members: Collection[int] = ()
@@ -96,9 +96,13 @@ class RemoteCoordinator:
 class LocalCoordinator:
     """Serves the coordinator in threads of this process until it is closed. Implements CoordinatorLink.
 
-    listen: where, port 0 for any free one; journal: its file, which outlives this process only where that is killed;
-    beside: as CoordinatorServer's. Raises ConnectError where the port is taken, or the address is none of this
-    machine's.
+    Args:
+        listen: address and port; port 0 for any free one.
+        journal: file of the coordinator's journal. It remains only if this process is killed.
+        `beside`: additional request handlers, see CoordinatorServer.
+
+    Raises:
+        ConnectError: the port is in use, or the address does not belong to this machine.
     """
 
     def __init__(
@@ -127,14 +131,14 @@ class LocalCoordinator:
         self._journal = journal
         self._server = self._serve(port=listen[1])
         self.address = self._server.address
-        self._resizes = 0  # of which the launcher knows
+        self._resizes = 0  # number of requests that the launcher has handled
 
     @property
     def resumed(self) -> bool:
         return self._server.world > 0
 
     def settle(self, note: Callable[[str], None]) -> None:
-        """Continue the journal's run where a worker of it reports within SURVIVOR_SECONDS; else begin a new one."""
+        """Continue the journal's run if a worker of it reports within SURVIVOR_SECONDS; else begin a new one."""
         if not self._server.ended and (not self.resumed or self._survivors_report(note)):
             return
         self._server.close()
@@ -146,15 +150,15 @@ class LocalCoordinator:
         if not survivors:
             return False
         note(
-            f"the last run of this command was cut off while other launchers had workers in it ({survivors}): waiting "
-            f"up to {SURVIVOR_SECONDS:g} s for a report of one (journal: {self._journal})"
+            f"the last run of this command was interrupted while other launchers had workers in it ({survivors}): "
+            f"waiting up to {SURVIVOR_SECONDS:g} s for one of them to report (journal: {self._journal})"
         )
         until = time.monotonic() + SURVIVOR_SECONDS
         while not self._server.heard_survivors and not self._server.ended and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
         heard = self._server.heard_survivors > 0 and not self._server.ended
         if heard:
-            note("workers of that run are there, so it continues; the workers here join it as newcomers")
+            note("workers of that run reported, so it continues; the workers here join it as newcomers")
         else:
             note("no worker of that run reported, so a new run begins, from the checkpoint that the script loads")
         return heard
@@ -187,26 +191,26 @@ class LocalCoordinator:
         self._server.expect(workers)
 
     def close(self) -> None:
-        """End the run: workers of other launchers that are still in it are told so."""
+        """End the run, and notify remaining workers of other launchers."""
         self._server.end("its first launcher has ended")
         self._server.close()
         self._journal.unlink(missing_ok=True)
 
 
 def check_joinable(address: tuple[str, int], token: bytes, tls: Tls | None = None) -> None:
-    """Raise ConnectError, within two seconds, unless a coordinator listens there that has the same token."""
+    """Raise ConnectError, within two seconds, unless a coordinator with the same token listens at the address."""
     endpoint = f"{address[0]}:{address[1]}"
     try:
         socket.create_connection(address, REACH_SECONDS).close()
     except ConnectionRefusedError:
         raise ConnectError(
-            f"Nothing listens at {endpoint}: the run there is over, or has not begun, or listens at another port. Its "
-            "launcher prints the command by which others join it."
+            f"Nothing listens at {endpoint}: the run is over, has not begun, or listens at another port. Its launcher "
+            "prints the command that joins it."
         ) from None
     except OSError as problem:
         raise ConnectError(
-            f"No connection to {endpoint} ({problem}): the address is wrong, its machine is off, or a firewall is "
-            "shut. An elastic run listens on loopback unless it is started with --listen HOST:PORT or --interface NAME."
+            f"No connection to {endpoint} ({problem}): the address is wrong, its machine is off, or a firewall blocks "
+            "it. An elastic run listens on loopback unless it is started with --listen HOST:PORT or --interface NAME."
         ) from None
     try:
         ask_status(address, token, seconds=REACH_SECONDS, tls=tls)
@@ -215,7 +219,7 @@ def check_joinable(address: tuple[str, int], token: bytes, tls: Tls | None = Non
 
 
 def _check_free(host: str, port: int) -> None:
-    """The endpoint's own error knows of no command line."""
+    """Raise ConnectError with command-line remedies; the endpoint's own error has none."""
     try:
         with closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -224,9 +228,9 @@ def _check_free(host: str, port: int) -> None:
     except OSError as problem:
         if problem.errno == errno.EADDRINUSE:
             raise ConnectError(
-                f"Port {port} is in use on this machine, so nobody could join this run at {host}:{port}. Take another "
-                f"one: --listen {host}:{port + 1}; `ss -ltnp sport = :{port}` shows who has it. To add workers to the "
-                f"run that has it: --join {host}:{port} --token-file FILE"
+                f"Port {port} is in use on this machine, so workers could not join this run at {host}:{port}. Use "
+                f"another port: --listen {host}:{port + 1}; `ss -ltnp sport = :{port}` shows which process has it. To "
+                f"add workers to the run at this port: --join {host}:{port} --token-file FILE"
             ) from None
         raise ConnectError(
             f"This run's coordinator cannot listen at {host}:{port} ({problem}). Name an address of this machine: "
@@ -236,13 +240,13 @@ def _check_free(host: str, port: int) -> None:
 
 @dataclass(frozen=True)
 class RunCard:
-    """Where an elastic run's coordinator listens and which file has its token: for commands on this machine."""
+    """Address of an elastic run's coordinator and path of its token file, for commands on this machine."""
 
     address: tuple[str, int]
     token_file: Path
 
     def write(self, logs: Path) -> Path:
-        """Write it into a run's folder of logs, for its owner alone. It holds no secret."""
+        """Write the card into a run's folder of logs, readable by its owner only. It contains no secret."""
         path = logs / RUN_CARD
         path.unlink(missing_ok=True)
         host, port = self.address
@@ -252,7 +256,7 @@ class RunCard:
 
 
 def read_run_card(logs: Path) -> RunCard:
-    """The card of the run with these logs. Raises ConnectError where there is none."""
+    """Read the card of the run with these logs. Raises ConnectError if it is missing or invalid."""
     path = logs / RUN_CARD
     try:
         read = json.loads(bounded_file.read_text(path))
@@ -261,11 +265,11 @@ def read_run_card(logs: Path) -> RunCard:
         return RunCard((host, int(port)), Path(read["token_file"]))
     except FileNotFoundError:
         raise ConnectError(
-            f"There is no {path}, so no elastic run with these logs is under way: it is over, or it was started with "
-            "a fixed number of workers. One that may grow and shrink is started so: gossamer run --workers 2:8 SCRIPT"
+            f"There is no {path}, so no elastic run with these logs is in progress: it is over, or it was started with "
+            "a fixed number of workers. To start an elastic run: gossamer run --workers 2:8 SCRIPT"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise ConnectError(
-            f"{path} does not tell where the run's coordinator is ({type(problem).__name__}: {problem}). Name it as "
-            "the run printed it: gossamer resize HOST:PORT N --token-file FILE"
+            f"{path} does not contain the address of the run's coordinator ({type(problem).__name__}: {problem}). "
+            "Write it as the run printed it: gossamer resize HOST:PORT N --token-file FILE"
         ) from None

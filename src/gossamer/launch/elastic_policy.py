@@ -1,4 +1,4 @@
-"""Elastic policy: decides what becomes of an elastic run as the workers of one launcher come, end and fail."""
+"""Elastic policy: decides when one launcher of an elastic run starts, restarts and stops workers, and ends the run."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from gossamer.launch.failure import Failure, Origin, Outcome, cause
 from gossamer.launch.process_logs import log_path
 from gossamer.launch.restart_policy import SETTLED_SECONDS, RestartOne, SupervisedWorker
 
-RESTART_HINT = " To have lost workers started again, each so often: --max-restarts 5"
+RESTART_HINT = " To restart each lost worker up to 5 times: --max-restarts 5"
 
 
 class ElasticWorker(SupervisedWorker, Protocol):
-    """One place of this launcher, with the processes that hold it one by one. Each start is another member."""
+    """One worker slot of this launcher over all its restarts. Each start is a new member of the run."""
 
     @property
     def member(self) -> int:
-        """The number of its newest start, as a member."""
+        """Member number of the newest start."""
 
     @property
     def members(self) -> list[int]: ...
     @property
     def attached(self) -> bool:
-        """Whether it lives and has attached."""
+        """Whether its process is running and has attached a session."""
 
     @property
     def has_ever_attached(self) -> bool: ...
     @property
     def holds_state(self) -> bool:
-        """Whether it lives and has parameters that others could go on from."""
+        """Whether its process is running and has parameters that a newcomer could receive."""
 
     @property
     def has_left(self) -> bool:
-        """Whether its newest start has left a run that goes on without it."""
+        """Whether its newest start has left the run while the run continues."""
 
     @property
     def is_finishing(self) -> bool:
-        """Whether it lives and has come to the end of its script, without having left."""
+        """Whether its process is running and has finished its script, without having left the run."""
 
     @property
     def lost_residual(self) -> str:
-        """What the newest start had still to send, as it last told, in words; empty where it told nothing."""
+        """Last reported residual of the newest start, as a sentence; empty if it reported none."""
 
 
 W = TypeVar("W", bound=ElasticWorker)
@@ -53,9 +53,17 @@ W = TypeVar("W", bound=ElasticWorker)
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticOrders:
-    """initial: workers to begin with; least: of the run, to go on; patience_seconds: how long fewer wait for others;
-    linger_seconds: how long a finished launcher stays for members of others; join_command: what others write to join;
-    None beside another launcher's coordinator, which alone ends the run; logs: the folder of the workers' logs."""
+    """Settings of one launcher of an elastic run.
+
+    Args:
+        initial: number of workers to start at first.
+        least: minimum number of workers of the run. With fewer, training waits.
+        patience_seconds: how long training waits for more workers.
+        linger_seconds: how long a finished launcher waits for members of other launchers.
+        join_command: the command that adds workers from another machine; None for a launcher that joined the run.
+            Only the launcher that runs the coordinator ends the run.
+        logs: folder of the workers' logs.
+    """
 
     initial: int
     least: int
@@ -66,23 +74,23 @@ class ElasticOrders:
 
 
 class ElasticPolicy(RestartOne[W]):
-    """Decides. Time is given, and workers are made by `hire(number, initial)`.
+    """Restart policy of an elastic run. `hire(number, initial)` makes workers; the caller passes the time.
 
-    A worker that a signal ends is lost. So is one that ends with an error once training has begun: out of memory on
-    one machine is no reason to stop the others. Whoever is lost is started again alone, as its RestartBudget says; the
-    others never stop. An error ends the run, as one with a fixed number of workers,
-    - before any worker has attached, since every start would meet it;
-    - where it is not started again and fewer than `least` are left, or nobody who has parameters;
-    - after another worker has finished, since nobody would make good for it.
+    A worker is lost if a signal ends it, or if it fails after training has begun: one machine that is out of memory
+    does not stop the others. A lost worker is restarted alone within its RestartBudget; the others continue. A failure
+    ends the run, as in a run with a fixed number of workers,
+    - before any worker has attached, since every start would fail in the same way;
+    - if the worker is not restarted and fewer than `least` workers, or none with parameters, remain;
+    - after another worker has finished, since no worker would make up for the loss.
 
-    A worker that ends with exit code 0 has finished, and the run is over when all have: whoever is lost by then is not
-    started again, and whoever is on the way to join is ended. One that has left (Stage.LEFT), because it was put out or
-    its machine is wanted back, has not finished.
+    A worker that ends with exit code 0 has finished. The run ends when all have finished: workers that are lost by then
+    are not restarted, and workers that are still joining are ended. A worker that has left (Stage.LEFT), because it was
+    evicted or its machine is needed elsewhere, has not finished.
 
-    Once the coordinator has ended the run, nobody is started again, and those who wait hear it themselves.
+    After the coordinator has ended the run, no worker is restarted, and waiting workers learn it from the coordinator.
 
-    Where fewer than `least` are left, and no start is due, the others wait for `patience_seconds`; then the run ends
-    with Outcome.resumable.
+    If fewer than `least` workers are left and no restart is due, the others wait for `patience_seconds`. Then the run
+    ends with Outcome.resumable.
     """
 
     def __init__(
@@ -95,9 +103,9 @@ class ElasticPolicy(RestartOne[W]):
         super().__init__(note)
         self._orders, self._hire, self._coordinator = orders, hire, coordinator
         self.ends_whole_run = orders.join_command is not None
-        self.in_vain = ""  # why it ended short of workers
+        self.in_vain = ""  # why the run ended with too few workers
         self._short_since: float | None = None
-        self._alone_since: float | None = None  # when nobody was left here
+        self._alone_since: float | None = None  # since when no worker is left in this launcher
         self._have_left = self._hinted = False
 
     @property
@@ -106,24 +114,24 @@ class ElasticPolicy(RestartOne[W]):
 
     @property
     def size(self) -> int:
-        """Workers of the run, with those that are started again soon."""
+        """Number of workers of the run, including those with a restart due."""
         return self._present + self._elsewhere
 
     @property
     def training(self) -> int:
-        """Workers that train together, as far as this launcher hears of it."""
+        """Number of workers that train together, as far as this launcher knows."""
         return len(self._coordinator.members) or self._present
 
     @property
     def is_finishing(self) -> bool:
-        """Whether one has come to its end, so that the others' ends are no news."""
+        """Whether a worker has finished its script, so that ends of other workers are expected."""
         return self._is_done or any(worker.is_finishing for worker in self.workers)
 
     def begin(self) -> None:
         self._add(self._orders.initial, initial=not self._coordinator.resumed)
 
     def look(self, now: float) -> bool:
-        """Handle what has happened since the last look, at `now` in seconds; whether the run goes on."""
+        """Handle all events since the last call. Return whether the run continues. now: seconds."""
         for worker in self.workers:
             if (exit_code := worker.ended()) is not None:
                 self._worker_ended(worker, exit_code, now)
@@ -153,7 +161,7 @@ class ElasticPolicy(RestartOne[W]):
 
     @property
     def _is_done(self) -> bool:
-        """Whether training is, so that nobody is waited for any more."""
+        """Whether a worker has finished, so that the run waits for no further workers."""
         return bool(self._finished) or self._coordinator.finishing
 
     @property
@@ -166,7 +174,7 @@ class ElasticPolicy(RestartOne[W]):
 
     @property
     def _elsewhere(self) -> int:
-        """Members that other launchers have."""
+        """Number of members that other launchers started."""
         own = {number for worker in self.workers for number in worker.members}
         return sum(number not in own for number in self._coordinator.members)
 
@@ -182,7 +190,7 @@ class ElasticPolicy(RestartOne[W]):
         return self._elsewhere > 0
 
     def _dismiss(self, now: float) -> bool:
-        """End who is on the way to join, and let other launchers' members say that they have finished, too."""
+        """Cancel joining workers, and wait up to linger_seconds for other launchers' members to finish, too."""
         for worker in self.workers:
             worker.due = None
         if self._elsewhere == 0:
@@ -192,7 +200,7 @@ class ElasticPolicy(RestartOne[W]):
         return now < self._alone_since + self._orders.linger_seconds
 
     def _add(self, count: int, *, initial: bool = False) -> None:
-        """Start workers, first at places that are free."""
+        """Start workers, in free slots first."""
         free = [worker for worker in self.workers if not worker.lives and worker.due is None]
         for _ in range(count):
             if not free:
@@ -207,7 +215,7 @@ class ElasticPolicy(RestartOne[W]):
     def _resize(self, asked: int) -> None:
         size = self.size
         if size < asked and not self._is_done and not self._is_over:
-            self._note(f"{asked} workers were asked for, and there are {size}. Starting {asked - size} here.")
+            self._note(f"{asked} workers were requested, and the run has {size}. Starting {asked - size} here.")
             self._add(asked - size)
 
     def _worker_ended(self, worker: W, exit_code: int, now: float) -> None:
@@ -233,7 +241,7 @@ class ElasticPolicy(RestartOne[W]):
         self._note(f"{_loss(failure)}. {self._going_on()}{again}.{_lost_residual(worker)}{hint}{log}")
 
     def _is_fatal(self, worker: W, failure: Failure) -> bool:
-        """Whether an error ends the run; signals strand it at most."""
+        """Whether an error ends the run. A signal alone is never fatal."""
         if failure.exit_code < 0:
             return False
         if not self._begun or (self._is_done and failure.origin is not Origin.ECHO):
@@ -256,17 +264,16 @@ class ElasticPolicy(RestartOne[W]):
         return not any(worker.holds_state for worker in self.workers)
 
     def _going_on(self) -> str:
-        """Of the newest view's members that are left; whoever is on the way to join them does not go on. Before the
-        first view, of the processes that are left."""
+        """State of the remaining workers as a sentence: members of the newest view, or processes before the first."""
         left = len(self._coordinator.members) or sum(worker.lives for worker in self.workers)
         if self._orders.join_command is None:
-            return "The run goes on without it"
+            return "The run continues without it"
         waits = left < self._orders.least and not self._is_done
         if left == 0:
-            return "Nobody is left to train"
+            return "No worker is left to train"
         if left == 1:
-            return f"The other one {'waits for more' if waits else 'goes on'}"
-        return f"The other {left} {'wait for more' if waits else 'go on'}"
+            return f"The other one {'waits for more' if waits else 'continues'}"
+        return f"The other {left} {'wait for more' if waits else 'continue'}"
 
     def _watch_least(self, now: float) -> None:
         size, least = self.size, self._orders.least
@@ -277,15 +284,15 @@ class ElasticPolicy(RestartOne[W]):
         if self._short_since is None:
             self._short_since = now
             self._note(
-                f"{count} {'are' if size > 1 else 'is'} left, so training waits for others, "
-                f"{waiting_for(self._orders.patience_seconds)}. They join by: {self._orders.join_command}"
+                f"{count} {'are' if size > 1 else 'is'} left, so training waits for more workers, "
+                f"{waiting_for(self._orders.patience_seconds)}. To add some: {self._orders.join_command}"
             )
         if now >= self._short_since + self._orders.patience_seconds:
             were = "were" if size > 1 else "was"
-            self.in_vain = f"{count} {were} left, and nobody joined within {duration(self._orders.patience_seconds)}"
+            self.in_vain = f"{count} {were} left, and no worker joined within {duration(self._orders.patience_seconds)}"
 
     def _cause(self) -> Failure:
-        """The first of the errors that the last one is likely a repetition of."""
+        """The first error within SETTLED_SECONDS before the last one, which likely repeats it."""
         last = self.failed[-1]
         if last.exit_code < 0:
             return last

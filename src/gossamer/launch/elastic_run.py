@@ -1,4 +1,4 @@
-"""Elastic run: a job whose workers come and go while the others train on, with its coordinator."""
+"""Elastic run: a job whose workers join and leave while the others train, with its coordinator."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from gossamer.launch.supervisor import Supervisor
 JOURNAL = "coordinator-journal"
 NOTE_DELAY_SECONDS = 1.0
 NO_WAY_BACK = (
-    "a launcher that is killed takes this run along: start it with --listen HOST:PORT and --token-file FILE, and the "
-    "same command continues the run with the workers of other machines"
+    "if this launcher is killed, the run ends. With --listen HOST:PORT and --token-file FILE, the same command would "
+    "continue the run with the workers of other machines"
 )
-# Variables of runs with a fixed number of workers, which an outer launcher may have set
+# Variables of runs with a fixed number of workers; an outer launcher may have set them
 FOREIGN = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
@@ -56,8 +56,13 @@ def coordinate_run(
     note: Callable[[str], None],
     beside: Mapping[str, Callable[[Ask], Answer]] | None = None,
 ) -> CoordinatorLink:
-    """This launcher's coordinator; or the other launcher's, found to be there. Raises ConnectError within two seconds
-    where the port is taken, nobody answers, or who does has another token. beside: as CoordinatorServer's."""
+    """Start the coordinator of this launcher, or check that another launcher's is reachable (--join).
+
+    `beside`: additional request handlers, see CoordinatorServer.
+
+    Raises:
+        ConnectError: within two seconds, if the port is in use, no coordinator answers, or it has another token.
+    """
     token = hashlib.sha256(token_file.read_bytes()).digest()
     folder = job.settings.get("GOSSAMER_TLS")
     tls = Tls(*tls_contexts(folder)) if folder else None
@@ -71,13 +76,13 @@ def coordinate_run(
 
 
 def journal_path(job: Job, elasticity: Elasticity, token: bytes) -> Path | None:
-    """Where the coordinator's journal is, as the same command finds it again; None where workers of other launchers
-    would not find a coordinator that is started again, since its port or its token are made for one start.
+    """Path of the coordinator's journal, the same for every start of this command.
 
-    It is next to the folder of logs, since the default folder has another name in each start; where that place is not
-    writable, it is in the folder. Its name is a hash of the address and the token.
+    None if a restarted coordinator could not be found by workers of other launchers: its port or its token would differ
+    in each start. The journal is next to the folder of logs, since the default folder has another name in each start;
+    if that place is not writable, it is in the folder. Its name is a hash of the address and the token.
     """
-    emulated = elasticity.network is not None  # where all workers are this launcher's
+    emulated = elasticity.network is not None  # then this launcher has all workers
     if job.token_file is None or elasticity.listen is None or not elasticity.listen[1] or emulated:
         return None
     host, port = elasticity.listen
@@ -97,12 +102,16 @@ def launch_members(
     staffed: Staffed = lambda workers, places: None,
     coordinate: Coordinate = coordinate_run,
 ) -> Outcome:
-    """Run `job` until no worker is left, by the rules of `ElasticPolicy`; arguments as `launch` has them. Call in the
-    main thread.
+    """Run `job` until no worker is left, by the rules of `ElasticPolicy`. Call it in the main thread.
 
-    staffed(workers, places) is called when another number of workers trains, or has had places on this machine.
-    coordinate: starts or finds the coordinator. Asked to stop, the launcher beside the coordinator lets all workers
-    save and end; one that joined lets its own leave.
+    A request to stop ends the run if this launcher has the coordinator: all workers save and end. If it joined another
+    launcher's run, only its own workers leave.
+
+    Args:
+        job, directory, show, note, tick: see `launch`.
+        elasticity: range of workers and the coordinator's address.
+        staffed: called with (workers, slots) when the number of training workers, or of this machine's slots, changes.
+        coordinate: starts or finds the coordinator.
     """
     token_file = check_token_file(job.token_file) if job.token_file else make_token_file(directory)
     delayed = DelayedNotes(note)
@@ -124,7 +133,7 @@ def launch_members(
         run = ElasticRun(job, elasticity, orders, supervisor, coordinator, token_file, show, delayed, staffed)
         card = RunCard(coordinator.address, token_file).write(job.logs) if leads else None
         if leads and elasticity.network is None and not coordinator.address[0].startswith("127."):
-            note(f"workers on other machines join by: {join_command}")
+            note(f"to add workers from other machines: {join_command}")
             if journal_path(job, elasticity, b"") is None:
                 note(NO_WAY_BACK)
         return supervisor.run(run)
@@ -135,7 +144,7 @@ def launch_members(
 
 
 class ElasticRun(ElasticPolicy["MemberProcess"]):
-    """One launcher's part of an elastic run: the policy, and the processes that it decides about."""
+    """One launcher's part of an elastic run: the policy together with its processes."""
 
     def __init__(
         self,
@@ -171,10 +180,10 @@ class ElasticRun(ElasticPolicy["MemberProcess"]):
 
 
 class MemberProcess(ManagedProcess):
-    """One place of this launcher. Each start is another member, with a number of its own. Implements ElasticWorker.
+    """One worker slot of this launcher. Each start is a new member with a new number. Implements ElasticWorker.
 
-    shared_environment: what all workers have. initial: whether the first start is one of the run's first workers, which
-    have the same parameters without being sent any.
+    shared_environment: variables that all workers have. initial: whether the first start is one of the run's first
+    workers, which initialize the same parameters and receive none.
     """
 
     def __init__(
@@ -249,10 +258,10 @@ class MemberProcess(ManagedProcess):
 
 
 class DelayedNotes:
-    """Notes of a coordinator, which sees connections close before the launcher knows that their workers have finished.
+    """Delays the notes of a coordinator by a second and drops them if the run ends meanwhile.
 
-    Called by its threads; `look` by the launcher's, which says what is a second old, or drops everything where the run
-    is over by then.
+    A coordinator sees connections close before the launcher knows that their workers have finished. Its threads call
+    this object; the launcher's thread calls `look`.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -271,7 +280,7 @@ class DelayedNotes:
 
 
 def _join_command(job: Job, address: tuple[str, int], token_file: Path) -> str:
-    """What starts one more worker, also on another machine, which has a copy of the token."""
+    """The command that starts one more worker, also on another machine that has a copy of the token."""
     host, port = address
     words = ["gossamer", "run", "--join", f"{host}:{port}", "--token-file", str(token_file)]
     alike = {
@@ -286,7 +295,7 @@ def _join_command(job: Job, address: tuple[str, int], token_file: Path) -> str:
 def _shared_environment(
     job: Job, directory: Path, address: tuple[str, int], range_: str, token_file: Path
 ) -> Mapping[str, str]:
-    """The environment that all workers share. Of the secret it holds the path only."""
+    """Environment of all workers. It contains the path of the token file, not the secret."""
     host, port = address
     inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     name = hashlib.sha256(b"name of the run" + token_file.read_bytes()).hexdigest()
@@ -294,13 +303,13 @@ def _shared_environment(
     return inherited | {name: value for name, value in added.items() if name not in FOREIGN} | {
         "GOSSAMER_COORDINATOR": f"{host}:{port}",
         "GOSSAMER_ELASTIC": range_,
-        "GOSSAMER_RUN": name[:16],  # alike wherever the run's workers are started
+        "GOSSAMER_RUN": name[:16],  # the same in all launchers of the run
         "GOSSAMER_TOKEN_FILE": str(token_file),
     }  # fmt: skip
 
 
 def _towards(job: Job, address: tuple[str, int]) -> Job:
-    """The same job with the interface towards its coordinator, by which its workers listen for each other."""
+    """The job with the interface towards its coordinator, where its workers listen for each other."""
     if job.interface is not None or address[0].startswith("127."):
         return job
     return replace(job, interface=interface_towards(address[0]))

@@ -1,4 +1,4 @@
-"""Failures: of all that went wrong in a run, finds the first that is not a consequence of another."""
+"""Failures: finds the root cause among all failures of a run."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 from gossamer.errors import PeerLost
 
-# Messages of Gloo and NCCL when another process ended; they have no error class of their own for it
+# Messages of Gloo and NCCL when another process ended; they raise no specific error class
 ECHOES = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited")
 
 
 class Origin(IntEnum):
-    """Origins of a failure, the likeliest cause of all others first."""
+    """Origin of a failure, in order of likelihood of being the root cause."""
 
-    KILLED = 0  # by a signal such as SIGKILL or SIGSEGV, or from outside by one that asks to end
+    KILLED = 0  # by a fatal signal such as SIGKILL or SIGSEGV, or by a request to end such as SIGTERM
     RAISED = 1  # an exception of the script
     ENDED = 2  # sys.exit, or an exit code without a report
-    ECHO = 3  # an error that says no more than that another worker is gone
-    STOPPED = 4  # by the launcher, because of another
+    ECHO = 3  # an error that only reports the loss of another worker
+    STOPPED = 4  # by the launcher, because another worker failed
 
 
 FAULTS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
@@ -33,13 +33,13 @@ REQUESTS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One worker's end."""
+    """The failure of one worker."""
 
     rank: int
     exit_code: int  # negative for a signal's number
     moment: float  # in seconds since the epoch
     origin: Origin
-    summary: str = ""  # the error's last line
+    summary: str = ""  # last line of the error
     traceback: str = ""
 
     @property
@@ -55,7 +55,7 @@ class Failure:
 
     @property
     def is_final(self) -> bool:
-        """Whether no restart heals it: the worker is not like the others, or the coordinator did not come back."""
+        """Whether a restart cannot help: the worker differs from the others, or the coordinator did not return."""
         return self.summary.startswith(("gossamer.errors.MismatchError", "gossamer.errors.CoordinatorLost"))
 
     def __str__(self) -> str:
@@ -68,8 +68,8 @@ class Failure:
 
 _HINTS = {
     int(signal.SIGKILL): ". It was killed from outside; on Linux most often because memory ran out: see `dmesg`",
-    int(signal.SIGTERM): ". Somebody asked it alone to end: a scheduler, a container's limit, or `kill`. To stop the "
-    "run, send the signal to the launcher",
+    int(signal.SIGTERM): ". It alone received a request to end: from a scheduler, a container's limit, or `kill`. To "
+    "stop the run, send the signal to the launcher",
     int(signal.SIGSEGV): ". Native code crashed: `python -X faulthandler` shows where",
 }
 
@@ -82,7 +82,7 @@ def _signal_name(number: int) -> str:
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether an error says no more than that another worker is gone."""
+    """Whether an error only reports the loss of another worker."""
     if isinstance(error, PeerLost | ConnectionError):
         return True
     return isinstance(error, RuntimeError) and any(echo in str(error).lower() for echo in ECHOES)
@@ -101,8 +101,8 @@ def from_report(report: Mapping[str, Any]) -> Failure:
 
 
 def from_exit(rank: int, exit_code: int, moment: float, stopped: bool) -> Failure:
-    """The failure of a worker that reported none. stopped: the launcher was ending all, because of another or of a
-    request."""
+    """The failure of a worker without a failure report. stopped: whether the launcher was ending all workers, because
+    of another failure or a request."""
     origin = Origin.ENDED
     if stopped:
         origin = Origin.STOPPED
@@ -115,18 +115,18 @@ def cause(failures: Iterable[Failure]) -> Failure:
     return min(failures, key=lambda failure: (failure.origin, failure.moment, failure.rank))
 
 
-LOOK_SECONDS = 0.05  # between looks at what workers print
-RESUMABLE = os.EX_TEMPFAIL  # 75: schedulers may start the same again
+LOOK_SECONDS = 0.05  # between reads of the workers' output
+RESUMABLE = os.EX_TEMPFAIL  # 75: a scheduler may start the same command again
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run: well, by a failure, by a signal to the launcher, or for want of workers."""
+    """The end of a run: success, a failure, a signal to the launcher, or too few workers."""
 
     failure: Failure | None = None
     signal: int | None = None  # its number
     restarts: int = 0
-    resumable: str = ""  # why it ended though nothing is wrong with it; the same command may go on
+    resumable: str = ""  # why it ended without a failure; the same command may continue it
 
     @property
     def exit_code(self) -> int:

@@ -1,4 +1,4 @@
-"""Fixed run: a job with a fixed number of workers, on one machine or several; the loss of one restarts or ends all."""
+"""Fixed run: a fixed number of workers on one or several machines. The loss of one restarts all or ends the run."""
 
 from __future__ import annotations
 
@@ -29,12 +29,21 @@ def launch(
     tick: Callable[[], None],
     met: Met = nobody_asks,
 ) -> Outcome:
-    """Run `job` to its end. directory: private to this run, empty, and the caller's to remove.
+    """Run `job` to its end.
 
-    show(rank, line) gets every line the workers print, note(sentence) what the launcher has to say, tick() is called
-    some twenty times a second in the same thread as `show`; met(store, address) once, when the machines have met. Where
-    workers may be lost one by one, they are started and watched one by one: see launch_peers. Asked to stop, by Ctrl-C
-    or SIGTERM, it asks the workers and gives them job.grace_seconds; asked again, it ends them.
+    Workers of pairwise gossip are started and restarted one by one: see launch_peers. After Ctrl-C or SIGTERM, workers
+    get job.grace_seconds to save and end; a second signal ends them at once.
+
+    Args:
+        job: the script, its processes and machines.
+        directory: empty and private to this run; the caller removes it.
+        show: called as show(rank, line) for every line that a worker prints.
+        note: called with each message of the launcher.
+        tick: called some twenty times a second in the same thread as `show`.
+        met: called once as met(store, address) after the rendezvous of all machines.
+
+    Returns:
+        The outcome: success, the root failure, the signal, or the reason why it may be resumed.
     """
     if job.outlives_losses:
         return launch_peers(job, NO_SERVERS, directory, show=show, note=note, tick=tick)
@@ -45,25 +54,25 @@ def launch(
 
 
 def _machines(job: Job, note: Callable[[str], None], met: Met) -> MachineRendezvous:
-    """Come to machine 0, with messages meanwhile: torch would wait for minutes without any."""
+    """Wait for machine 0, with progress messages; torch alone would wait for minutes without any."""
     if job.node_rank and job.rendezvous is not None:
         reach(job.rendezvous, timeout_seconds(), note)
     machines = MachineRendezvous(job, met)
     if job.nodes > 1 and not job.node_rank:
         others = "machine 1" if job.nodes == 2 else f"machines 1 to {job.nodes - 1}"
-        note(f"waiting for {others} to come to {job.rendezvous}, {waiting_for(timeout_seconds())}")
+        note(f"waiting for {others} to connect to {job.rendezvous}, {waiting_for(timeout_seconds())}")
     return machines
 
 
 def _token(job: Job, directory: Path) -> Path | None:
-    """The file of the run's secret, where all of its machines have the same."""
+    """File of the run's secret; None if the machines of the run have no common one."""
     if job.token_file is not None:
         return check_token_file(job.token_file)
     return make_token_file(directory) if job.nodes == 1 else None
 
 
 class FixedRun(RestartAll):
-    """The workers of one machine. They start once all machines have met; each machine restarts its own."""
+    """The workers of one machine. They start after the rendezvous; each machine restarts its own."""
 
     def __init__(
         self, job: Job, supervisor: Supervisor, machines: MachineRendezvous, token_file: Path | None, show: Show
@@ -119,7 +128,7 @@ class FixedRun(RestartAll):
         )
 
     def _place(self, rank: int, local_rank: int) -> dict[str, str]:
-        """The variables by which torchrun tells a worker its place."""
+        """Environment variables of torchrun for this rank."""
         job, machines = self._job, self._machines
         return {
             "RANK": str(rank),

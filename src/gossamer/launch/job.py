@@ -1,4 +1,4 @@
-"""Job: describes a run's script, processes and machines, its servers or elasticity, and its workers' environment."""
+"""Job: a run's script, processes and machines, its servers or elasticity, and its workers' environment."""
 
 from __future__ import annotations
 
@@ -28,43 +28,43 @@ class Job:
     nodes: int = 1
     node_rank: int = 0
     rendezvous: str | None = None  # HOST:PORT where the machines meet; None for one machine
-    token_file: Path | None = None  # the run's secret; None for a new one, which several machines do not share
+    token_file: Path | None = None  # file of the run's secret; None for a new secret, on one machine only
     interface: str | None = None  # the network interface to use; None for the default
     recipe: str | None = None  # the command line's
     max_restarts: int = 0
     grace_seconds: float = 30.0  # for workers to save, once the launcher was asked to stop
-    logs: Path  # a directory for one log file a rank
+    logs: Path  # directory with one log file per rank
     worker_module: str = "gossamer.launch.worker"  # `python -m` runs it
-    prefix: tuple[str, ...] = ()  # before every worker's command, with ${local_rank} for its number here
+    prefix: tuple[str, ...] = ()  # before every worker's command; ${local_rank} is replaced by its local rank
     settings: Mapping[str, str] = field(default_factory=dict)  # added to the workers' environment
 
     def __post_init__(self) -> None:
-        require(self.workers >= 1, f"workers is a count of at least 1, not {self.workers}")
+        require(self.workers >= 1, f"workers must be at least 1, got {self.workers}")
         require(
             self.nodes == 1 or self.rendezvous is not None,
-            "several machines need a place to meet: rendezvous",
+            "several machines need a rendezvous: rendezvous='HOST:PORT'",
         )
-        require(0 <= self.node_rank < self.nodes, f"node_rank is in 0..{self.nodes - 1}, not {self.node_rank}")
+        require(0 <= self.node_rank < self.nodes, f"node_rank must be in 0..{self.nodes - 1}, got {self.node_rank}")
 
     @property
     def local_ranks(self) -> range:
-        """The ranks that this machine's workers have in the whole job."""
+        """Global ranks of this machine's workers."""
         return range(self.node_rank * self.workers, (self.node_rank + 1) * self.workers)
 
     @property
     def outlives_losses(self) -> bool:
-        """Whether the others go on without a lost worker and take it back, as with pairwise gossip.
+        """Whether the other workers continue without a lost worker and readmit it, as with pairwise gossip.
 
-        Only the command line's recipe is known here, and a lab's workers have no store to rendezvous at.
+        Only the recipe of the command line is known here. Workers on an emulated network have no rendezvous store.
         """
         if self.recipe is None or self.workers == 1 or self.rendezvous is not None or self.prefix:
             return False
-        from gossamer.algorithms.recipes.recipe import resolve  # imports torch, which a command's help does without
+        from gossamer.algorithms.recipes.recipe import resolve  # imported late: it imports torch
         from gossamer.algorithms.strategies import GossipStage
 
         try:
             stages = resolve(self.recipe).strategy.stages
-        except RecipeError:  # the workers say what is wrong with it
+        except RecipeError:  # the workers report the error
             return False
         return all(isinstance(stage, GossipStage) and not stage.in_lock_step for stage in stages)
 
@@ -74,7 +74,7 @@ class Job:
 
     @property
     def worker_arguments(self) -> tuple[str, ...]:
-        """Unbuffered, so that what was printed is in the file whatever ends the process."""
+        """Unbuffered (-u), so that all printed output is in the file however the process ends."""
         return ("-u", "-m", self.worker_module, *self._program)
 
     @property
@@ -82,7 +82,7 @@ class Job:
         return (*(("-m",) if self.as_module else ()), str(self.script), *self.arguments)
 
     def environment(self, directory: Path, given: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Variables to add to the `given` environment for every worker."""
+        """Variables to add to the environment of every worker. given: the environment to extend."""
         added = {
             RUN_DIRECTORY: str(directory),
             "GOSSAMER_LAUNCHER_PID": str(os.getpid()),
@@ -95,7 +95,7 @@ class Job:
         elif self.rendezvous is None and "GLOO_SOCKET_IFNAME" not in given:
             added["GLOO_SOCKET_IFNAME"] = loopback()
         if "OMP_NUM_THREADS" not in given:
-            # N workers that each take every core are slower than one worker
+            # N workers with a thread per core each are slower than one worker
             added["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.workers))
         return added | dict(self.settings)
 
@@ -113,23 +113,23 @@ SERVER = (sys.executable, "-u", "-m", "gossamer.train.parameter_server")
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """`servers` processes that hold the parameters, beside a job's workers.
+    """`servers` processes that hold the parameters, in addition to a job's workers.
 
-    With a prefix in the job, server k runs where ${local_rank} is workers + k.
+    If the job has a prefix, ${local_rank} of server k is workers + k.
     """
 
     servers: int
-    command: tuple[str, ...] = SERVER  # what a server runs
-    standby: tuple[str, ...] = (*SERVER, "--spare")  # what a standby process runs; empty for none
+    command: tuple[str, ...] = SERVER  # command of a server
+    standby: tuple[str, ...] = (*SERVER, "--spare")  # command of a standby process; empty for no standby
     endpoints: tuple[str, ...] = ()  # HOST:PORT of each server; empty for free ports on the job's interface or loopback
     store_endpoint: str | None = None  # HOST:PORT where the launcher serves the store
     network: Path | None = None  # the file of the store's network namespace; None for the launcher's own
 
     def __post_init__(self) -> None:
-        require(self.servers >= 0, f"servers is a count of at least 0, not {self.servers}")
+        require(self.servers >= 0, f"servers must be at least 0, got {self.servers}")
         require(
             len(self.endpoints) in (0, self.servers),
-            f"{self.servers} servers need {self.servers} endpoints or none, not {len(self.endpoints)}",
+            f"{self.servers} servers need {self.servers} endpoints or an empty tuple, got {len(self.endpoints)}",
         )
 
 
@@ -138,9 +138,15 @@ NO_SERVERS = Serving(servers=0)
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerRange:
-    """least: below, those that are left wait for others; most: beyond, whoever comes waits; initial: started at first.
+    """Number of workers of an elastic run.
 
-    Raises ValueError unless 1 <= least <= initial <= most.
+    Args:
+        least: with fewer workers, training waits for more.
+        most: further workers wait until another one leaves.
+        initial: number of workers to start at first.
+
+    Raises:
+        ValueError: unless 1 <= least <= initial <= most.
     """
 
     least: int
@@ -148,11 +154,11 @@ class WorkerRange:
     initial: int
 
     def __post_init__(self) -> None:
-        require(self.least >= 1, f"an elastic run needs at least 1 worker to go on, not {self.least}")
-        require(self.most <= MOST_WORKERS, f"{self.most} workers are more than any run's: at most {MOST_WORKERS}")
+        require(self.least >= 1, f"an elastic run needs at least 1 worker, got {self.least}")
+        require(self.most <= MOST_WORKERS, f"a run has at most {MOST_WORKERS} workers, got {self.most}")
         require(
             self.least <= self.most,
-            f"at least {self.least} and at most {self.most} workers leave no number between: write "
+            f"a minimum of {self.least} workers is more than the maximum of {self.most}: write "
             f"{self.most}:{self.least}",
         )
         require(
@@ -166,21 +172,23 @@ class WorkerRange:
 
 
 def read_worker_range(text: str) -> WorkerRange:
-    """What MIN:MAX or MIN:MAX:FIRST means; a run begins with MAX where FIRST is left out. Raises ValueError."""
+    """Parse MIN:MAX or MIN:MAX:FIRST. Without FIRST, the run begins with MAX workers. Raises ValueError."""
     numbers = text.split(":")
     if not 2 <= len(numbers) <= 3 or not all(number.isascii() and number.isdigit() for number in numbers):
-        raise ValueError(f"{text!r} is no range of workers. Write MIN:MAX, such as 2:8, or MIN:MAX:FIRST")
+        raise ValueError(f"{text!r} is not a range of workers. Write MIN:MAX, such as 2:8, or MIN:MAX:FIRST")
     least, most, *first = (int(number[:9]) for number in numbers)
     return WorkerRange(least=least, most=most, initial=first[0] if first else most)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Elasticity:
-    """An elastic run as one of its launchers sees it, beside a Job, whose `workers` are those that it begins with.
+    """Elasticity of a run as seen by one of its launchers. Job.workers is the number of workers that it starts with.
 
-    listen: where this launcher's coordinator listens, port 0 for any free one; coordinator: where another launcher's
-    does, to be joined. One of the two. network: the file of the network namespace to listen in, None for this process's
-    own.
+    Args:
+        range: least, most and initial number of workers.
+        listen: address of this launcher's coordinator; port 0 for any free one. None to join another launcher's run.
+        coordinator: address of another launcher's coordinator; exactly one of `listen` and `coordinator` is given.
+        network: file of the network namespace to listen in; None for this process's own.
     """
 
     range: WorkerRange
@@ -189,4 +197,4 @@ class Elasticity:
     network: Path | None = None
 
     def __post_init__(self) -> None:
-        require((self.listen is None) != (self.coordinator is None), "a launcher has a coordinator, or joins one")
+        require((self.listen is None) != (self.coordinator is None), "pass either listen or coordinator")

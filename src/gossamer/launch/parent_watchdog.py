@@ -1,10 +1,9 @@
-"""Parent watchdog: kills what a killed launcher had started, and removes its directory, in a process that outlives it.
+"""Parent watchdog: a process that outlives a killed launcher, kills its workers, and removes its directory.
 
-This file is also the program: `python -I -S parent_watchdog.py` reads +PID and -PID, a line each, and kills the process
-groups that are left at the end of its input; then it removes the directory of the last line =DIRECTORY (in JSON; empty
-for none), which holds the run's secret, all but the workers' event logs, which no record was made of. SIGKILL, because
-a process that is stopped or stuck in native code handles no other signal; a process of its own, because the killed
-launcher cannot.
+This file is also the program: `python -I -S parent_watchdog.py` reads +PID and -PID, one per line. At the end of its
+input it kills the remaining process groups. Then it removes the directory of the last line =DIRECTORY (in JSON; empty
+for none), which contains the run's secret; it keeps event logs of workers without a record. It sends SIGKILL, because a
+process that is stopped or stuck in native code handles no other signal.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from pathlib import Path
 from types import TracebackType
 
 KEPT = "events-*.jsonl"
-REMOVING_SECONDS = 5.0  # in which those that were killed are gone, and write nothing more
+REMOVING_SECONDS = 5.0  # for killed processes to end; then they write no more files
 
 
 class OrphanReaper:
-    """Context manager: groups that were added and not removed do not outlive this process, however it ends, and the
-    directory outlives only the end of the block."""
+    """Context manager: kills the added process groups that were not removed when this process ends, for any reason.
+    The directory is removed at the end of the block."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._telling = threading.Lock()  # a worker's watcher tells of its end at any time, also after the block
+        self._telling = threading.Lock()  # a worker's end is reported at any time, also after the block
 
     def __enter__(self) -> OrphanReaper:
-        # A session of its own: what a terminal sends to the launcher is not meant for it
+        # A session of its own: signals of the terminal to the launcher must not reach it
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", os.path.abspath(__file__)],
             stdin=subprocess.PIPE,
@@ -96,7 +95,7 @@ def main() -> None:
 
 
 def remove(directory: Path) -> bool:
-    """Remove all but event logs that hold something; False where there was something else."""
+    """Remove all files except non-empty event logs. Return False if any other file was found."""
     left = [path for path in directory.glob("*") if not (path.match(KEPT) and path.stat().st_size)]
     for path in left:
         if path.is_dir() and not path.is_symlink():
@@ -104,7 +103,7 @@ def remove(directory: Path) -> bool:
         else:
             with contextlib.suppress(OSError):
                 path.unlink()
-    with contextlib.suppress(OSError):  # there are event logs in it
+    with contextlib.suppress(OSError):  # event logs are left in it
         directory.rmdir()
     return not left
 

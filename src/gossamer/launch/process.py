@@ -1,4 +1,4 @@
-"""Managed process: runs one worker or server of a run, over all its restarts; and a standby that replaces a server."""
+"""Managed process: one worker or server of a run over all its restarts; and a standby that replaces a lost server."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gossamer.launch.process_logs import ProcessLog
 from gossamer.launch.restart_policy import RestartBudget
 
 POLL_SECONDS = 0.02
-# For those that are left when one has failed: nothing to save in lock step, but a handler of SIGTERM gets its time
+# For the remaining workers after a failure: in lock step nothing is saved, but SIGTERM handlers get their time
 FAILURE_GRACE_SECONDS = 5.0
 
-# Processes that start at this moment have more use for the CPU
+# Other processes that start at this moment need the CPU more
 STANDBY_DELAY_SECONDS = 1.0
 
 Spawn = Callable[[Sequence[str], Mapping[str, str], Path, Path], subprocess.Popen[bytes]]
@@ -34,7 +34,7 @@ def spawn(
     boot: Path,
     given: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a process that leads a group of its own. output, boot: files for stdout and stderr; given: its stdin."""
+    """Start a process as the leader of a new process group. output, boot: files for stdout and stderr; given: stdin."""
     with output.open("wb", buffering=0) as out, boot.open("wb", buffering=0) as errors:
         return subprocess.Popen(
             command, env=environment, stdin=given, stdout=out, stderr=errors, start_new_session=True
@@ -42,22 +42,29 @@ def spawn(
 
 
 def signal_group(leader: int, number: signal.Signals) -> None:
-    """Signal the process group of `leader`, as far as it is there."""
+    """Send a signal to the process group of `leader`, if it exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
 
 
 def placed(number: int, prefix: Sequence[str], command: Sequence[str]) -> list[str]:
-    """The command after its prefix, for the process of this number."""
+    """The command with its prefix, for the process of this number."""
     return [*(part.replace("${local_rank}", str(number)) for part in prefix), *command]
 
 
 class ManagedProcess:
-    """At most one process at a time, which leads a process group: its helpers end with it.
+    """A worker or server with at most one running process. The process leads a process group: its helpers end with it.
 
-    number: in the run's files; command: run after `prefix`, in which ${local_rank} stands for the number;
-    environment(attempt): all of it; log: of what it prints, over all attempts; orphan_reaper: ends the processes if
-    this one cannot; most_restarts: the budget for a policy that restarts it alone; begin: starts a process.
+    Args:
+        number: its number in the run's files.
+        files: the run's files.
+        orphan_reaper: kills the processes if this launcher dies.
+        command: the command after the prefix.
+        environment: called with the attempt; returns the whole environment.
+        log: of its output over all attempts.
+        prefix: command before `command`; ${local_rank} is replaced by the number.
+        most_restarts: budget for a policy that restarts it alone.
+        begin: starts a process.
     """
 
     def __init__(
@@ -76,7 +83,7 @@ class ManagedProcess:
         self.attempt = -1
         self.log = log
         self.budget = RestartBudget(most_restarts)
-        self.due: float | None = None  # when it starts again
+        self.due: float | None = None  # time of the next start
         self._files = files
         self._orphan_reaper = orphan_reaper
         self._command = placed(number, prefix, command)
@@ -87,17 +94,17 @@ class ManagedProcess:
 
     @property
     def lives(self) -> bool:
-        """Whether it was started and its end has not been seen."""
+        """Whether it was started and its end has not been observed."""
         return self._process is not None
 
     @property
     def entered(self) -> bool:
-        """Whether it has imported everything and runs a script."""
+        """Whether it has imported everything and is running the script."""
         return self._files.has_reached(Stage.ENTERED, self.number)
 
     @property
     def age_seconds(self) -> float:
-        """Since the latest start."""
+        """Seconds since the latest start."""
         return time.monotonic() - self._began
 
     @property
@@ -114,7 +121,7 @@ class ManagedProcess:
         self._files.report_start(self.number, self.attempt, self._process.pid)
 
     def ended(self) -> int | None:
-        """The exit code, negative for a signal's number, once; None while it lives or was not started."""
+        """Return the exit code once, negative for a signal; None while the process is running or not started."""
         if self._process is None or (exit_code := self._process.poll()) is None:
             return None
         self._signal(signal.SIGKILL)  # its helpers
@@ -124,14 +131,14 @@ class ManagedProcess:
         return exit_code
 
     def failure(self, exit_code: int, *, stopped: bool = False) -> Failure:
-        """Why the newest start failed, by its own report or by its exit code; the log gets it, too."""
+        """Failure of the newest start, from its report or its exit code. It is also written to the log."""
         report = read_json(self._files.failure(self.number, self.attempt))
         found = from_report(report) if report else from_exit(self.number, exit_code, time.time(), stopped)
         self.log.note(found.traceback or str(found))
         return found
 
     def ask_to_end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Signal the process alone: while it saves it needs its helpers, which end with it."""
+        """Signal the process alone, not its group: it needs its helpers while it saves."""
         if self._process is not None:
             self._stopped = True
             self._process.send_signal(number)
@@ -141,13 +148,13 @@ class ManagedProcess:
         self._signal(signal.SIGKILL)
 
     def wait(self) -> int | None:
-        """Until a process that was killed is gone; as `ended`."""
+        """Wait for the end of a killed process; returns as `ended`."""
         if self._process is not None:
             self._process.wait()
         return self.ended()
 
     def _report_exit(self, exit_code: int) -> None:
-        """For who keeps the run's store, which the run does not depend on."""
+        """Write the exit report for the run's store. The run does not depend on it."""
         how = from_exit(self.number, exit_code, time.time(), stopped=self._stopped)
         summary = str(how) if exit_code else ""
         report = {"exit_code": exit_code, "moment": how.moment, "summary": summary, "stopped": self._stopped}
@@ -165,10 +172,18 @@ def end_all(
     number: signal.Signals = signal.SIGTERM,
     hurried: Callable[[], bool] = lambda: False,
 ) -> dict[int, int]:
-    """Ask all to end, by a signal, and kill what is left after `grace_seconds` (FAILURE_GRACE_SECONDS) or when
-    `hurried()`; exit codes by number.
+    """Ask all processes to end by a signal. Kill the rest after `grace_seconds` or as soon as `hurried()`.
 
-    SIGINT is for those that run a script, which it interrupts; in one that still imports it would be a traceback.
+    SIGINT is sent only to processes that run the script; one that still imports would print a traceback.
+
+    Args:
+        processes: to be ended.
+        grace_seconds: time to end; None for FAILURE_GRACE_SECONDS.
+        number: the signal.
+        hurried: whether to kill at once.
+
+    Returns:
+        Exit codes by number.
     """
     alive = [process for process in processes if process.lives]
     for process in alive:
@@ -190,14 +205,18 @@ def end_all(
 
 
 class StandbyProcess:
-    """At most one process that waits on its standard input for a line of JSON: the environment it does not have yet.
+    """At most one process that waits on its standard input for the rest of its environment, as a line of JSON.
 
-    A server that is started from nothing imports for five seconds on an idle machine, and for fifteen on a busy one,
-    while all workers wait; a standby listens within a fraction of a second. Its cost meanwhile: no CPU time, and 315 MB
-    of resident memory, of which 90 MB are files that the other processes have in memory, too.
+    A server that is started normally imports for five seconds on an idle machine, and for fifteen on a busy one, while
+    all workers wait. A standby listens within a fraction of a second. While it waits it costs no CPU time and 315 MB
+    of resident memory, of which 90 MB are files that the other processes share. It ends when its input is closed, and
+    by `orphan_reaper` if the launcher dies.
 
-    command: what it runs, empty for no standby; output, boot: files for what it prints until it is taken. It ends when
-    its input does, and by `orphan_reaper`, so that it outlives no launcher.
+    Args:
+        command: its command; empty for no standby.
+        environment: variables known at its start.
+        output, boot: files for stdout and stderr until it is taken.
+        orphan_reaper: kills it if this launcher dies.
     """
 
     def __init__(
@@ -215,18 +234,18 @@ class StandbyProcess:
         self._delay()
 
     def look(self) -> None:
-        """Start one where there is none, a moment after the last was taken or anything else began."""
+        """Start a standby if the last one was taken, a moment after that or after another process began."""
         if self._process is not None or not self._command or time.monotonic() < self._due:
             return
         self._delay()
-        with contextlib.suppress(OSError):  # no memory, perhaps: training goes on without one
+        with contextlib.suppress(OSError):  # for example out of memory: training continues without a standby
             self._process = spawn(self._command, self._environment, self._output, self._boot, given=subprocess.PIPE)
             self._orphan_reaper.add(self._process.pid)
 
     def take(
         self, command: Sequence[str], environment: Mapping[str, str], output: Path, boot: Path
     ) -> subprocess.Popen[bytes]:
-        """A process with this environment, as `spawn` starts one: the one that waits, or another where it is gone."""
+        """Return a process with this environment: the standby, or a new process as from `spawn` if it has ended."""
         process, self._process = self._process, None
         self._delay()
         if process is not None and process.stdin is not None and process.poll() is None:

@@ -1,4 +1,4 @@
-"""Process logs: what a run's processes print, read by complete lines, shown as it comes, and kept in a file each."""
+"""Process logs: reads the output of a run's processes by complete lines, shows it, and keeps one log file each."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from gossamer.base.run_files import RunFiles, read_json
 from gossamer.launch.job import Job
 
 BLOCK_BYTES = 1 << 20
-MOST_LINE_BYTES = 1 << 20  # of an unfinished line that are kept; a longer one is shown in parts
+MOST_LINE_BYTES = 1 << 20  # of an unfinished line; a longer one is shown in parts
 MOST_WAITING_BYTES = 2**24
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG, errno.ESTALE}
-LOST = "[gossamer: {count} bytes are missing here, which found no room on the disk]\n"
+LOST = "[gossamer: {count} bytes are missing here: the disk was full]\n"
 
-Show = Callable[[int, str], None]  # rank and line; one that ends in a carriage return will be written anew
+Show = Callable[[int, str], None]  # rank and line; a line that ends in a carriage return will be replaced
 
 
 class PatientFile(io.RawIOBase):
-    """Writes to an open file, which stays the caller's; a write fails only where that is not the disk's fault.
+    """Writes to an open file, which the caller closes. Errors of the disk, such as a full one, do not raise.
 
-    What the disk refuses waits in memory, up to 16 MB, for the next write. What is more is lost, and a line says how
-    much in its place.
+    Bytes that the disk refuses are kept in memory, up to 16 MB, for the next write. Further bytes are lost; a line with
+    their number is written instead.
     """
 
     def __init__(self, file: int, name: str = "") -> None:
         super().__init__()
         self._file, self.name = file, name
         self._waiting = b""
-        self._lost = 0  # bytes that would come after what waits
+        self._lost = 0  # bytes after the waiting ones
         self._lock = threading.RLock()  # a signal's handler may print, too
 
     def write(self, data: Any, /) -> int:
@@ -74,18 +74,17 @@ class PatientFile(io.RawIOBase):
 
 
 class LineReader:
-    """Reader of the complete lines appended to a file since the last call; the file need not exist yet.
+    """Reads the complete lines appended to a file since the last call. The file need not exist yet.
 
-    Splitting is done on bytes, so a character whose bytes arrive in two reads stays whole. Of a line that is
-    rewritten with carriage returns, as progress bars do, the last version counts. Until it is complete its latest
-    version is to be had, too: `rewritten`.
+    Lines are split as bytes, so a character that arrives in two reads stays whole. Progress bars rewrite a line with
+    carriage returns: only its last version is a line. `rewritten` is the latest version of an unfinished one.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
         self._partial = b""
-        self._is_rewritten = False  # whether carriage returns stood in the unfinished line
+        self._is_rewritten = False  # whether the unfinished line has carriage returns
 
     def lines(self) -> Iterator[str]:
         for block in self._blocks():
@@ -99,12 +98,12 @@ class LineReader:
 
     @property
     def rewritten(self) -> str | None:
-        """The latest version of a line that is not complete and was rewritten, if there is one; cut within a letter, it
-        is shown with the mark of what is no text."""
+        """Latest version of an unfinished, rewritten line; None without one. A character that is cut shows as
+        U+FFFD."""
         return _text(self._partial) if self._is_rewritten else None
 
     def rest(self) -> Iterator[str]:
-        """The last lines, and what follows the last line's end."""
+        """The remaining lines, and the text after the last line end."""
         yield from self.lines()
         if self._partial:
             yield _text(self._partial)
@@ -121,7 +120,7 @@ class LineReader:
 
 
 def _last_version(line: bytes) -> bytes:
-    """The line as a terminal would show it; a carriage return at the very end may still be half of a line's end."""
+    """The line as a terminal shows it. A carriage return at the very end may be the first half of a line end."""
     return line[line.rfind(b"\r", 0, max(len(line) - 1, 0)) + 1 :]
 
 
@@ -139,7 +138,7 @@ class RankLog:
         self._command = command
 
     def header(self, rank: int, attempt: int, started: Mapping[str, Any]) -> None:
-        """started: the worker's start report, empty if it never wrote one."""
+        """Write the header. started: the worker's start report; empty without one."""
         restarted = f" attempt {attempt + 1}" if attempt else ""
         host, pid = started.get("host", socket.gethostname()), started.get("pid", "unknown")
         moment = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(started.get("moment")))
@@ -180,7 +179,7 @@ class OutputReader:
 
 
 class ProcessLog(Protocol):
-    """The log of one worker or server over all its restarts. Lines are read when `look` is called."""
+    """Log of one worker or server over all its restarts. `look` reads new lines."""
 
     def begin(self, attempt: int) -> None: ...
     def look(self) -> None: ...
@@ -189,21 +188,21 @@ class ProcessLog(Protocol):
 
 
 class WorkerLog:
-    """Hands every line of one worker to `show(rank, line)` and to its log file, with a header for each attempt.
+    """Passes every line of one worker to `show(rank, line)` and to its log file, with a header for each attempt.
 
-    Each new version of an unfinished line that is rewritten is only shown, with a carriage return at its end.
+    Each version of an unfinished, rewritten line is only shown, with a carriage return at its end.
     """
 
     def __init__(self, job: Job, rank: int, files: RunFiles, show: Show) -> None:
         self._rank, self._files, self._show = rank, files, show
-        self._lock = threading.RLock()  # one thread looks, the launcher's begins and drains
+        self._lock = threading.RLock()  # `look` has its own thread; the launcher's begins and drains
         self._log = RankLog(log_path(job.logs, rank), job.command)
         self._output = OutputReader(files, rank)
         self._attempt, self._headed = -1, False
-        self._version: str | None = None  # of an unfinished line, the last that was shown
+        self._version: str | None = None  # last shown version of an unfinished line
 
     def begin(self, attempt: int) -> None:
-        """Hand on the rest of the previous attempt's files, which are complete now, and follow the new ones."""
+        """Pass on the rest of the previous attempt's files, which are complete, and follow the new ones."""
         with self._lock:
             self.drain()
             self._attempt, self._headed = attempt, False
@@ -221,7 +220,7 @@ class WorkerLog:
             self._hand_on(self._output.rest())
 
     def note(self, text: str) -> None:
-        """Add a text to the log that the worker did not print, after all that it did."""
+        """Add a text of the launcher to the log, after all output of the worker."""
         with self._lock:
             self.drain()
             self._head()
@@ -240,7 +239,7 @@ class WorkerLog:
             self._show(self._rank, line)
 
     def _head(self) -> None:
-        """The header waits for the first line, because only then the worker has reported its pid."""
+        """Write the header before the first line: by then the worker has reported its pid."""
         if not self._headed:
             self._headed = True
             started = read_json(self._files.started(self._rank, self._attempt)) or {}
@@ -252,13 +251,13 @@ def log_path(logs: Path, rank: int) -> Path:
 
 
 class ServerLog:
-    """One server's lines go to `say`, after its name, and to its log file."""
+    """Passes every line of one server to `say`, with its name in front, and to its log file."""
 
     def __init__(
         self, server: int, number: int, files: RunFiles, logs: Path, command: Iterable[str], say: Callable[[str], None]
     ) -> None:
         self._server, self._say = server, say
-        self._lock = threading.RLock()  # one thread looks, the supervisor's begins
+        self._lock = threading.RLock()  # `look` has its own thread; the supervisor's begins
         self._log = RankLog(server_log_path(logs, server), shlex.join(command))
         self._output = OutputReader(files, number)
 

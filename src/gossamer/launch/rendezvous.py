@@ -1,4 +1,4 @@
-"""Rendezvous: the machines of a job meet at one endpoint of machine 0, in a key-value store of its launcher."""
+"""Rendezvous: the machines of a job connect to a key-value store of machine 0's launcher."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from gossamer.comm.environment.wait_timeout import (
 from gossamer.errors import ConnectError
 from gossamer.launch.job import Job
 
-DIAL_SECONDS = 5.0  # of one attempt, where nobody answers
+DIAL_SECONDS = 5.0  # of one attempt without an answer
 NOTICE_SECONDS = 10.0
 SELF_REACH_SECONDS = 2.0
 POLL_SECONDS = 0.1
-END_SECONDS = 300.0  # for the other machines to finish, once this one has
+END_SECONDS = 300.0  # for the other machines to finish after this one
 RUN_ID = "gossamer"
 NETWORK_NAMESPACE = 0x40000000  # CLONE_NEWNET
 ERRORS_ONLY = 2
 LIKELY_CAUSES: dict[type[OSError], str] = {
-    socket.gaierror: "The name means nothing to this machine: write the address instead.",
-    ConnectionRefusedError: "That machine answers, but nothing listens there: it has not been started, or is over.",
+    socket.gaierror: "This machine cannot resolve the name: write the address instead.",
+    ConnectionRefusedError: "The machine answers, but no launcher listens there: it has not been started, or ended.",
 }
 
 T = TypeVar("T")
@@ -50,19 +50,23 @@ Met = Callable[[TCPStore, str], None]
 
 
 def nobody_asks(store: TCPStore, address: str) -> None:
-    """The machines have met, and nobody has anything to tell in their store."""
+    """Default for `met`: does nothing."""
 
 
 class MachineRendezvous:
-    """The machines of one run. Machine 0 serves a store at one of its addresses, and the others come there.
+    """Rendezvous of the machines of one run. Machine 0 serves a store at one of its addresses.
 
-    met: called once they have, with their store and the address at which machine 0 listens, or by which it is reached.
-    Raises ConnectError if machine 0 cannot listen, or the machines do not come.
+    Args:
+        job: has the endpoint, the number of machines and this machine's number.
+        met: called after the rendezvous with the store and the address of machine 0.
+
+    Raises:
+        ConnectError: machine 0 cannot listen, or machines are missing after the timeout.
     """
 
     def __init__(self, job: Job, met: Met = nobody_asks) -> None:
         self._job, self._met = job, met
-        self.run = ""  # the run's name, the same on all machines; known once they have met, as is what follows
+        self.run = ""  # the run's name, the same on all machines; set by `meet`, as the next three
         self.first_rank = self.world = 0
         self.host, self.port = LOOPBACK, 0
         self._store: TCPStore | None = None
@@ -76,21 +80,21 @@ class MachineRendezvous:
             self.host, self.port = dialable(self._listener, self.host), self._listener.getsockname()[1]
 
     def meet(self) -> None:
-        """Wait until all machines are here."""
+        """Wait for all machines."""
         try:
             self._store, workers = interruptible(self._meet, look=lambda: None)
         except DistError as problem:
             raise ConnectError(
-                f"The {self._job.nodes} machines could not meet at {self._job.rendezvous} within "
+                f"The {self._job.nodes} machines did not all connect to {self._job.rendezvous} within "
                 f"{duration(timeout_seconds())} ({str(problem).splitlines()[0]}). Start the same command on every "
-                "machine, with --node-rank 0 on the one that has this address, and let its firewall pass the port."
+                "machine, with --node-rank 0 on the one that has this address, and open the port in its firewall."
             ) from problem
         self.first_rank, self.world = sum(workers[: self._job.node_rank]), sum(workers)
         self._met(self._store, self._address)
         self.run = self._store.compare_set("run", "", secrets.token_hex(8)).decode()
 
     def _meet(self) -> tuple[TCPStore, list[int]]:
-        """The store, and the number of workers on each machine."""
+        """Return the store, and the number of workers on each machine."""
         job = self._job
         store = TCPStore(
             self.host,
@@ -98,14 +102,14 @@ class MachineRendezvous:
             job.nodes,
             is_master=self._listener is not None,
             timeout=engine_timeout() or timedelta(seconds=USUAL_SECONDS),
-            # From here on the descriptor is the store's
+            # The store owns the descriptor
             master_listen_fd=None if self._listener is None else self._listener.detach(),
         )
         store.set(f"workers/{job.node_rank}", str(job.workers))
         return store, [int(store.get(f"workers/{node}")) for node in range(job.nodes)]
 
     def wait_for_ends(self) -> None:
-        """Wait until all machines have finished, at most END_SECONDS: workers of others need machine 0's store."""
+        """Wait up to END_SECONDS for all machines to finish: workers of others need the store of machine 0."""
         store = self._store
         if store is None or self._job.nodes == 1:
             return
@@ -123,16 +127,16 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConnectError(
-            f"{endpoint!r} is not a place to meet: it needs a host and a port. Write --rendezvous HOST:PORT, "
+            f"{endpoint!r} is not a rendezvous endpoint: it needs a host and a port. Write --rendezvous HOST:PORT, "
             "such as --rendezvous 10.0.0.1:29500, with the address of the machine whose --node-rank is 0."
         )
     return host.strip("[]"), int(port)
 
 
 def listen_at(endpoint: str | None, *, several_machines: bool, interface: str | None) -> socket.socket:
-    """Listen where the first machine was said to be, at one address of it; None: anywhere on loopback.
+    """Listen at the rendezvous endpoint, on one address of this machine; on loopback without `endpoint`.
 
-    Fails at once where it cannot listen or would not find itself there: the engine's own patience with both is minutes.
+    Raises ConnectError at once if it cannot listen or the endpoint is another machine; torch would retry for minutes.
     """
     host, port = split_endpoint(endpoint) if endpoint is not None else ("", 0)
     try:
@@ -142,21 +146,21 @@ def listen_at(endpoint: str | None, *, several_machines: bool, interface: str | 
     except OSError as problem:
         reason = "is in use" if problem.errno == errno.EADDRINUSE else f"cannot be listened on ({problem})"
         raise ConnectError(
-            f"Port {port} {reason} on this machine, so the workers cannot meet at {endpoint}. "
-            f"Take another one on all machines: --rendezvous {str(endpoint).rpartition(':')[0]}:{port + 1}; "
-            f"`ss -ltnp sport = :{port}` shows who has it."
+            f"Port {port} {reason} on this machine, so the workers cannot connect to {endpoint}. "
+            f"Use another one on all machines: --rendezvous {str(endpoint).rpartition(':')[0]}:{port + 1}; "
+            f"`ss -ltnp sport = :{port}` shows which process has it."
         ) from None
     if host and not names_this_machine(host) and (failure := _dial(host, port, SELF_REACH_SECONDS)) is not None:
         listener.close()
         raise ConnectError(
-            f"{endpoint} does not lead to this machine ({failure}), and machine 0 is where the others come to. "
-            "Write this machine's own address in --rendezvous, or --node-rank 0 on the machine that has this one."
+            f"{endpoint} does not lead to this machine ({failure}), and the other machines connect to machine 0. "
+            "Write this machine's own address in --rendezvous, or --node-rank 0 on the machine with this address."
         )
     return listener
 
 
 def _outward_address(interface: str | None) -> str | None:
-    """The address of this interface, or of the only one that leads elsewhere; None where that is not clear."""
+    """The address of this interface, or of the only one besides loopback; None if there are several."""
     owned = interfaces()
     if interface is not None:
         return owned.get(interface)
@@ -167,9 +171,10 @@ def _outward_address(interface: str | None) -> str | None:
 def reach(
     endpoint: str, seconds: float, note: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Wait until the first machine listens, for at most `seconds`, and say every ten why it does not seem to.
+    """Wait up to `seconds` until machine 0 listens, and note the likely cause every ten seconds.
 
-    The error says where it was sought, by which interface, and why in vain. A name that means nothing is one at once.
+    Raises:
+        ConnectError: with endpoint, interface and last error. A name that cannot be resolved raises at once.
     """
     host, port = split_endpoint(endpoint)
     began = clock()
@@ -180,20 +185,20 @@ def reach(
             interface = interface_towards(host) or "the system's choice"
             raise ConnectError(
                 f"No connection to machine 0 at {endpoint}, interface {interface}: {problem}. {_likely_cause(problem)} "
-                "It is started with --node-rank 0 and the same --rendezvous, and waits for the others, as they for it: "
-                f"{VARIABLE}=7200, in seconds, waits longer."
+                "Start it with --node-rank 0 and the same --rendezvous. All machines wait for each other; to wait "
+                f"longer, set {VARIABLE}=7200 (seconds)."
             )
         if now >= notice_at:
             notice_at += NOTICE_SECONDS * (1 + (now - notice_at) // NOTICE_SECONDS)
             note(
-                f"has waited {duration(round(now - began))} for machine 0 to listen at {endpoint} ({problem}), and "
-                f"waits {waiting_for(seconds)}. {_likely_cause(problem)}"
+                f"has waited {duration(round(now - began))} for machine 0 to listen at {endpoint} ({problem}); "
+                f"waiting {waiting_for(seconds)}. {_likely_cause(problem)}"
             )
         time.sleep(POLL_SECONDS)
 
 
 def _dial(host: str, port: int, seconds: float) -> OSError | None:
-    """The error of one attempt to connect, if any."""
+    """The error of one connection attempt; None if it succeeded."""
     try:
         socket.create_connection((host, port), max(seconds, POLL_SECONDS)).close()
     except OSError as problem:
@@ -203,15 +208,19 @@ def _dial(host: str, port: int, seconds: float) -> OSError | None:
 
 def _likely_cause(problem: OSError) -> str:
     return LIKELY_CAUSES.get(
-        type(problem), "Nobody answers: the address is wrong, its machine is off, or a firewall is shut."
+        type(problem), "No answer: the address is wrong, its machine is off, or a firewall blocks it."
     )
 
 
 def serve_store(endpoint: str, network: Path | None = None) -> tuple[Store, str]:
-    """A key-value store that listens at `endpoint` and nowhere else, as long as it is kept; and where that is.
+    """Serve a key-value store at `endpoint` only, as long as the returned store is referenced.
 
-    endpoint: HOST:PORT, with port 0 for any free one; network: the file of the network namespace to listen in, None for
-    this process's own.
+    Args:
+        endpoint: HOST:PORT, with port 0 for any free one.
+        network: file of the network namespace to listen in; None for this process's own.
+
+    Returns:
+        The store and its endpoint.
     """
     host, _, port = endpoint.rpartition(":")
     if network is None:
@@ -225,20 +234,20 @@ def _serve(host: str, port: int) -> tuple[Store, str]:
         listener = socket.create_server((host, port))
     except OSError as problem:
         raise ConnectError(
-            f"The launcher cannot listen at {host} for its workers ({problem}), so they could not meet. Name "
+            f"The launcher cannot listen at {host} for its workers ({problem}), so they cannot connect. Name "
             "another interface: --interface NAME"
         ) from None
     port = listener.getsockname()[1]
-    # From here on the descriptor is the store's
+    # The store owns the descriptor
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     return store, f"{host}:{port}"
 
 
 def _silence_store() -> None:
-    """Let the engine's store not warn of every peer whose address has no name, as in a lab none has.
+    """Silence torch's warning about every peer address without a name, as all are on an emulated network.
 
-    The engine reads TORCH_CPP_LOG_LEVEL while it is imported, which is over. Where it keeps the level elsewhere, it
-    warns.
+    torch reads TORCH_CPP_LOG_LEVEL at its import, which is over, so this sets the level in the library. If a version of
+    torch stores the level elsewhere, the warnings appear.
     """
     if "TORCH_CPP_LOG_LEVEL" not in os.environ:
         with contextlib.suppress(OSError, ValueError):
@@ -247,7 +256,7 @@ def _silence_store() -> None:
 
 
 def in_namespace(network: Path, action: Callable[[], T]) -> T:
-    """Act in a network namespace, in a short-lived thread: sockets belong to the namespace of their thread."""
+    """Run an action in a network namespace, in a short-lived thread: sockets belong to their thread's namespace."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_enter_namespace, network, action).result()
 

@@ -1,4 +1,4 @@
-"""Restart policies: decide which workers start again after a failure. All of them, the failed one, or none.
+"""Restart policies: decide which workers start again after a failure: all of them, the failed one, or none.
 
     RestartAll   a failure of one worker ends all, and all start again together (a fixed run in lock step)
     RestartOne   a lost worker starts again alone, and the others continue (servers, pairwise gossip, elastic runs)
@@ -15,15 +15,15 @@ from typing import Generic, Protocol, TypeVar
 
 from gossamer.launch.failure import Failure, Outcome, cause
 
-# A start that is over sooner is one that the next would likely meet again
+# If a start ends sooner, the next one would likely end in the same way
 SETTLED_SECONDS = 10.0
 LONGEST_SECONDS = 60.0
-STRANDED = "it was lost while no other worker trained, so there is nothing that the others could go on from"
+STRANDED = "it was lost while no other worker trained, so no worker has parameters to continue from"
 
 
 class RestartBudget:
-    """At most `most` restarts of one process: the first at once, and 1, 2, 4... s after each that lived for less than
-    SETTLED_SECONDS, at most LONGEST_SECONDS."""
+    """At most `most` restarts of one process. The first is immediate; later ones wait 1, 2, 4... s, at most
+    LONGEST_SECONDS, after each start that lived for less than SETTLED_SECONDS."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -35,7 +35,7 @@ class RestartBudget:
         return self.taken >= self.most
 
     def take(self, age_seconds: float) -> float:
-        """Take one restart; the seconds until it. age_seconds: how long the start that is over has lived."""
+        """Take one restart. Return the seconds until it. age_seconds: lifetime of the start that has ended."""
         again = self.taken > 0 and age_seconds < SETTLED_SECONDS
         self._short_lives = self._short_lives + 1 if again else 0
         self.taken += 1
@@ -43,10 +43,10 @@ class RestartBudget:
 
 
 class SupervisedWorker(Protocol):
-    """One worker over all its restarts, as policies see it."""
+    """Interface of one worker over all its restarts, for policies."""
 
     budget: RestartBudget
-    due: float | None  # moment of the next start, if one is due
+    due: float | None  # time of the next start; None if none is due
 
     @property
     def number(self) -> int: ...
@@ -66,7 +66,7 @@ W = TypeVar("W", bound=SupervisedWorker)
 
 
 def failures_of_stopped(workers: Iterable[SupervisedWorker], stopped: Mapping[int, int]) -> list[Failure]:
-    """The failures of workers that were asked to end. stopped: exit codes by number."""
+    """Failures of workers that were asked to end. stopped: exit codes by number."""
     return [
         worker.failure(stopped[worker.number], stopped=True)
         for worker in workers
@@ -77,7 +77,8 @@ def failures_of_stopped(workers: Iterable[SupervisedWorker], stopped: Mapping[in
 class RestartPolicy(ABC):
     """Decides about the processes of one supervisor, in its thread.
 
-    ends_whole_run: whether a request to stop this launcher ends the run; else its workers leave, and the run continues.
+    ends_whole_run: whether a request to stop this launcher ends the run. Otherwise its workers leave a run that
+    continues.
     """
 
     ends_whole_run = True
@@ -100,18 +101,22 @@ class RestartPolicy(ABC):
 
     @abstractmethod
     def look(self, now: float) -> bool:
-        """Handle what has happened since the last call; whether the run continues. now: seconds, monotonic."""
+        """Handle all events since the last call. Return whether the run continues. now: seconds, monotonic."""
 
     @abstractmethod
     def outcome(self, stopped: Mapping[int, int]) -> Outcome:
-        """How the run ended. stopped: exit codes of the workers that were ended, by number."""
+        """Return the outcome of the run. stopped: exit codes of the workers that were ended, by number."""
 
 
 class RestartAll(RestartPolicy):
-    """The failure of one worker ends all. All start again together, at most `most` times.
+    """A failure of one worker ends all workers. All start again together, at most `most` times.
 
-    workers: filled before `begin`. stop_all: ends those that live; exit codes by number. stopping: whether the
-    launcher is asked to stop, so that nothing starts again.
+    Args:
+        workers: filled before `begin`.
+        most: budget of restarts.
+        stop_all: ends running workers; returns exit codes by number.
+        stopping: whether the launcher was asked to stop; then nothing is restarted.
+        note: shows a message.
     """
 
     def __init__(
@@ -156,10 +161,10 @@ class RestartAll(RestartPolicy):
 
 
 class RestartOne(RestartPolicy, Generic[W]):
-    """A lost worker starts again alone, as its budget says; the others continue.
+    """A lost worker is restarted alone within its budget; the others continue.
 
     A worker that ends with exit code 0 has finished. Subclasses decide which failure ends the run at once, and whether
-    a restarted worker would find anything to continue from.
+    a restarted worker could continue from the state of others.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -189,10 +194,10 @@ class RestartOne(RestartPolicy, Generic[W]):
 
     @abstractmethod
     def _note_loss(self, worker: W, failure: Failure, wait_seconds: float | None) -> None:
-        """Show it. wait_seconds: until the worker starts again; None if it does not."""
+        """Show a loss. wait_seconds: time until the restart; None if the worker is not restarted."""
 
     def _delay(self, worker: W) -> float:
-        """Take a restart of the worker's budget; the seconds until it."""
+        """Take a restart of the worker's budget. Return the seconds until it."""
         return worker.budget.take(worker.age_seconds)
 
     def _start(self, worker: W) -> None:
@@ -219,6 +224,6 @@ class RestartOne(RestartPolicy, Generic[W]):
         self._note_loss(worker, failure, wait_seconds)
 
     def _all_lost(self) -> Failure:
-        """The last loss, where no worker has finished."""
+        """The last loss, for a run in which no worker has finished."""
         count = len(self.workers)
         return replace(self._lost[-1], summary=f"all {count} workers were lost, this one last" if count > 1 else "")

@@ -1,4 +1,4 @@
-"""Served run: workers on one machine that are lost and restarted one by one, and the servers of their parameters."""
+"""Served run: workers on one machine that are restarted one by one, and parameter servers if the recipe has any."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from gossamer.launch.restart_policy import SETTLED_SECONDS, RestartOne, failures
 from gossamer.launch.supervisor import Supervisor
 
 SERVER_RESTARTS = 10
-# Below the ephemeral ports: a client that dials an ephemeral port while its server is away may be given the very same
-# port to dial from, connects to itself, and keeps the port
+# Below the ephemeral ports: a client that dials an ephemeral port while its server is down may be assigned the same
+# port as its own, connect to itself, and keep the port
 PORTS = range(20000, 32000)
-# Variables that an outer launcher, or a run that this one is part of, may have set
+# Variables that an outer launcher, or an enclosing run, may have set
 FOREIGN = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT"),
     *("GOSSAMER_SERVER", "GOSSAMER_JOURNAL", "GOSSAMER_REJOIN"),
@@ -47,16 +47,22 @@ def launch_peers(
     note: Callable[[str], None],
     tick: Callable[[], None],
 ) -> Outcome:
-    """Run `job` beside its servers, if any, until no worker is left; arguments as `launch` has them. Call in the main
-    thread.
+    """Run `job` with its servers, if any, until no worker is left. Call it in the main thread.
 
-    A worker that a signal ends is lost: `note` says so and the others go on; job.max_restarts is how often each may be
-    started again, alone, with GOSSAMER_REJOIN=1. A worker that ends with an error ends the run, and so does the loss of
-    all, or, where no server has the parameters, of the last that has any. A server that ends is started again at the
-    same address with the same journal, at most SERVER_RESTARTS times, by a standby process; PeerLost is raised where
-    that does not help.
+    A worker that a signal ends is lost. It is restarted alone with GOSSAMER_REJOIN=1, at most job.max_restarts times;
+    the others continue. An error of a worker ends the run. So does the loss of all workers or, without servers, of the
+    last worker that has the parameters. A server that ends is replaced by a standby process at the same address with
+    the same journal, at most SERVER_RESTARTS times.
+
+    Args:
+        job, directory, show, note, tick: see `launch`.
+        serving: number, commands and endpoints of the servers.
+
+    Raises:
+        PeerLost: a server failed at its start, or too often.
+        ConnectError: the store or the servers cannot listen.
     """
-    require(job.nodes == 1, "workers and servers that are lost one by one are started on one machine")
+    require(job.nodes == 1, "runs with servers or pairwise gossip start all workers on one machine: nodes must be 1")
     store, store_endpoint = serve_store(serving.store_endpoint or f"{_host(job)}:0", serving.network)
     endpoints = serving.endpoints or free_endpoints(_host(job), serving.servers)
     token = check_token_file(job.token_file) if job.token_file else make_token_file(directory)
@@ -67,14 +73,14 @@ def launch_peers(
     try:
         return supervisor.run(ServedRun(job, supervisor, servers, environment, trains, exited, show))
     finally:
-        del store, trains, exited  # no process is left to ask it
+        del store, trains, exited  # no process uses the store any more
 
 
 class ServedRun(RestartOne[ManagedProcess]):
-    """The workers of the run, by rank. A lost one starts again at once.
+    """The workers of the run, by rank. A lost one is restarted at once.
 
-    trains(rank, attempt): whether this start of a worker has parameters that another could go on from. exited(rank):
-    called once a worker has ended and is not started again.
+    trains(rank, attempt): whether this start of a worker has parameters that another could receive. exited(rank):
+    called when a worker has ended and is not restarted.
     """
 
     def __init__(
@@ -106,7 +112,7 @@ class ServedRun(RestartOne[ManagedProcess]):
         return not self.failed and any(worker.lives for worker in self.workers)
 
     def outcome(self, stopped: Mapping[int, int]) -> Outcome:
-        """A worker that was lost is the cause only where all were."""
+        """A lost worker is the cause only if all workers were lost."""
         if not self.failed:
             return Outcome(
                 failure=self._all_lost() if self._lost and not self._finished else None, restarts=self.restarts
@@ -129,7 +135,7 @@ class ServedRun(RestartOne[ManagedProcess]):
 
     @property
     def _is_stranding(self) -> bool:
-        """Whether no worker that is left has parameters: they wait for the lost one, or were restarted themselves."""
+        """Whether no remaining worker has parameters: each waits for the lost one, or was restarted itself."""
         left = [worker for worker in self.workers if worker.lives]
         if self._servers.count or self._finished or not left:
             return False
@@ -137,7 +143,7 @@ class ServedRun(RestartOne[ManagedProcess]):
 
     @property
     def _has_way_back(self) -> bool:
-        """Servers have the parameters; or others are left, and none has finished."""
+        """Whether servers have the parameters, or other workers are running and none has finished."""
         return self._servers.count > 0 or (not self._finished and any(worker.lives for worker in self.workers))
 
     def _delay(self, worker: ManagedProcess) -> float:
@@ -151,12 +157,12 @@ class ServedRun(RestartOne[ManagedProcess]):
             self._note(f"{lost}. Restarting it alone ({attempt}).")
             return
         left = sum(other.lives for other in self.workers)
-        going = {0: "Nobody is left to train", 1: "The other one goes on"}.get(left, f"The other {left} go on")
+        going = {0: "No worker is left to train", 1: "The other one continues"}.get(left, f"The other {left} continue")
         self._note(f"{lost}. {going}.")
 
 
 class Servers:
-    """The servers of a run and their standbys. Numbers of their processes follow those of the workers."""
+    """The servers of a run and their standbys. Their process numbers follow those of the workers."""
 
     def __init__(self, job: Job, serving: Serving, supervisor: Supervisor, environment: Mapping[str, str]) -> None:
         self._job, self._supervisor = job, supervisor
@@ -178,7 +184,7 @@ class Servers:
             process.start()
 
     def look(self) -> None:
-        """Restart those that have ended. Raises PeerLost if that does not help."""
+        """Restart servers that have ended. Raises PeerLost if a restart cannot help."""
         for server, process in enumerate(self._processes):
             if (exit_code := process.ended()) is not None:
                 self._ended(server, process, exit_code)
@@ -191,13 +197,13 @@ class Servers:
         log = server_log_path(self._job.logs, server)
         if exit_code > 0 and process.age_seconds < SETTLED_SECONDS:
             raise PeerLost(
-                f"Server {server} failed at its start ({end.ending}) and would fail again, so its parameters are out "
-                f"of reach and all workers were stopped. Its own message is above and in {log}"
+                f"Server {server} failed at its start ({end.ending}) and would fail again. Its parameters are not "
+                f"available, so all workers were stopped. Its own message is above and in {log}"
             )
         if process.budget.exhausted:
             raise PeerLost(
                 f"Server {server} ended {process.attempt + 1} times, the last time with {end.ending}, so all workers "
-                f"were stopped. What it said is in {log}; if memory ran out, spread the parameters: --servers "
+                f"were stopped. Its log is {log}. If memory ran out, use more servers: --servers "
                 f"{self.count + 1}"
             )
         process.budget.take(process.age_seconds)
@@ -225,7 +231,7 @@ class Servers:
         )
 
     def _standby_by_host(self, serving: Serving, environment: Mapping[str, str]) -> list[StandbyProcess]:
-        """One standby for all servers; where each has a host of its own, one per host."""
+        """One standby for all servers; on an emulated network, one per host."""
         job, directory = self._job, self._supervisor.files.directory
         count = serving.servers if job.prefix else min(serving.servers, 1)
         return [
@@ -273,7 +279,7 @@ def _host(job: Job) -> str:
 def _shared_environment(
     job: Job, directory: Path, store_endpoint: str, endpoints: Sequence[str], token: Path
 ) -> Mapping[str, str]:
-    """The environment that all processes of this run share. Of the secret it holds the path only."""
+    """Environment of all processes of this run. It contains the path of the token file, not the secret."""
     address, _, port = store_endpoint.rpartition(":")
     inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     return inherited | job.environment(directory) | {

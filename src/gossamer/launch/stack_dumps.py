@@ -1,7 +1,7 @@
-"""Stack dumps: where every worker is, in Python, written by each on SIGUSR1: asked by its launcher, or by anybody.
+"""Stack dumps: each worker writes the Python stacks of all its threads on SIGUSR1, from its launcher or any process.
 
-The file is written by faulthandler, whatever the worker is stuck in; the worker's log has the same as soon as its main
-thread runs Python again. A launcher asks by itself once a silence has been told of, which is how a hang gets a name.
+faulthandler writes the file, even if the worker is stuck in native code. The worker's log receives the same text when
+its main thread runs Python again. The launcher requests dumps by itself when a worker reports a stall.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from gossamer.base.run_files import RunFiles
 from gossamer.events import Attached, Event, Stalled, StepEnded
 
 SIGNAL = signal.SIGUSR1
-# Those that wait for the same silent worker tell of it within a few seconds of each other
+# Workers that wait for the same silent worker report the stall within a few seconds of each other
 SAME_SILENCE_SECONDS = 30.0
-TOLD = "wrote where its workers are, in Python: see `gossamer stacks {logs}`"
+TOLD = "wrote the Python stacks of its workers: see `gossamer stacks {logs}`"
 
 
 class DumpOnSignal:
-    """A worker's answer to SIGUSR1, and a listener that asks for the others' dumps where this worker has waited long.
+    """A worker's handler of SIGUSR1, and a listener that marks this worker's stalls for the launcher.
 
-    A lock on the file says that the signal may be sent. A script that takes the signal for itself keeps it: then the
-    file goes, and so does the lock.
+    A lock on the file means that the worker handles the signal. If the script installs its own handler for the signal,
+    the file and the lock are removed.
     """
 
     def __init__(self, files: RunFiles, rank: int) -> None:
@@ -39,7 +39,7 @@ class DumpOnSignal:
         self._file: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o666)
         signal.signal(SIGNAL, self._show)
         faulthandler.register(SIGNAL, self._file, all_threads=True, chain=True)
-        fcntl.flock(self._file, fcntl.LOCK_EX)  # last: from now on the signal ends nobody
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # last: from now on the signal does not end the process
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -49,7 +49,7 @@ class DumpOnSignal:
                 self._files.stalled(self._rank).touch()
 
     def close(self) -> None:
-        """The script is over. The signal ends nobody from now on, should one be on its way."""
+        """End of the script. A late signal is ignored and does not end the process."""
         if self._file is not None and signal.getsignal(SIGNAL) == self._show:
             faulthandler.unregister(SIGNAL)
             signal.signal(SIGNAL, signal.SIG_IGN)
@@ -64,12 +64,12 @@ class DumpOnSignal:
 
     def _show(self, number: int, frame: FrameType | None) -> None:
         head = f"stacks of rank {self._rank}, asked for by {SIGNAL.name}:\n"
-        with contextlib.suppress(OSError):  # not by sys.stderr, which the main thread may be in
+        with contextlib.suppress(OSError):  # not sys.stderr: the main thread may be writing to it
             os.write(2, head.encode() + self._path.read_bytes())
 
 
 class StackRequests:
-    """The launcher's side. note: tells the user."""
+    """The launcher's side: requests dumps and shows notes. note: shows a message to the user."""
 
     def __init__(
         self,
@@ -79,11 +79,11 @@ class StackRequests:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._files, self._logs, self._note, self._clock = files, logs, note, clock
-        self._stalls: set[tuple[Path, int]] = set()  # with the moment that each was told
+        self._stalls: set[tuple[Path, int]] = set()  # with the time of each stall
         self._asked = -float("inf")
 
     def ask(self) -> Sequence[int]:
-        """Ask all workers for a dump now; the process ids of those that were asked."""
+        """Request a dump from all workers. Return the process ids of those that received the request."""
         self._asked = self._clock()
         asked = ask(self._files.all_stacks())
         if asked:
@@ -91,7 +91,7 @@ class StackRequests:
         return asked
 
     def tick(self) -> None:
-        """Ask where a worker has told of a silence since the last call."""
+        """Request dumps if a worker has reported a stall since the last call."""
         stalls = {(path, path.stat().st_mtime_ns) for path in self._files.all_stalled()}
         new = bool(stalls - self._stalls) and self._clock() - self._asked >= SAME_SILENCE_SECONDS
         self._stalls = stalls
@@ -99,20 +99,21 @@ class StackRequests:
             self.ask()
 
     def keep(self) -> None:
-        """At the end: what was dumped stays beside the logs."""
+        """At the end of the run: copy the dumps to the folder of logs."""
         for path in [*self._files.all_stacks(), *self._files.all_flights()]:
             if path.stat().st_size:
                 shutil.copyfile(path, self._logs / path.name)
 
 
 def ask(dumps: Iterable[Path]) -> Sequence[int]:
-    """Ask the workers of these files for a dump, in place of the one before; those that live and take the signal."""
+    """Request a new dump for each of these files, in place of the last one. Return the process ids that were signaled:
+    workers that are running and handle the signal."""
     asked = []
     for path in dumps:
-        with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:  # it may end meanwhile
+        with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:  # the worker may end meanwhile
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:  # its worker has it
+            except BlockingIOError:  # its worker holds the lock
                 file.truncate()
                 pid = int(path.stem.rpartition("-")[2])
                 with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Startup: tells how far this machine's workers are on their way to the first step, and into the program each."""
+"""Startup: progress of this machine's workers until the first step, for the launcher's line."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BY_EVENT: dict[type[Event], Stage] = {Joined: Stage.JOINED, Attached: Stage.ATTA
 
 
 class StageMarks:
-    """Listener of a worker's events that leaves a mark for each stage, and what would be lost with the worker; its
-    launcher looks for them."""
+    """Listener of a worker's events: marks each stage, and the residual that would be lost with the worker, for its
+    launcher."""
 
     def __init__(self, files: RunFiles, rank: int, attempt: int) -> None:
         self._files, self._rank, self._attempt = files, rank, attempt
@@ -31,13 +31,13 @@ class StageMarks:
         elif isinstance(event, WithoutSession):
             self._files.mark(Stage.OTHERWISE if event.trains else Stage.CALLED, self._rank, self._attempt)
         elif isinstance(event, ResidualTold):
-            with suppress(OSError):  # a full disk ends no training
+            with suppress(OSError):  # a full disk must not end training
                 path = self._files.residual(self._rank, self._attempt)
                 write_json(path, {"norm": event.norm, "step": event.step})
 
 
 class Startup:
-    """One line, until the first step: how many workers have come how far."""
+    """One line until the first step: how many workers have reached which stage."""
 
     def __init__(self, job: Job, files: RunFiles, clock: Callable[[], float] = time.monotonic) -> None:
         self._job, self._files = job, files

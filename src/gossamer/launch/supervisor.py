@@ -20,14 +20,14 @@ from gossamer.launch.parent_watchdog import OrphanReaper
 from gossamer.launch.process import POLL_SECONDS, ManagedProcess, end_all
 from gossamer.launch.restart_policy import RestartPolicy
 
-# A wrapper that hands Ctrl-C on, such as `uv run`, gives the launcher two for one
+# A wrapper that forwards Ctrl-C, such as `uv run`, doubles the signal
 DOUBLED_SECONDS = 0.5
 
 P = TypeVar("P", bound=ManagedProcess)
 
 
 class LauncherStopped(KeyboardInterrupt):
-    """The launcher was asked to end while it waited for other machines. It is no Exception, which torch would catch."""
+    """Raised if the launcher is stopped while it waits for other machines. Not an Exception: torch would catch it."""
 
 
 class Supervisor:
@@ -36,7 +36,7 @@ class Supervisor:
     Args:
         files: of the run, in its private directory.
         grace_seconds: time for workers to save after a request to stop.
-        note: shows a sentence to the user.
+        note: shows a message to the user.
         tick: called some twenty times a second in a thread, after the output of all processes was read.
     """
 
@@ -53,22 +53,22 @@ class Supervisor:
         self._ends_whole_run, self._is_waiting = True, False
 
     def add(self, worker: P) -> P:
-        """Supervise this worker: read its output, ask it to save on a signal, and end it at the end."""
+        """Supervise a worker: read its output, ask it to save on a signal, and stop it at the end of the run."""
         self.workers.append(worker)
         return worker
 
     def add_server(self, server: P) -> P:
-        """Read the output of this server, and end it after all workers, which may need it to save."""
+        """Supervise a server: read its output, and stop it after all workers, which may need it to save."""
         self._servers.append(server)
         return server
 
     def end_workers(self, grace_seconds: float | None = None) -> Mapping[int, int]:
-        """End those that live; exit codes by number."""
+        """Stop running workers. Return exit codes by number."""
         return end_all(self.workers, grace_seconds, hurried=self.stop.hurried)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """A block that a request to stop interrupts, since it waits for other machines."""
+        """Context manager: a request to stop interrupts the block, which waits for other machines."""
         self._is_waiting = True
         try:
             yield
@@ -102,19 +102,19 @@ class Supervisor:
         return policy.outcome(stopped)
 
     def _ask_to_save(self, policy: RestartPolicy) -> None:
-        """Where the run ends before it has finished; or let workers leave, where it continues elsewhere."""
+        """Give workers time to save before the run ends, or to leave a run that continues on other machines."""
         if self.stop and policy.ends_whole_run:
             end_by_request(self.workers, self.stop, self.files, self._grace_seconds, self.note)
         elif self.stop:
-            self.note(f"leaving the run, which goes on; the workers here have up to {self._grace_seconds:g} s for that")
+            self.note(f"leaving the run, which continues; workers here have up to {self._grace_seconds:g} s to leave")
             self.end_workers(self._grace_seconds)
         elif policy.may_save:
             self.files.stopping.touch()
             self.end_workers(self._grace_seconds)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """The file is made at once: a sender that signals all processes of a job signals the workers, which look for
-        it."""
+        """Create the file at once: a sender that signals all processes of a job also signals the workers, which look
+        for the file."""
         if self._ends_whole_run:
             self.files.stopping.touch()
         self.stop(number, frame)
@@ -132,9 +132,10 @@ class Supervisor:
 
 
 class StopRequest:
-    """Handler of signals that keeps the first: workers get its like, and time to save. Another one asks to end at once.
+    """Signal handler that keeps the first signal: workers receive a similar one and time to save. A second one, at
+    least DOUBLED_SECONDS later, ends them at once.
 
-    Signals are kept and looked at between other things, so that none interrupts a start or an end.
+    Signals are only kept; the supervisor reads them between other work, so they do not interrupt a start or an end.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -153,16 +154,16 @@ class StopRequest:
         return self.number is not None
 
     def hurried(self) -> bool:
-        """Whether whoever asked does not want to wait."""
+        """Whether a second signal asked to end at once."""
         return self._second
 
     @property
     def worker_signal(self) -> signal.Signals:
-        """Ctrl-C is KeyboardInterrupt in the script, too; all else is SIGTERM."""
+        """SIGINT after Ctrl-C, which raises KeyboardInterrupt in the script; otherwise SIGTERM."""
         return signal.SIGINT if self.number == signal.SIGINT else signal.SIGTERM
 
     def waiting(self, grace_seconds: float) -> str:
-        """The sentence for who waits for the workers."""
+        """The message while the launcher waits for the workers."""
         again = "press Ctrl-C again" if self.number == signal.SIGINT else "send the signal again"
         return f"waiting up to {grace_seconds:g} s for the workers to save; {again} to end them now"
 
@@ -174,7 +175,7 @@ def end_by_request(
     grace_seconds: float,
     note: Callable[[str], None],
 ) -> dict[int, int]:
-    """Hand the request on to the workers and give them time to save; exit codes by rank."""
+    """Forward the request to the workers and give them time to save. Return exit codes by rank."""
     files.stopping.touch()
     if stop.worker_signal is signal.SIGINT:
         files.interrupted.touch()
@@ -182,7 +183,7 @@ def end_by_request(
         note(stop.waiting(grace_seconds))
     exit_codes = end_all(workers, grace_seconds, stop.worker_signal, stop.hurried)
     if killed := [f"rank {rank}" for rank, exit_code in exit_codes.items() if exit_code == -signal.SIGKILL]:
-        note(f"killed, since they had not ended by then: {', '.join(killed)}")
+        note(f"killed, because they had not ended by then: {', '.join(killed)}")
     return exit_codes
 
 
@@ -223,5 +224,5 @@ class PeriodicTask:
 
 
 def _handled_stop_signal() -> signal.Signals | None:
-    """A signal that interrupts the main thread: SIGINT, unless this process ignores it."""
+    """A stop signal that this process handles, to interrupt the main thread: SIGINT, unless it is ignored."""
     return next((number for number in STOP_SIGNALS if callable(signal.getsignal(number))), None)

@@ -1,6 +1,6 @@
 """Worker: runs the user's script as `python script.py` would, and reports its failure to the launcher.
 
-Started as `python -u -m gossamer.launch.worker SCRIPT ARGS...`, or with `-m MODULE` in the script's place.
+The launcher starts it as `python -u -m gossamer.launch.worker SCRIPT ARGS...`, or with `-m MODULE` for SCRIPT.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from gossamer.comm.runtime.uncaught_errors import is_users, shortened
 from gossamer.launch.failure import Origin, is_echo
 from gossamer.launch.process_logs import PatientFile
 
-Finish = Callable[[bool], None]  # is told whether the script failed
+Finish = Callable[[bool], None]  # called with whether the script failed
 
 
 def main(arguments: Sequence[str] | None = None, finish: Finish = lambda failed: None) -> None:
-    """Run the script; `finish(failed)` writes this rank's record, whether it ended well or not."""
+    """Run the script. `finish(failed)` writes this rank's record after success and failure."""
     program = arguments or sys.argv[1:]
     files = RunFiles(Path(os.environ[RUN_DIRECTORY]))
     reporter = FailureReporter(files, int(os.environ["RANK"]))
-    os.dup2(1, 2)  # one file for both streams, so that their order is kept
+    os.dup2(1, 2)  # one file for both streams keeps their order
     _print_patiently()
     reporter.started()
     _end_with_launcher(int(os.environ["GOSSAMER_LAUNCHER_PID"]))
-    patience_seconds = float(os.environ.get("GOSSAMER_GRACE_SECONDS", "30")) / 3  # the rest is for saving
+    patience_seconds = float(os.environ.get("GOSSAMER_GRACE_SECONDS", "30")) / 3  # the rest of the time is for saving
     interruption.current.install(patience_seconds, files.interrupted.exists)
     try:
-        reporter.entered()  # from here on Ctrl-C interrupts the script
+        reporter.entered()  # from now on Ctrl-C interrupts the script
         exit_code = _run(program, reporter)
     except BaseException as error:
         exit_code = reporter.raised(error)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left is short
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rest is short
     finish(bool(exit_code))
     if exit_code:
         raise SystemExit(exit_code)
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None, finish: Finish = lambda failed:
 
 
 def _print_patiently() -> None:
-    """A disk that is full, where the output goes, ends no training."""
+    """Print through PatientFile: a full disk must not end training."""
     raw: Any = PatientFile(1, "<stdout>")
     for name in ("stdout", "stderr"):
         before = getattr(sys, name)
@@ -66,7 +66,7 @@ def _print_patiently() -> None:
 
 
 def current_attempt() -> int:
-    """How often this worker was started before."""
+    """Number of earlier starts of this worker."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -85,11 +85,11 @@ class FailureReporter:
         self._files.mark(Stage.ENTERED, self._rank, self._attempt)
 
     def finished(self) -> None:
-        with suppress(OSError):  # a full disk at the very end makes no failure of a run
+        with suppress(OSError):  # a full disk at the very end is not a failure of the run
             write_json(self._files.finished(self._rank, self._attempt), {"moment": time.time()})
 
     def ended(self, code: object) -> int:
-        """The exit code of sys.exit(code); anything but a number is printed and means 1, as without a launcher."""
+        """Exit code of sys.exit(code). Anything but a number is printed and means 1, as without a launcher."""
         if code is None or code == 0:
             return 0
         exit_code = code if isinstance(code, int) else 1
@@ -115,12 +115,12 @@ class FailureReporter:
         }
         try:
             write_json(self._files.failure(self._rank, self._attempt), report)
-        except OSError as problem:  # a full disk: the launcher learns the exit code alone
-            print(f"{text}gossamer: the launcher gets no report of this error ({problem})", file=sys.stderr)
+        except OSError as problem:  # a full disk: the launcher only receives the exit code
+            print(f"{text}gossamer: the launcher received no report of this error ({problem})", file=sys.stderr)
 
 
 def _run(program: Sequence[str], reporter: FailureReporter) -> int:
-    """Sessions are closed while the script's variables are still there: nothing else holds a session."""
+    """Run the script. Sessions are closed while its variables exist, since nothing else references a session."""
     try:
         variables = _run_program(program)
         _close_sessions()
@@ -134,7 +134,7 @@ def _run(program: Sequence[str], reporter: FailureReporter) -> int:
 
 
 def _run_program(program: Sequence[str]) -> Mapping[str, object]:
-    """The global variables of the script or module at its end."""
+    """Run the script or module. Return its global variables at its end."""
     if program[0] == "-m":
         sys.argv = list(program[1:])
         return runpy.run_module(program[1], run_name="__main__", alter_sys=True)
@@ -151,16 +151,16 @@ def _close_sessions() -> None:
 
 
 def _from_script(error: BaseException) -> TracebackType | None:
-    """The part of a traceback that is the user's: from the script's own first frame on."""
+    """The user's part of a traceback: from the first frame of the script on."""
     at = error.__traceback__
     while at is not None and not is_users(at):
         at = at.tb_next
-    unread = isinstance(error, SyntaxError)  # a script that cannot be read has no frame, and none of ours says more
+    unread = isinstance(error, SyntaxError)  # a script with a syntax error has no frame; ours would not help
     return at if at is not None or unread else error.__traceback__
 
 
 def _end_with_launcher(launcher: int) -> None:
-    """End this worker and its helpers when the launcher is gone, however it went."""
+    """End this worker and its helpers when the launcher has ended for any reason."""
 
     def watch() -> None:
         while os.getppid() == launcher:

@@ -1,7 +1,7 @@
-"""Aside log: what belongs into no record of a rank, as JSON lines: vitals, links, notices, warnings, errors, changes.
+"""Aside log: data outside a rank's record, as JSON lines: vitals, links, notices, warnings, errors, group changes.
 
-Every line has its moment in unix seconds, since much of it comes before a session begins. Vitals are sampled by a
-thread, every few seconds: a rank that is stuck still tells of its machine, and one that is stopped tells nothing.
+Every line has its time in unix seconds, since many are written before a session begins. A thread samples vitals every
+few seconds: a rank that is blocked still reports its machine, and a stopped one reports nothing.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from gossamer.observe.flight_dump import flight_path, write_flight
 from gossamer.observe.vitals import CollectorClock, VitalsSampler, process_vitals
 
 # -- activity ----------------------------------------------------------------------------------------------------------
-# What a rank is at, looked at every few seconds, and told once it lasts from one look to the next.
+# The current operation of a rank, sampled every few seconds, and reported if two samples find the same one.
 
 
 class ActivityWatch:
-    """Looks at a flight recorder. clock: its seconds, of time.perf_counter().
+    """Samples a flight recorder. clock: its seconds, time.perf_counter().
 
-    law:    a rank whose looks find it at another operation each time tells nothing but that it trains, once
+    law:    a rank with another operation at each sample only reports once that it trains
     """
 
     def __init__(self, recorder: FlightRecorder, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -42,7 +42,7 @@ class ActivityWatch:
         self._told: tuple[object, ...] = ()
 
     def look(self) -> Entry | None:
-        """What is to be told, if it is new. `seconds`: for how long; `waits_for`: ranks of the whole run."""
+        """The entry to report, if it is new. `seconds`: duration so far; `waits_for`: global ranks."""
         recorder = self._recorder
         waiting, latest, saving = recorder.waiting, recorder.latest, recorder.saving
         seen = (waiting, latest, latest.answered, saving)
@@ -75,20 +75,20 @@ class ActivityWatch:
 # -- link watch --------------------------------------------------------------------------------------------------------
 # Turns the counters of this worker's connections into rows, every few seconds, in the sampler's thread.
 #
-# A row is {process, round_trip, bytes_per_second, used_bytes, retransmits}: of the connection to that process, as this
-# end saw it since its row before. bytes_per_second is what the connection carried while it was busy; None where it had
-# too little to carry, since that pace says nothing of what it could. Where messages are shorter than what the line
-# holds in a round trip, it is the pace of round trips and not of the line.
+# A row is {process, round_trip, bytes_per_second, used_bytes, retransmits} of the connection to that process, since the
+# row before, as measured at this end. bytes_per_second is the throughput while the connection was busy. It is null if
+# too few bytes were sent, since then the throughput is no measure of the capacity. If messages are shorter than the
+# bandwidth-delay product, it measures round trips and not the link.
 
 Row = dict[str, Any]
-MOST_ROWS = 32  # of one sample: with more peers each has its turn less often
+MOST_ROWS = 32  # per sample; more peers take turns
 
 
 def full_rate(counters: LinkCounters, used_bytes: int, busy_seconds: float) -> float | None:
-    """Bytes a second while the connection was busy, over these bytes; None where it was not full.
+    """Bytes per second while the connection was busy, over these bytes; None if it was not saturated.
 
-    It was where the kernel's rate of the latest flight is not for want of data, and no older than these bytes: they are
-    more than one flight. That rate itself is of a round trip only, and where packets are lost a matter of chance.
+    It was saturated if the kernel does not report the rate of the latest flight as application-limited, and these bytes
+    are more than one flight. The kernel's rate itself covers one round trip only, and varies with packet loss.
     """
     flight = counters.flight_bytes_per_second * counters.round_trip_seconds
     full = not counters.limited and 0 < flight <= used_bytes and busy_seconds > 0
@@ -96,14 +96,14 @@ def full_rate(counters: LinkCounters, used_bytes: int, busy_seconds: float) -> f
 
 
 class LinkWatch:
-    """Samples all groups' connections. Any thread may tell of new ones."""
+    """Samples the connections of all groups. Any thread may add new ones."""
 
     def __init__(self) -> None:
         self._opened: list[tuple[LinksOpened, dict[str, LinkCounters]]] = []
         self._lock, self._turn = threading.Lock(), 0
 
     def opened(self, event: LinksOpened) -> list[Row]:
-        """Rows of what was measured as the group began. The bytes that this took are told with the next ones."""
+        """Rows of the measurement at the group's begin. Its bytes are reported with the next rows."""
         with self._lock:
             self._opened.append((event, {}))
         return [
@@ -112,13 +112,13 @@ class LinkWatch:
         ]
 
     def sample(self, *, last: bool = False) -> list[Row]:
-        """Rows of connections that carried something; of all at once where they are closed, or nothing follows."""
+        """Rows of connections that carried data; of all connections if they are closed or this is the last sample."""
         self._turn += 1
         found: list[Row] = []
         with self._lock:
             watched = list(self._opened)
         for event, before in watched:
-            closed = not event.is_open()  # asked first: what is read then are the last numbers
+            closed = not event.is_open()  # before reading: then the numbers read are final
             found += self._rows(event.read(), before, every=1 if closed or last else ceil(len(before) / MOST_ROWS) or 1)
             if closed:
                 with self._lock:
@@ -151,8 +151,8 @@ def _row(process: str, round_trip: float | None, rate: float | None, used: int, 
 
 
 VITALS_SECONDS = 2.0
-MOST_WARNINGS = 200  # of a process: a loop that warns in every step says nothing new
-MOST_CHARACTERS = 20_000  # of one text
+MOST_WARNINGS = 200  # per process: warnings of every step are repetitions
+MOST_CHARACTERS = 20_000  # per text
 
 
 def aside_log_path(directory: Path, rank: int) -> Path:
@@ -160,7 +160,7 @@ def aside_log_path(directory: Path, rank: int) -> Path:
 
 
 class AsideLog:
-    """A listener that tells `put` what a record leaves out. clock: unix seconds."""
+    """A listener that passes entries outside the record to `put`. clock: unix seconds."""
 
     def __init__(self, put: Callable[[Entry], None], clock: Callable[[], float] = time.time) -> None:
         self._put, self._clock = put, clock
@@ -183,7 +183,7 @@ class AsideLog:
             self._tell(take(event))
 
     def begin(self) -> None:
-        """A process begins: what it runs on."""
+        """Report the environment of a process at its begin."""
         self._tell({"kind": "environment", "versions": rank_environment()})
 
     def warned(self, category: str, message: str, where: str) -> None:
@@ -193,7 +193,7 @@ class AsideLog:
             self._tell({"kind": "warning", "category": category, "message": text, "where": where})
 
     def failed(self, error: BaseException, thread: str) -> None:
-        """An error that nothing caught has ended a thread."""
+        """Report an uncaught error that ended a thread."""
         text = "".join(traceback.format_exception(error))[-MOST_CHARACTERS:]
         summary = traceback.format_exception_only(error)[-1].strip()[:MOST_CHARACTERS]
         self._tell({"kind": "uncaught", "thread": thread, "summary": summary, "traceback": text})
@@ -202,18 +202,18 @@ class AsideLog:
         self._tell({"kind": "vitals", "values": sampled})
 
     def active(self, activity: Entry) -> None:
-        """What the rank is at, as ActivityWatch tells it."""
+        """Report the rank's activity, an entry of ActivityWatch."""
         self._tell(activity)
 
     def links(self, *, last: bool = False) -> None:
-        """What connections have carried since before."""
+        """Report the traffic of connections since the last call."""
         rows = self._watch.sample(last=last)
         if rows:
             self._tell({"kind": "links", "links": rows})
 
     def _tell(self, entry: Entry) -> None:
         if os.getpid() != self._pid:
-            return  # a loader's process, which may have been forked while the lock was held
+            return  # a data loader's process, which may have been forked while the lock was held
         with self._lock:
             self._put({**entry, "moment": round(self._clock(), 6)})
 
@@ -223,7 +223,7 @@ def _entry(kind: str, event: Event, *names: str) -> Entry:
 
 
 class VitalsThread:
-    """Samples vitals every `seconds` in a thread, and hands them on, until it is closed; then once more."""
+    """Samples vitals every `seconds` in a thread until it is closed, and once more at the end. `tell`: gets them."""
 
     def __init__(
         self, sampler: VitalsSampler, tell: Callable[[Mapping[str, float]], None], seconds: float = VITALS_SECONDS
@@ -244,7 +244,7 @@ class VitalsThread:
 
 
 class Aside:
-    """All that a worker of `gossamer run` tells aside: hears events, warnings, errors of threads, and vitals."""
+    """Aside log of a worker of `gossamer run`: receives events, warnings, errors of threads, and vitals."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._file = LineFile(aside_log_path(directory, rank), lambda sentence: None)
@@ -271,7 +271,7 @@ class Aside:
                 self._keep_flight()
 
     def _keep_flight(self) -> None:
-        with suppress(OSError):  # a full disk: nothing that training needs
+        with suppress(OSError):  # a full disk: training does not need the file
             write_flight(self._flight, flight_recorder.current)
 
     def close(self) -> None:
@@ -285,7 +285,7 @@ class Aside:
 
 
 def watch_warnings(tell: Callable[[str, str, str], None]) -> Callable[[], None]:
-    """Have category, message and place of Python's warnings told, which are shown as before; returns the end."""
+    """Pass category, message and place of Python's warnings to `tell`; they are shown as before. Returns its undo."""
     shown = warnings.showwarning
 
     def show(
@@ -302,14 +302,14 @@ def watch_warnings(tell: Callable[[str, str, str], None]) -> Callable[[], None]:
     warnings.showwarning = show
 
     def end() -> None:
-        if warnings.showwarning is show:  # else somebody has put another one around it
+        if warnings.showwarning is show:  # otherwise another wrapper was installed
             warnings.showwarning = shown
 
     return end
 
 
 def watch_threads(tell: Callable[[BaseException, str], None]) -> Callable[[], None]:
-    """Have errors told that end a thread, which are shown as before; returns the end."""
+    """Pass errors that end a thread to `tell`; they are shown as before. Returns its undo."""
     shown = threading.excepthook
 
     def show(about: threading.ExceptHookArgs) -> None:

@@ -11,8 +11,8 @@ from gossamer.base.bounded_mean import mean_of
 from gossamer.observe.record import Record
 from gossamer.observe.target import Target
 
-LOSSES = ("validation_loss", "loss")  # the first one counts
-SMOOTHED_POINTS = 10  # of a training loss, which is of single batches; a validation loss is taken as it is
+LOSSES = ("validation_loss", "loss")  # the first one found is used
+SMOOTHED_POINTS = 10  # of a training loss, which is noisy; a validation loss is not smoothed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Prices:
     per_gigabyte: float | None = None  # sent
 
     def of(self, record: Record, seconds: float) -> float | None:
-        """What the whole run cost until `seconds`; None where nothing has a price."""
+        """Cost of the whole run until `seconds`; None without any price."""
         if self.per_hour is None and self.per_gigabyte is None:
             return None
         share = seconds / record["seconds"] if record["seconds"] else 0.0
@@ -34,32 +34,32 @@ class Prices:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRow:
-    """One recipe's line. Losses are None where the script logged none in that range."""
+    """The row of one recipe. Losses that are missing in that range have the value None."""
 
     recipe: str
     step_seconds: float
     waiting_share: float
     bytes_per_step: float
-    bits_per_second_to_hide: float | None  # a step's bytes, sent while it computes; None where it took no time
+    bits_per_second_to_hide: float | None  # a step's bits over its compute time; None without compute time
     steps: int
     seconds: float
     loss_at_equal_time: float | None
     loss_at_equal_steps: float | None
     seconds_to_target: float | None
     step_ratio: float  # seconds per step over the first row's
-    unlimited_ratio: float | None  # over those of the run without a network limit
+    unlimited_ratio: float | None  # over that of the run without a network limit
     foretold_step_seconds: float | None
     money: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All rows, and at what losses are compared."""
+    """All rows, and the time and step at which losses are compared."""
 
     rows: tuple[ComparisonRow, ...]
     metric: str | None  # the loss that all scripts logged
     equal_seconds: float  # of the shortest run
-    equal_steps: int  # of the run with the fewest
+    equal_steps: int  # of the run with the fewest steps
     target: Target | None
     unlimited_step_seconds: float | None  # of the run without a network limit
 
@@ -72,7 +72,18 @@ def compare(
     prices: Prices | None = None,
     foretold: Sequence[float | None] | None = None,
 ) -> Comparison:
-    """Compare records; `unlimited` is the run without a network limit, where one was made."""
+    """Compare records.
+
+    Args:
+        records: of the runs to compare.
+        unlimited: the record of a run without a network limit; None without one.
+        target: a metric and its bound, for the time to reach it.
+        prices: for the cost of each run.
+        `foretold`: estimated seconds of a step, for each record.
+
+    Returns:
+        A row for each record, with losses at the end of the shortest run.
+    """
     seconds = min(record["seconds"] for record in records)
     steps = min(record["steps"] for record in records)
     metric = _metric(records, seconds, steps)
@@ -126,8 +137,8 @@ def _row(
 
 
 def _metric(records: Sequence[Record], seconds: float, steps: int) -> str | None:
-    """The loss that all logged early enough to be compared; a validation at a run's end alone comes after the others'
-    limits. Else the one that all logged at all."""
+    """The loss that all records have early enough to be compared, else one that all have at all. A loss logged only at
+    the end of a run is later than the end of shorter runs."""
     logged = [name for name in LOSSES if all(name in record["metrics"] for record in records)]
     limits = ((1, seconds), (0, steps))
 
@@ -138,7 +149,7 @@ def _metric(records: Sequence[Record], seconds: float, steps: int) -> str | None
 
 
 def value_until(record: Record, metric: str | None, column: int, limit: float) -> float | None:
-    """A metric's value at a limit: column 0 counts in steps, 1 in seconds."""
+    """A metric's value at a limit: column 0 is in steps, 1 in seconds."""
     points: Sequence[Any] = record["metrics"].get(metric, ()) if metric else ()
     seen = [point[2] for point in points if point[column] <= limit + 1e-9 and point[2] is not None]
     if not seen:
@@ -147,18 +158,18 @@ def value_until(record: Record, metric: str | None, column: int, limit: float) -
 
 
 def loss_at(record: Record, metric: str | None, steps: float) -> float:
-    """The loss after so many steps; infinite where the last one was not finite, or none was logged until then."""
+    """The loss after this many steps; infinite if the last one was not finite, or none was logged by then."""
     points = [point for point in record["metrics"].get(metric, ()) if point[0] <= steps] if metric else []
     loss = value_until(record, metric, 0, steps) if points and points[-1][2] is not None else None
     return inf if loss is None or not isfinite(loss) else loss
 
 
 def final_loss(record: Record) -> float:
-    """The validation loss at the end, else the training loss; infinite where it is not finite."""
+    """The final validation loss, else the final training loss; infinite if it is not finite."""
     return loss_at(record, next((each for each in LOSSES if each in record["metrics"]), None), inf)
 
 
 def seconds_to(record: Record, target: Target | None) -> float | None:
-    """When a metric first reached its target; None where it did not."""
+    """Seconds until a metric first reached its target; None if it did not."""
     points = record["metrics"].get(target.metric, ()) if target else ()
     return next((point[1] for point in points if target and target.reached(point[2])), None)

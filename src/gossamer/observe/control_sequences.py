@@ -1,4 +1,4 @@
-"""Control sequences in text from elsewhere: only colors reach the terminal, where they are wanted."""
+"""Control sequences in untrusted text: removed, except colors if requested."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from rich.segment import Segment
 STRING = r"\x1b[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # a title, a link, a device's string, with its end
 CSI = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
 ESCAPE = r"\x1b[ -/]*[0-~]?"
-CONTROL = r"[\x00-\x08\x0a-\x1f\x7f-\x9f]"  # all but the tabulator
+CONTROL = r"[\x00-\x08\x0a-\x1f\x7f-\x9f]"  # all except tab
 SEQUENCE = re.compile(f"{STRING}|{CSI}|{ESCAPE}|{CONTROL}")
 COLOR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def without_controls(text: str, *, colors: bool = False) -> str:
-    """The text without what would move the cursor, clear the screen, rename the window or answer the terminal; ends of
-    lines stay. colors: whether those stay, too."""
+    """Remove sequences that move the cursor, clear the screen, rename the window or answer the terminal. Line ends are
+    kept. colors: whether to keep color sequences."""
     return "\n".join(SEQUENCE.sub(_color if colors else "", line) for line in text.split("\n"))
 
 
 def in_one_line(text: str) -> str:
-    """As without_controls, for a name within a line: an end of a line becomes a space."""
+    """The same as without_controls, for a name within a line: line ends become spaces."""
     return without_controls(text).replace("\n", " ")
 
 
 class SafeConsole(Console):
-    """A console whose text cannot steer the terminal, such as names of metrics, hosts and clients, and errors.
+    """A console for untrusted text, such as names of metrics, hosts and clients, and errors: removes its sequences.
 
-    Colors and cursor movements of Rich itself are no text, and remain.
+    Colors and cursor movements that Rich itself writes are kept.
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:

@@ -1,8 +1,8 @@
-"""Event log: one rank's numbers as lines of JSON, appended while training goes on, so that no end of it loses them.
+"""Event log: the numbers of one rank as lines of JSON, appended during training, so that a killed run keeps them.
 
-A line a second holds the steps and the logged metrics of that second; what happens rarely has a line at once. A step
-takes some ten bytes, a logged number some fifty, as in the record that is made of them: a week at two steps a second,
-with a loss each, is a file of 100 MB.
+One line per second has the steps and the logged metrics of that second; rare events have their own lines at once. A
+step takes some ten bytes, a logged number some fifty, as in the record: a week at two steps per second, with a loss
+each, is a file of 100 MB.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from gossamer.events import (
 
 Entry = dict[str, Any]
 BATCH_SECONDS = 1.0
-SINGLE_STEPS = 10  # first steps with an entry each: times per step leave up to so many out as warm-up
-LOG_SUFFIX = ".events.jsonl"  # in place of a record's .json, while there is no launcher and training goes on
-MOST_LOGGED = 10_000  # numbers, or hashes of tensors, of one line, which is half a megabyte then
-MOST_LINE_BYTES = 2**24  # of a line that is read; a longer one is torn
-PENDING_BYTES = 2**24  # kept while the disk takes nothing
+SINGLE_STEPS = 10  # first steps with an entry each: times per step exclude up to this many as warm-up
+LOG_SUFFIX = ".events.jsonl"  # replaces a record's .json during training without a launcher
+MOST_LOGGED = 10_000  # numbers or tensor hashes per line, half a megabyte
+MOST_LINE_BYTES = 2**24  # of a line to read; a longer one counts as truncated
+PENDING_BYTES = 2**24  # kept in memory while the disk is full
 SUMMED = ("waiting_seconds", "encode_seconds", "wire_seconds", "decode_seconds", "bytes_sent", "bytes_pulled")
 
 
@@ -50,7 +50,7 @@ def event_log_path(directory: Path, rank: int) -> Path:
 
 
 def truncated_path(directory: Path, rank: int) -> Path:
-    """An empty file, which a full disk takes: the rank ended, and its event log lacks the last lines."""
+    """An empty file, which fits on a full disk. It means that the rank ended and its event log lacks the last lines."""
     return directory / f"truncated-{rank}"
 
 
@@ -60,22 +60,22 @@ def peak_resident_bytes() -> int:
 
 
 class EventLog:
-    """Turns a session's events into entries for `put`, those of steps and metrics in batches of a second.
+    """Turns a session's events into entries for `put`; steps and metrics are batched by second.
 
-    interface_bytes: reads a counter of what this worker's host has sent, where there is one.
+    interface_bytes: reads the counter of bytes sent by this worker's host, if there is one.
     """
 
     def __init__(self, put: Callable[[Entry], None], interface_bytes: Callable[[], int] | None = None) -> None:
         self._put = put
         self._interface_bytes = interface_bytes
         self._attached: Attached | None = None
-        self._moment = self._flushed = 0.0  # of the latest event; of the last batch
-        self._count = 0  # of the session's steps
-        self._slow = False  # steps take longer than a batch, so that nothing waits for the next
+        self._moment = self._flushed = 0.0  # times of the latest event and of the last batch
+        self._count = 0  # steps of the session
+        self._slow = False  # steps take longer than a batch, so each is written at once
         self._steps: Entry = {}
         self._logged: list[tuple[int, float, dict[str, float | None]]] = []
-        self._numbers = 0  # in them
-        # Twice a step, and functools.singledispatchmethod takes five microseconds
+        self._numbers = 0  # in the batch
+        # Called twice a step; functools.singledispatchmethod takes five microseconds
         self._takes: Mapping[type[Event], Callable[[Any], None]] = {
             StepEnded: self._step,
             Logged: self._log,
@@ -98,7 +98,7 @@ class EventLog:
                 take(event)
 
     def flush(self) -> None:
-        """Put what has come since the last batch."""
+        """Put the batch since the last flush."""
         self._flushed = self._moment
         if self._steps:
             self._tell("steps", peak_resident_bytes=peak_resident_bytes(), **self._steps)
@@ -108,7 +108,7 @@ class EventLog:
             self._logged, self._numbers = [], 0
 
     def end(self, failed: bool = False) -> None:
-        """The process comes to its end, whether training ended well or not."""
+        """Log the end of the process. failed: whether training failed."""
         if self._attached is not None:
             self.flush()
             self._tell("end", failed=failed)
@@ -117,7 +117,7 @@ class EventLog:
         self.flush()
         self._attached, self._count = event, 0
         told = ("rank", "world", "recipe", "parameters", "period")
-        unix = round(time.time() + event.moment - time.perf_counter(), 6)  # when, for who compares ranks
+        unix = round(time.time() + event.moment - time.perf_counter(), 6)  # wall-clock time, to compare ranks
         place = {"moment": unix, "host": socket.gethostname(), "pid": os.getpid()}
         self._tell("attached", **{name: getattr(event, name) for name in told}, **place)
 
@@ -129,7 +129,7 @@ class EventLog:
         steps["skipped_steps"] += event.skipped
         for name in SUMMED:
             steps[name] += getattr(event, name)
-        if event.data_seconds:  # of which a record has no use
+        if event.data_seconds:  # for the store; a record does not use it
             steps["data_seconds"] = round(steps.get("data_seconds", 0.0) + event.data_seconds, 6)
         if self._interface_bytes is not None:
             counted = self._interface_bytes()
@@ -194,10 +194,17 @@ class EventLog:
 
 
 class LineFile:
-    """A file of lines, each handed to the system at once: the end of this process, however it comes, loses none.
+    """A file of lines, each passed to the system at once, so that no line is lost when this process ends.
 
-    A disk that is full ends no training: what it does not take is kept, up to 16 MB, and tried again with every line.
-    complain: hears of that, once. Raises OSError where the file cannot be opened.
+    A full disk does not end training: refused lines are kept, up to 16 MB, and retried with every further line.
+
+    Args:
+        path: the file.
+        complain: called once with a message about a full disk.
+        `anew`: truncate an existing file.
+
+    Raises:
+        OSError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, complain: Callable[[str], None], *, anew: bool = False) -> None:
@@ -214,7 +221,7 @@ class LineFile:
         self._write()
 
     def close(self) -> bool:
-        """Try to write what is pending once more, and close the file; whether the file has all lines."""
+        """Retry the pending lines and close the file. Return whether the file has all lines."""
         if self._file is not None:
             self._write()
             os.close(self._file)
@@ -235,13 +242,13 @@ class LineFile:
         if not self._complained:
             self._complained = True
             self._complain(
-                f"{self._path} takes no more lines ({error.strerror}), so numbers of this run may be missing in its "
-                "record. Training goes on. Make room there: what is not written yet is tried again."
+                f"{self._path} cannot be written ({error.strerror}), so this run's record may lack numbers. Training "
+                "continues. Free some space: pending lines are retried."
             )
 
 
 def _ends_whole(path: Path) -> bool:
-    """Whether a file's last line is whole, so that another may follow."""
+    """Whether a file's last line is complete, so that another may follow."""
     if not path.exists() or not path.stat().st_size:
         return True
     with path.open("rb") as file:
@@ -250,7 +257,7 @@ def _ends_whole(path: Path) -> bool:
 
 
 def read_entry(line: bytes) -> Entry | None:
-    """None for a line that was torn as its process was killed."""
+    """Parse a line; None for a line that is incomplete because its process was killed."""
     try:
         entry = read_json(line)
     except ValueError:
@@ -259,7 +266,7 @@ def read_entry(line: bytes) -> Entry | None:
 
 
 def read_entries(path: Path) -> Iterator[Entry]:
-    """The entries of an event log, in order, without those that were torn."""
+    """The entries of an event log, in order, without incomplete lines."""
     for line in bounded_file.read_lines(path, MOST_LINE_BYTES):
         entry = read_entry(line)
         if entry is not None:

@@ -1,7 +1,7 @@
-"""Flight dump: one rank's latest operations as a file of JSON; and all ranks' in the form that torchfrtrace reads.
+"""Flight dump: the latest operations of one rank as a JSON file; and of all ranks in torchfrtrace's format.
 
-torchfrtrace compares what ranks recorded, and names the first operation that some have not begun, or not alike. Its
-files are pickles of plain dicts. They are written for it on request, and never read here.
+torchfrtrace compares the operations of all ranks, and reports the first one that differs or that some have not begun.
+Its files are pickles of plain dicts. They are written for it on request, and never read here.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 from gossamer.base import bounded_file
 from gossamer.base.flight_recorder import FlightRecorder
 
-FORMAT_VERSION = "2.10"  # of what torchfrtrace reads
-PREFIX = "gossamer_rank_"  # of its files' names, before the rank
-# What torchfrtrace calls an operation, by what it is called here; what it does not know is compared by its place alone
+FORMAT_VERSION = "2.10"  # of torchfrtrace's files
+PREFIX = "gossamer_rank_"  # of file names, before the rank
+# Our names of operations to torchfrtrace's; it compares unknown ones by their position only
 KINDS = {
     "all-reduce": "all_reduce",
     "all-gather": "all_gather",
@@ -38,7 +38,7 @@ def flight_path(directory: Path, rank: int) -> Path:
 
 
 def write_flight(path: Path, recorder: FlightRecorder, clock: Callable[[], float] = time.time) -> None:
-    """Moments in it are unix seconds; answered is null where it was not. Readers find the whole file or none."""
+    """Write the file atomically. Times are unix seconds; `answered` is null for an operation without an answer."""
     begun, operations = recorder.begun, recorder.operations()
     moved = clock() - time.perf_counter()
     rows = [
@@ -60,7 +60,7 @@ def write_flight(path: Path, recorder: FlightRecorder, clock: Callable[[], float
 
 
 def read_flights(directory: Path) -> dict[int, Dump]:
-    """By rank. Raises ValueError for a file that is none."""
+    """The dumps by rank. Raises ValueError for an invalid file."""
     return {
         int(path.stem.split("-")[1]): json.loads(bounded_file.read_text(path))
         for path in directory.glob("flight-*.json")
@@ -68,7 +68,7 @@ def read_flights(directory: Path) -> dict[int, Dump]:
 
 
 def write_for_torchfrtrace(flights: Mapping[int, Dump], directory: Path) -> list[Path]:
-    """One file a rank, named PREFIX and the rank. Raises OSError."""
+    """Write one file per rank, named PREFIX and the rank. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     for rank, flight in flights.items():
@@ -79,7 +79,7 @@ def write_for_torchfrtrace(flights: Mapping[int, Dump], directory: Path) -> list
 
 
 def torch_dump(rank: int, flight: Dump) -> dict[str, Any]:
-    """One rank's operations, in plain dicts as torchfrtrace reads them."""
+    """The operations of one rank, as plain dicts for torchfrtrace."""
     operations = [dict(zip(flight["columns"], row, strict=True)) for row in flight["operations"]]
     groups = {_group(rank, each) for each in operations}
     return {
@@ -121,7 +121,7 @@ def _entry(rank: int, record: int, operation: Mapping[str, Any]) -> dict[str, An
 
 
 def _numels(operation: Mapping[str, Any]) -> tuple[int, int]:
-    """Bytes of what goes in and comes out, from those that are sent; 0 where ranks may send unlike numbers of them."""
+    """Numbers of input and output elements from the bytes sent; 0 if ranks may send different amounts."""
     world, sent = operation["world"], operation["bytes_sent"]
     if world > 1 and operation["name"] == "all-reduce":
         return (round(sent * world / (2 * (world - 1))),) * 2

@@ -1,4 +1,4 @@
-"""Live view: follows the files that running workers write, and sums them up in one line of progress."""
+"""Live view: follows the files of running workers, and sums them up in one line of progress."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gossamer.base.units import bytes_text, seconds_text, share_text, short
 from gossamer.observe.recorder import live_path
 
 WINDOW_LINES = 40
-MOST_LINE_BYTES = 2**24  # of a line; what is longer is not read
+MOST_LINE_BYTES = 2**24  # of a line; longer lines are not read
 SILENT_SECONDS = 2.0
 WITHOUT_SCALER = " With a GradScaler write attach(..., scaler=scaler)."
 
 
 class LiveFile:
-    """The lines that were added since the last look.
+    """The lines added to a file since the last call.
 
-    A worker that is restarted begins its file anew. That shows where it is shorter than what was read, and where it is
-    not, by a line that begins in the middle: no end of an object's text is one.
+    A restarted worker truncates its file. That is detected if the file is shorter than the bytes read; otherwise by a
+    line that does not parse: the tail of a JSON object is not valid JSON.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +47,7 @@ class LiveFile:
             file.seek(self._offset)
             while line := file.readline(MOST_LINE_BYTES):
                 if not line.endswith(b"\n"):
-                    return  # still being written
+                    return  # not complete yet
                 found = json.loads(line)
                 self._offset += len(line)
                 yield found
@@ -55,10 +55,10 @@ class LiveFile:
 
 @dataclass
 class Window:
-    """One worker's latest steps."""
+    """The latest steps of one worker."""
 
     lines: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=WINDOW_LINES))
-    heard: float = 0.0  # when the last of them came
+    heard: float = 0.0  # time of the last one
 
     @property
     def step(self) -> int:
@@ -67,11 +67,11 @@ class Window:
 
 @dataclass
 class Progress:
-    """Steps of the worker that is furthest ahead, of those that still write; sentences of all workers, each once."""
+    """Steps of the active worker that is furthest ahead; messages of all workers, each once."""
 
     clock: Callable[[], float] = time.monotonic
-    starting: object = "starting"  # its text is the line before the first step
-    workers: int | None = None  # now, where they come and go
+    starting: object = "starting"  # its str() is the line before the first step
+    workers: int | None = None  # current number in an elastic run
     attached: dict[str, Any] | None = None
     checkpoint: dict[str, Any] | None = None
     _windows: dict[int, Window] = field(default_factory=dict)
@@ -79,14 +79,14 @@ class Progress:
 
     @property
     def window(self) -> deque[dict[str, Any]]:
-        """The steps of the furthest worker that was heard within SILENT_SECONDS of the last: lost ones are silent."""
+        """Steps of the furthest worker that reported within SILENT_SECONDS of the latest report."""
         heard = [window for window in self._windows.values() if window.lines]
         latest = max((window.heard for window in heard), default=0.0)
         speaking = [window for window in heard if window.heard >= latest - SILENT_SECONDS]
         return max(speaking, key=lambda window: window.step).lines if speaking else deque()
 
     def take(self, line: dict[str, Any], worker: int = 0) -> str | None:
-        """Take in one live line of a worker; returns a sentence to show, if there is a new one."""
+        """Process one live line of a worker. Return a message to show, if it is new."""
         match line:
             case {"kind": "attached"}:
                 self.attached = line
@@ -108,7 +108,7 @@ class Progress:
         return None
 
     def _batch(self, line: Mapping[str, Any]) -> str | None:
-        """Which batch it was, where the rank that had it says so."""
+        """The batch that had the skipped gradient, if its rank reports one."""
         if line.get("batch") is None:
             return None
         return self._once(f"At step {line['step']} rank {line['rank']} was at batch {line['batch']} of its epoch.")
@@ -120,7 +120,7 @@ class Progress:
         return sentence
 
     def __str__(self) -> str:
-        """One line: where the run is and how fast."""
+        """One line: position and speed of the run."""
         window = self.window
         count = () if self.workers is None else (f"{self.workers} worker{'s' * (self.workers != 1)}",)
         return " · ".join((*count, *_parts(window))) if window else str(self.starting)
@@ -144,7 +144,7 @@ def _mean(lines: Iterable[dict[str, Any]], name: str) -> float:
 
 
 class LiveView:
-    """Follows the live files of the ranks on this machine. starting: its text is the progress before the first step."""
+    """Follows the live files of this machine's ranks. starting: its str() is the progress before the first step."""
 
     def __init__(self, directory: Path, ranks: Iterable[int], starting: object = "starting") -> None:
         self._directory = directory
@@ -152,13 +152,13 @@ class LiveView:
         self.progress = Progress(starting=starting)
 
     def staff(self, workers: int, places: int) -> None:
-        """Show so many workers from now on, and follow the first `places` ranks: some began late."""
+        """Show this number of workers, and follow the first `places` ranks, of which some may be new."""
         self.progress.workers = workers
         late = [rank for rank in range(places) if rank not in self._files]
-        # Made anew, since another thread may be looking
+        # A new dict, since another thread may be iterating
         self._files = {**self._files, **{rank: LiveFile(live_path(self._directory, rank)) for rank in late}}
 
     def look(self) -> list[str]:
-        """The sentences that came up since the last look."""
+        """The messages since the last call."""
         told = [self.progress.take(line, rank) for rank, file in self._files.items() for line in file.lines()]
         return [sentence for sentence in told if sentence]

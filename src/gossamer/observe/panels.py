@@ -1,4 +1,4 @@
-"""Panels: what a picture of records shows, whatever draws it: curves with their names at their ends, and step bars."""
+"""Panels: contents of a picture of records, for any drawing library: curves with names at their ends, and step bars."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gossamer.base.figures import COLORS
 from gossamer.base.units import BYTE_UNITS
 from gossamer.observe.record import Record
 
-SMOOTHED_POINTS = 30  # as many as a curve of noisy losses shows apart
+SMOOTHED_POINTS = 30  # number of points of a smoothed curve
 LARGEST_DRAWN = 1e300
 LONGEST_NAME = 46  # characters
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a step's time. Its hatch tells it without its color."""
+    """A part of a step's time. Its hatch identifies it without colors."""
 
     key: str  # in records
     name: str
@@ -32,14 +32,14 @@ COMMUNICATION = (
     Part("decode", "decompressing", "#B5C7A8", "xxx"),
 )
 BARS_SAY = (
-    "Upper bar: the thread that trains, so all of a step. Lower bar: meanwhile, the thread that communicates; what it "
-    "has not done in time is the upper one's waiting."
+    "Upper bar: the training thread, so the whole step. Lower bar: the communication thread at the same time. The "
+    "upper bar waits for the part that does not finish in time."
 )
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One recipe's values."""
+    """The values of one recipe."""
 
     name: str
     color: str
@@ -48,7 +48,7 @@ class Curve:
 
     @property
     def smoothed(self) -> Sequence[float]:
-        """Each value's mean over its neighbors, where there are many; fewer count at the ends."""
+        """Running mean of many values; at the ends over fewer values."""
         width = len(self.values) // SMOOTHED_POINTS
         if width < 2:
             return self.values
@@ -58,7 +58,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over one axis."""
+    """Curves on one axis."""
 
     title: str
     across: str
@@ -72,7 +72,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class StepBars:
-    """Where one recipe's step went, in seconds by part."""
+    """Parts of one recipe's step, in seconds."""
 
     name: str
     color: str
@@ -81,7 +81,7 @@ class StepBars:
 
 
 def panels(records: Sequence[Record], metric: str) -> tuple[Panel, Panel]:
-    """The metric over seconds, which is what is waited for, and over bytes."""
+    """The metric over seconds and over bytes."""
     unit, size = _byte_unit(records)
     over_seconds, over_bytes = [], []
     for name, color, record in _named(records):
@@ -91,12 +91,12 @@ def panels(records: Sequence[Record], metric: str) -> tuple[Panel, Panel]:
         over_bytes.append(Curve(name, color, [step * sent / size for step, _, _ in points], values))
     return (
         Panel(f"{metric} over time", "seconds of training", metric, over_seconds),
-        Panel(f"{metric} over bytes", f"{unit} that each worker sent", metric, over_bytes),
+        Panel(f"{metric} over bytes", f"{unit} sent per worker", metric, over_bytes),
     )
 
 
 def drawable(value: float) -> float:
-    """`value` within the range that a picture has room for: differences and sums of many such numbers are finite."""
+    """`value` clipped to a range in which differences and sums of many values are finite."""
     return max(-LARGEST_DRAWN, min(LARGEST_DRAWN, value))
 
 
@@ -117,7 +117,7 @@ def _named(records: Sequence[Record]) -> list[tuple[str, str, Record]]:
 
 
 def shortened(name: str) -> str:
-    """A name that fits beside a curve: its ends tell recipes apart."""
+    """A name that fits next to a curve. Its ends are kept, since they distinguish recipes."""
     if len(name) <= LONGEST_NAME:
         return name
     half = (LONGEST_NAME - 1) // 2
@@ -131,10 +131,10 @@ def _byte_unit(records: Sequence[Record]) -> tuple[str, float]:
 
 
 def spread_apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places near the `wanted` ones, in their order, `gap` apart and within [low, high]; closer where there is no room.
+    """Positions close to `wanted` in the same order, `gap` apart and within [low, high]; closer if there is no room.
 
-    Without their gaps places only have to ascend, so that this is isotonic regression: neighbors in the wrong order are
-    pooled at their mean (least squares).
+    After subtracting the gaps, positions only have to ascend, which is isotonic regression: neighbors in the wrong
+    order are pooled at their mean (least squares).
     """
     gap = min(gap, (high - low) / max(1, len(wanted) - 1))
     order = sorted(range(len(wanted)), key=lambda place: wanted[place])
@@ -151,7 +151,7 @@ def spread_apart(wanted: Sequence[float], gap: float, low: float, high: float) -
 
 
 def ticks(high: float, low: float = 0.0, most: int = 6) -> list[float]:
-    """Round numbers from low to high, at most so many."""
+    """Round numbers from low to high, at most `most`."""
     span = high - low
     if span <= 0:
         return [low]

@@ -1,4 +1,4 @@
-"""Plot of records (matplotlib): loss over time and over bytes, and where a step's time went."""
+"""Plot of records (matplotlib): loss over time and over bytes, and the parts of a step's time."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gossamer.observe.record import Record
 
 NAME_POINTS, TEXT_POINTS = 8.5, 8.0  # of fonts
 BAR, ROW = 0.36, 1.0  # heights; a row has a recipe's two bars
-CHARACTER = 0.0068  # of the bars' width, roughly, that a letter of a label takes
+CHARACTER = 0.0068  # approximate width of a letter, as a fraction of the bars' width
 
 
 def plot(records: Sequence[Record], path: Path, metric: str = "loss") -> None:
-    """Draw `records`, one color a recipe, into the PNG file `path`."""
+    """Draw `records`, one color per recipe, into the PNG file `path`."""
     drawn(records, metric).savefig(path)
 
 
@@ -54,7 +54,7 @@ def drawn(records: Sequence[Record], metric: str = "loss") -> Any:
 
 
 def _draw_panel(axes: Any, panel: Panel, named: bool) -> None:
-    """Every value lightly, their running mean on top; names at the ends, each at its curve's height."""
+    """Draw every value lightly and their running mean on top; names at the ends, at the height of their curves."""
     for curve in panel.curves:
         many = curve.smoothed is not curve.values
         if many:
@@ -74,7 +74,7 @@ def _draw_panel(axes: Any, panel: Panel, named: bool) -> None:
 
 
 def _name_ends(axes: Any, panel: Panel) -> None:
-    axes.figure.figure.draw_without_rendering()  # places follow from the axes' size
+    axes.figure.figure.draw_without_rendering()  # the positions depend on the axes' size
     height = axes.get_window_extent().height * 72 / axes.figure.figure.dpi
     ended = [curve for curve in panel.curves if curve.values]
     ends = [(curve.across[-1], curve.smoothed[-1]) for curve in ended]
@@ -104,7 +104,7 @@ def _name_ends(axes: Any, panel: Panel) -> None:
 
 
 def _draw_bars(axes: Any, bars: Sequence[StepBars]) -> None:
-    """Two bars a recipe, and in each part what it is, where there is room; hatches tell parts without colors."""
+    """Draw two bars per recipe, with labels where they fit; hatches identify parts without colors."""
     from matplotlib.patches import Patch
 
     longest = max(sum(seconds for _, seconds in part) for each in bars for part in (each.training, each.communication))
@@ -115,8 +115,8 @@ def _draw_bars(axes: Any, bars: Sequence[StepBars]) -> None:
     for tick, each in zip(axes.get_yticklabels(), bars, strict=True):
         tick.set_color(each.color)
     axes.set_ylim(ROW * (len(bars) - 0.5), -0.5 * ROW)
-    title(axes, "where a step's time goes")
-    axes.set_xlabel("milliseconds a step")
+    title(axes, "time of a step by part")
+    axes.set_xlabel("milliseconds per step")
     open_frame(axes, without=("top", "right", "left"))
     axes.tick_params(axis="y", length=0)
     light_grid(axes, "x")

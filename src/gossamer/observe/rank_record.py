@@ -1,4 +1,4 @@
-"""Rank record: one rank's numbers over its last session, added up from its event log."""
+"""Rank record: the numbers of one rank over its last session, summed from its event log."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy.typing as npt
 from gossamer.observe.event_log import SINGLE_STEPS, SUMMED, Entry
 
 Point = tuple[int, float, float | None]
-Residual = dict[str, Any]  # {"norm": of what was still to be sent, "step": after which}
+Residual = dict[str, Any]  # {"norm": norm of the residual, "step": after this step}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """One rank's numbers over one session; seconds and bytes per step are means unless they say otherwise.
+    """The numbers of one rank over one session. Seconds and bytes per step are means unless stated otherwise.
 
-    Times per step leave out the warm-up (warm_up); bytes and totals count every step.
+    Times per step exclude the warm-up (warm_up); bytes and totals count every step.
     """
 
     rank: int
@@ -30,46 +30,46 @@ class RankRecord:
     parameters: int
     steps: int
     skipped_steps: int
-    seconds: float  # in all
-    median_seconds: float  # a step, of the means over whole periods of a schedule
+    seconds: float  # total
+    median_seconds: float  # of a step, over the means of whole periods of the schedule
     p90_seconds: float
     compute_seconds: float
-    waiting_seconds: float  # of the training thread, for the communication thread
+    waiting_seconds: float  # training thread waiting for the communication thread
     encode_seconds: float
     wire_seconds: float
     decode_seconds: float
     bytes_sent: float
-    resumed_at: int = 0  # the step of the checkpoint that the session went on from: `steps` counts from the run's begin
+    resumed_at: int = 0  # step of the loaded checkpoint; `steps` counts from the begin of the run
     bytes_pulled: float = 0.0  # from parameter servers
-    interface_bytes: float | None = None  # that the kernel counted, of all processes; None where it was not asked
+    interface_bytes: float | None = None  # counted by the kernel, of all processes; None without a counter
     residual_bytes: int = 0  # of compressors' states
     bucket_bytes: int = 0
     peak_resident_bytes: int = 0
-    digest: str | None = None  # of the model that all agree on; None where the session was not closed
+    digest: str | None = None  # of the final merged model; None if the session was not closed
     tensors: dict[str, str] = field(default_factory=dict)  # a hash of each tensor of that model, by name
-    agrees: bool | None = None  # with ranks on other machines, where that was compared
-    differing: dict[str, Any] | None = None  # the tensor that differs, where that was compared between machines
-    holds_merged: bool | None = None  # whether the rank's own model is what was merged; None as above
+    agrees: bool | None = None  # with ranks on other machines; None if not compared
+    differing: dict[str, Any] | None = None  # the differing tensor in the comparison between machines
+    holds_merged: bool | None = None  # whether the rank's own model equals the merged one; None as for digest
     metrics: dict[str, list[Point]] = field(default_factory=dict)  # (step, seconds since the session began, value)
     checkpoints: list[tuple[int, str]] = field(default_factory=list)  # (step, directory)
     switches: list[tuple[int, str, str]] = field(default_factory=list)  # (step, the recipe from then on, reason)
-    servers: dict[str, Any] | None = None  # what parameter servers told at the end
-    complete: bool = True  # the process came to its end by itself and well, with this session as its last
-    left: bool = False  # a run that went on without it
-    residual: Residual | None = None  # what it had still to send, as it last told in an elastic run
-    lost_residuals: tuple[Residual, ...] = ()  # likewise, of those who were here before it and did not come to an end
+    servers: dict[str, Any] | None = None  # final report of the parameter servers
+    complete: bool = True  # the process ended successfully, with this session as its last
+    left: bool = False  # whether it left a run that continued
+    residual: Residual | None = None  # last reported residual, in an elastic run
+    lost_residuals: tuple[Residual, ...] = ()  # of earlier starts of this rank that did not finish
     lost: tuple[int, ...] = ()  # ranks that began on this machine and have no complete record
-    truncated: tuple[int, ...] = ()  # ranks that ended here, and whose last lines a full disk did not take
-    collectives: dict[str, str] = field(default_factory=dict)  # by bytes of a mean: which collective took it
+    truncated: tuple[int, ...] = ()  # ranks that ended here without their last lines, since the disk was full
+    collectives: dict[str, str] = field(default_factory=dict)  # algorithm by bytes of an all-reduce
 
 
 def warm_up(steps: int) -> int:
-    """How many of the first steps are left out of times per step: ten, or a fifth of fewer than fifty."""
+    """Number of first steps excluded from times per step: ten, or a fifth of fewer than fifty."""
     return SINGLE_STEPS if steps >= 5 * SINGLE_STEPS else steps // 5
 
 
 def by_period(seconds: npt.NDArray[np.float64], period: int) -> npt.NDArray[np.float64]:
-    """Means over whole periods of a schedule: where sync rounds are rare, most steps have none."""
+    """Means over whole periods of a schedule: with rare sync rounds, most steps have none."""
     whole = len(seconds) - len(seconds) % period
     periods = seconds[:whole].reshape(-1, period) if whole else seconds.reshape(1, -1)
     return np.asarray(periods.mean(axis=1))
@@ -81,11 +81,11 @@ class Tally:
 
     attached: Entry
     seconds: array[float] = field(default_factory=lambda: array("d"))  # of each step
-    singles: list[Entry] = field(default_factory=list)  # the first steps, an entry each
+    singles: list[Entry] = field(default_factory=list)  # the first steps, one entry each
     sums: Counter[str] = field(default_factory=Counter)  # over all other steps
     skipped_steps: int = 0
     resumed_at: int = 0
-    latest: Entry = field(default_factory=dict)  # the latest content of entries that may come again
+    latest: Entry = field(default_factory=dict)  # latest content of repeated entries
     counted: list[int] = field(default_factory=list)  # by the interface, after the first and the last step
     metrics: dict[str, list[Point]] = field(default_factory=dict)
     checkpoints: list[tuple[int, str]] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Tally:
 
     @property
     def is_lost(self) -> bool:
-        """Whether what it had still to send is, where others went on without it."""
+        """Whether its residual is lost because the others continued without it."""
         return self.left or self.failed or not self.closed
 
     def take(self, entry: Entry) -> None:
@@ -140,7 +140,7 @@ class Tally:
             self.counted = [(self.counted or steps["counted"])[0], steps["counted"][1]]
 
     def _pick(self, nbytes: str, collective: str) -> None:
-        """One size may go several ways: of numbers of unlike formats, or in other groups."""
+        """One size may use several algorithms: with different dtypes, or in other groups."""
         before = self.collectives.get(nbytes, "")
         if collective not in before:
             self.collectives[nbytes] = f"{before}, {collective}" if before else collective
@@ -191,9 +191,9 @@ class Tally:
 
 
 def replay(entries: Iterable[Entry]) -> RankRecord | None:
-    """The record of the last session that took part in training; None where none did.
+    """The record of the last session that trained; None if no session trained.
 
-    A worker that came back when the others had come to the end remains lost: its record is not complete.
+    A worker that was restarted after the others had finished remains lost: its record is not complete.
     """
     sessions: list[Tally] = []
     for entry in entries:

@@ -19,14 +19,15 @@ from gossamer.observe.rank_record import Point, RankRecord, replay
 from gossamer.version import __version__
 
 Record = dict[str, Any]
-MOST_RECORD_BYTES = 2**31  # of a record that is read: a run of months
+MOST_RECORD_BYTES = 2**31  # of a record to read: a run of months
 NO_NETWORK: Record = {"network": None, "emulation": None}
 
 
 def read_ranks(directory: Path) -> list[RankRecord]:
-    """The records of this machine's ranks, in order, however they ended, each with the ranks that began here and are
-    not complete: they were killed, failed, or were put out, or a full disk truncated their logs; empty where none had a
-    session."""
+    """The records of this machine's ranks, in order, for any end of the run; empty if no rank had a session.
+
+    Each record lists the ranks of this machine without a complete record: ranks that were killed, failed or evicted, or
+    whose logs were truncated by a full disk."""
     found = {_rank(path): replay(read_entries(path)) for path in directory.glob("events-*.jsonl")}
     partial = sorted(rank for rank, record in found.items() if record is None or not record.complete)
     truncated = tuple(rank for rank in partial if truncated_path(directory, rank).exists())
@@ -36,14 +37,14 @@ def read_ranks(directory: Path) -> list[RankRecord]:
 
 
 def discard_logs(directory: Path) -> None:
-    """Remove event logs: there is a record of them, or nothing in them to record."""
+    """Remove event logs after their record was written, or if they have no session."""
     for path in directory.glob("events-*.jsonl"):
         path.unlink(missing_ok=True)
 
 
 def recover(path: Path) -> Record | None:
-    """The record of a run whose end nobody was left to write: of the event logs that it left in its folder of logs,
-    newest run first, or of one event log; None where no session took part in training."""
+    """The record of a killed run, from the newest event logs in its folder of logs, or from one event log; None if no
+    session trained."""
     if not path.is_dir():
         record = replay(read_entries(path))
         return None if record is None else merge([record], ended="interrupted")
@@ -57,25 +58,29 @@ def _rank(path: Path) -> int:
 
 
 def write(path: Path, record: Record) -> None:
-    """Write JSON atomically, a line for every field; numbers that are not finite are null."""
+    """Write JSON atomically, one field per line; non-finite numbers are null."""
     draft = path.with_name(path.name + ".draft")
     fields = (f"  {json.dumps(name)}: {json_text(value)}" for name, value in record.items())
     try:
         draft.write_text("{\n" + ",\n".join(fields) + "\n}\n", encoding="utf-8")
         os.replace(draft, path)
     except OSError:
-        draft.unlink(missing_ok=True)  # its part would take the room that is left on a full disk
+        draft.unlink(missing_ok=True)  # frees the rest of a full disk
         raise
 
 
 def merge(ranks: Sequence[RankRecord], network: Record | None = None, ended: Ended = "finished") -> Record:
-    """The run's record from its ranks' records: means over workers, the largest of memory.
+    """Merge the records of ranks into the run's record: means over workers, maxima of memory.
 
-    The times per step leave out the first ten steps, or a fifth of fewer than fifty, as warm-up; `seconds`,
-    `steps` and bytes do not. network: the record's fields about the emulated network, where there is one. ended: how
-    the run did. A worker that a finished run has lost, or that has left it, is named and left out; after any other end
-    all count that there are, up to the last second or so. Where workers began late, or again, the run's times are those
-    of who was there first; of who began again the last beginning counts.
+    Times per step exclude the first ten steps, or a fifth of fewer than fifty, as warm-up; `seconds`, `steps` and bytes
+    include them. Workers that a finished run lost, or that left it, are listed and excluded; after any other end all
+    records count, up to the last second or so. If workers joined late or restarted, the run's times are those of the
+    first ones; for a restarted worker the last start counts.
+
+    Args:
+        ranks: records of this machine's ranks, or of all.
+        network: fields of the record about the emulated network.
+        ended: how the run ended.
     """
     truncated = ranks[0].truncated
     complete, all_ranks = [rank for rank in ranks if rank.complete or rank.rank in truncated], ranks
@@ -131,8 +136,8 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None, ended: End
 
 
 def _lost_residuals(ranks: Iterable[RankRecord], gone: Set[int]) -> list[Record]:
-    """What workers of an elastic run had still to send when the others went on without them, as they last told it:
-    those who began again, and those of the ranks that are `gone`."""
+    """Last reported residuals of workers of an elastic run that were lost or left: of restarted workers, and of the
+    ranks in `gone`."""
     told = [
         (rank.rank, residual)
         for rank in ranks
@@ -147,10 +152,10 @@ def _interface(ranks: Iterable[RankRecord]) -> float | None:
 
 
 def _agree(ranks: Sequence[RankRecord], lost: int, ended: Ended) -> bool | None:
-    """Whether the ranks that neither were lost nor left agree bitwise at the end; a session not closed has no digest.
+    """Whether the final models of the ranks that were neither lost nor left are bitwise equal.
 
-    None, for unknown: the run did not finish, or the ranks given agree and others have truncated logs, or are on other
-    machines and sent no hash in time.
+    None if unknown: the run did not finish, or the given ranks agree but others have truncated logs, or are on other
+    machines and sent no hash in time. A session that was not closed has no digest.
     """
     if ended != "finished":
         return None
@@ -164,13 +169,13 @@ def _agree(ranks: Sequence[RankRecord], lost: int, ended: Ended) -> bool | None:
 
 
 def _hold_merged(ranks: Sequence[RankRecord]) -> bool | None:
-    """Whether every worker's own model is the merged one; None where a worker's record does not tell."""
+    """Whether every worker's own model is the merged one; None if a record lacks it."""
     held = [rank.holds_merged for rank in ranks]
     return None if None in held else all(held)
 
 
 def _servers(ranks: Sequence[RankRecord], bytes_pulled: float) -> Record | None:
-    """What parameter servers told the last worker that left, and the bytes that all pulled; None without servers."""
+    """Final report of the parameter servers, and the bytes pulled by all workers; None without servers."""
     told = [rank.servers for rank in ranks if rank.servers is not None]
     if not told:
         return None
@@ -184,7 +189,7 @@ def _saved(ranks: Iterable[RankRecord]) -> list[tuple[int, str]]:
 def _merge_metrics(ranks: Iterable[RankRecord]) -> dict[str, list[Point]]:
     """For each name and step, the mean over the ranks that logged it.
 
-    Seconds count from each rank's own beginning, so those of who began late are left out where others logged the step.
+    Seconds count from each rank's own begin. Those of late ranks are ignored for steps that other ranks logged.
     """
     ranks = sorted(ranks, key=lambda rank: rank.resumed_at)
     logged: dict[str, dict[int, list[tuple[float, float, int]]]] = {}

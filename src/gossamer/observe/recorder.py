@@ -1,4 +1,4 @@
-"""Recorder: listens to one rank's events, logs them for the run's record, and writes a few live lines a second."""
+"""Recorder: logs the events of one rank for the run's record, and writes a few live lines per second."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def live_path(directory: Path, rank: int) -> Path:
 
 
 class Recorder:
-    """Subscribe it: `events.subscribe(Recorder(directory, rank))`; at the end call `close()`.
+    """Listener of one rank: `events.subscribe(Recorder(directory, rank))`; call `close()` at the end.
 
-    Live lines about steps come from the ranks that are told to, at most ten a second; notices, skipped steps
-    and checkpoints from all. Where a script attaches several times, the numbers are of the last session. A worker that
-    is restarted goes on with its event log, and begins its live lines anew.
-    interface_bytes: reads a counter of what this worker's host has sent, where there is one.
+    Live lines about steps come from selected ranks, at most ten per second; notices, skipped steps and checkpoints from
+    all. If a script attaches several times, the numbers are those of the last session. A restarted worker continues its
+    event log, and truncates its live lines. interface_bytes: reads the counter of bytes sent by this worker's host, if
+    there is one.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Recorder:
         interface_bytes: Callable[[], int] | None = None,
     ) -> None:
         self._truncated = truncated_path(directory, rank)
-        self._truncated.unlink(missing_ok=True)  # of the start before this one
+        self._truncated.unlink(missing_ok=True)  # of the previous start
         self._log_file = LineFile(event_log_path(directory, rank), events.notice)
         self._live_file = LineFile(live_path(directory, rank), lambda sentence: None, anew=True)
         self._log = EventLog(self._log_file.append, interface_bytes)
@@ -51,7 +51,7 @@ class Recorder:
             self._live(event)
 
     def close(self, failed: bool = False) -> None:
-        """Log that this process has come to its end by itself, and whether by an error."""
+        """Log the regular end of this process. failed: whether an error ended it."""
         with self._lock:
             self._log.end(failed)
             if not self._log_file.close():
@@ -61,14 +61,14 @@ class Recorder:
 
 
 class LiveLines:
-    """Turns a session's events into the lines that a live view reads: `say` gets each as a dict."""
+    """Turns a session's events into the lines of a live view; `say` gets each as a dict."""
 
     def __init__(self, say: Callable[[dict[str, Any]], None], steps_live: bool = True) -> None:
         self._put = say
         self._steps_live = steps_live
-        self._began = self._next = 0.0  # moments: of attach, and from which on a step is said
+        self._began = self._next = 0.0  # times of attach, and of the next line about a step
         self._steps = 0
-        self._latest: dict[str, float] = {}  # value of each metric
+        self._latest: dict[str, float] = {}  # latest value of each metric
         self._takes: Mapping[type[Event], Callable[[Any], None]] = {
             StepEnded: self._step,
             Logged: self._log,
@@ -119,5 +119,5 @@ class LiveLines:
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    """Non-finite values as text, since JSON has no number for them."""
+    """Metrics with non-finite values as text, since JSON has no number for them."""
     return {name: value if np.isfinite(value) else str(value) for name, value in metrics.items()}

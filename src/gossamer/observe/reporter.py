@@ -1,6 +1,6 @@
-"""Reporter: shows progress and writes the record of rank 0's session where no `gossamer run` does.
+"""Reporter: shows progress and writes the record of rank 0's session without `gossamer run`.
 
-It also decides, before a session is attached, whether its launcher shows and records it, and begins its exporters.
+Before a session is attached, it decides whether the launcher does so already, and starts the exporters.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from gossamer.observe.live import Progress
 from gossamer.observe.rank_record import Tally
 from gossamer.observe.recorder import LiveLines
 
-# -- status line: in place on a terminal, now and then elsewhere -------------------------------------------------------
+# -- status line: in place on a terminal, now and then otherwise -------------------------------------------------------
 
 PREFIX = "gossamer: "
 FIRST_SECONDS = 2.0
 TERMINAL_SECONDS = 0.5
-PLAIN_SECONDS = 10.0  # where it is no terminal: a file, a pipe, a notebook
+PLAIN_SECONDS = 10.0  # without a terminal: a file, a pipe, a notebook
 ERASE = "\r\x1b[K"
 
 
 def standard_error() -> TextIO:
-    """As it is now: notebooks and tests replace it."""
+    """The current sys.stderr: notebooks and tests replace it."""
     return sys.stderr
 
 
 class StatusLine:
-    """Shows no text before FIRST_SECONDS and none too often; a stream that is closed or full ends no training."""
+    """Shows no text before FIRST_SECONDS and limits its rate. A closed or full stream does not end training."""
 
     def __init__(self, began: float, stream: Callable[[], TextIO] = standard_error) -> None:
         self._stream = stream
         self._next = began + FIRST_SECONDS
-        self._unfinished = False  # whether the cursor stands behind a line that is to be overwritten
+        self._unfinished = False  # whether the last line is to be overwritten
 
     def is_due(self, moment: float) -> bool:
         return moment >= self._next
@@ -66,12 +66,12 @@ class StatusLine:
             self._write(f"{PREFIX}{text}\n")
 
     def say(self, sentence: str) -> None:
-        """A line that stays."""
+        """Write a permanent line."""
         self._write(f"{ERASE if self._unfinished else ''}{PREFIX}{without_controls(sentence)}\n")
         self._unfinished = False
 
     def leave(self) -> None:
-        """Something else is about to write a line."""
+        """End the line before other output."""
         if self._unfinished:
             self._write("\n")
             self._unfinished = False
@@ -79,7 +79,7 @@ class StatusLine:
     def _on_terminal(self) -> bool:
         try:
             return self._stream().isatty()
-        except (AttributeError, ValueError):  # it is closed, or stands in for a stream
+        except (AttributeError, ValueError):  # closed, or not a real stream
             return False
 
     def _write(self, text: str) -> None:
@@ -89,15 +89,15 @@ class StatusLine:
             stream.flush()
 
 
-REWRITE_SECONDS = 60.0  # at most between two writings of a record while training goes on; at first it doubles
-REWRITE_SHARE = 0.005  # of the time, at most
+REWRITE_SECONDS = 60.0  # longest interval between writes of a record during training; it doubles from the first
+REWRITE_SHARE = 0.005  # maximum fraction of time spent writing
 
 
 class Reporter:
-    """A listener for one session of this process's: its end is Closed, or the interpreter's.
+    """Listener for one session of this process, until Closed or the interpreter's exit.
 
-    lines: whether to show any. record: the file for a record of this rank alone, since no other is asked at the end,
-    when it may be lost. It is rewritten as training goes on, and an event log beside it holds the last second too.
+    lines: whether to show lines. record: file of a record of this rank only, since other ranks may be lost at the end.
+    It is rewritten during training, and an event log next to it has the last second, too.
     """
 
     def __init__(self, *, lines: bool, record: Path | None, stream: Callable[[], TextIO] = standard_error) -> None:
@@ -122,7 +122,7 @@ class Reporter:
             self._take(event)
 
     def close(self, ended: Ended | None = None) -> None:
-        """Say and write how it ended; once. Without a word about that, as the interpreter does."""
+        """Show and write the end, once. Without `ended`, as at the interpreter's exit."""
         if os.getpid() != self._process:
             return
         with self._lock:
@@ -154,13 +154,13 @@ class Reporter:
         if not self._lines or self._summary is None:
             return
         if line["kind"] == "noticed":
-            self._status.leave()  # the log shows it
+            self._status.leave()  # the log shows the notice
         elif sentence:
             self._status.say(sentence)
 
 
 class Summary:
-    """Totals of a session, for the line at its end."""
+    """Totals of a session for its closing line."""
 
     def __init__(self, attached: Attached) -> None:
         self._began = self._latest = attached.moment
@@ -192,7 +192,7 @@ class Summary:
 
 
 class RecordFile:
-    """A record that is rewritten while its session goes on, and the event log beside it, which goes with the last."""
+    """A record that is rewritten during its session, and the event log next to it, removed with the final record."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -201,7 +201,7 @@ class RecordFile:
         self._file = LineFile(self._log_path, events.notice, anew=True)
         self._log = EventLog(self._put)
         self._tally: Tally | None = None
-        self._began = self._next = 0.0  # moments: of attach, and of the next writing
+        self._began = self._next = 0.0  # times of attach and of the next write
         self._complained = False
 
     def hear(self, event: Event) -> None:
@@ -210,12 +210,12 @@ class RecordFile:
             self._began, self._next = event.moment, event.moment + 1.0
         elif self._tally is not None and event.moment >= self._next:
             began = time.perf_counter()
-            self._write("interrupted")  # which is right if it stays so
+            self._write("interrupted")  # correct if the process is killed now
             took, elapsed = time.perf_counter() - began, event.moment - self._began
             self._next = event.moment + max(min(elapsed, REWRITE_SECONDS), took / REWRITE_SHARE)
 
     def close(self, ended: Ended) -> Path | None:
-        """Write the record; the path where that is done, None where there is nothing to write, or no room."""
+        """Write the record. Return its path; None without a session or if it cannot be written."""
         self._log.end()
         self._file.close()
         written = self._write(ended)
@@ -244,8 +244,8 @@ class RecordFile:
         if not self._complained:
             self._complained = True
             events.notice(
-                f"the record could not be written to {self._path} ({error.strerror}). Training goes on; what was "
-                f"logged is in {self._log_path}. `gossamer record {self._log_path}` makes the record of it."
+                f"the record could not be written to {self._path} ({error.strerror}). Training continues. The event "
+                f"log is {self._log_path}; `gossamer record {self._log_path}` makes the record from it."
             )
 
 
@@ -261,11 +261,15 @@ def register() -> None:
 
 
 def begin_session(request: AttachRequest) -> str:
-    """Begin to report the session that is about to be attached; the one before is over.
+    """Report the session that is about to be attached, and end the report of the session before it.
 
     Rank 0 shows its progress and writes its record, unless its launcher does. Every rank exports its numbers.
-    Returns the path of the record, or "". Raises AttachError where the record cannot be written, and for what is no
-    destination.
+
+    Returns:
+        The path of the record, or "".
+
+    Raises:
+        AttachError: the record cannot be written, or a destination is invalid.
     """
     path, destinations = record_path(request.record), log_destinations(request.log_to)
     destination.end()
@@ -274,8 +278,8 @@ def begin_session(request: AttachRequest) -> str:
             begin(lines=shows_lines(request.record, request.world), record=path)
         except OSError as error:
             raise AttachError(
-                f"the record of this run would go to {path}, and nothing can be written there ({error.strerror}), so "
-                'all that is logged would be lost. Name another place, such as record="record.json".'
+                f"the record of this run would be written to {path}, which is not writable ({error.strerror}), so all "
+                'logged numbers would be lost. Write another path, such as record="record.json".'
             ) from None
     destination.begin(destinations, RankPlace(_lasting_rank(request.rank), request.local_rank))
     if path is None and RUN_DIRECTORY in os.environ:
@@ -284,10 +288,10 @@ def begin_session(request: AttachRequest) -> str:
 
 
 def begin(*, lines: bool, record: Path | None) -> None:
-    """Show and record the session that this process is about to attach; the one before it is over.
+    """Show and record the session that is about to be attached, and end the report of the one before it.
 
-    lines: whether to show any, where nothing else listens, such as the recorder of `gossamer run`. Raises OSError where
-    the record cannot be written.
+    lines: whether to show lines; False if another listener does, such as the recorder of `gossamer run`. Raises OSError
+    if the record cannot be written.
     """
     global _reporter
     if _reporter is not None:
@@ -299,23 +303,23 @@ def begin(*, lines: bool, record: Path | None) -> None:
 
 
 def record_path(record: RecordOption) -> Path | None:
-    """The variable beats the script, as with recipes; empty, it means nowhere."""
+    """File of the record. The environment variable overrides the script; if empty, nothing is recorded."""
     written = os.environ.get(RECORD, record)
     if not written:
         return None
     if not isinstance(written, str | os.PathLike):
-        raise AttachError(f'record={written!r} names no file, so nothing is recorded. Write record="record.json".')
+        raise AttachError(f'record={written!r} is not a file name. Write record="record.json".')
     return Path(written).absolute()
 
 
 def shows_lines(record: RecordOption, world: int) -> bool:
-    """A world of one stays as quiet as plain training, unless it is asked not to."""
+    """Whether to show lines. One worker is as quiet as plain training, unless the variable is "0"."""
     quiet = os.environ.get(QUIET, "")
     return record is not False and (world > 1 if not quiet else quiet == "0")
 
 
 def log_destinations(log_to: Iterable[str]) -> tuple[Destination, ...]:
-    """The variable beats the script, as with records; empty, it means nowhere."""
+    """Destinations of metrics. The environment variable overrides the script; if empty, nothing is exported."""
     text = os.environ.get(LOG_TO)
     texts = [log_to] if isinstance(log_to, str) else log_to
     try:
@@ -325,5 +329,5 @@ def log_destinations(log_to: Iterable[str]) -> tuple[Destination, ...]:
 
 
 def _lasting_rank(rank: int) -> int:
-    """Where workers come and go and are numbered anew, the number that this one was started with."""
+    """The rank; in an elastic run, which renumbers ranks, the number at the start of this worker."""
     return int(os.environ["RANK"]) if is_elastic() and "RANK" in os.environ else rank

@@ -1,4 +1,4 @@
-"""Stacks: the newest Python stacks of all ranks side by side, from faulthandler's text; equal ones are merged."""
+"""Stacks: the newest Python stacks of all ranks, from faulthandler's text; equal ones are merged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIBRARIES = re.compile(r"/(?:lib/python3[^/]*|site-packages|dist-packages)/|^<fr
 
 @dataclass(frozen=True)
 class Frame:
-    """A line that a thread is in."""
+    """A line of a thread's stack."""
 
     file: str
     line: int
@@ -39,19 +39,19 @@ class Frame:
         return f"{self.file}:{self.line} in {self.function}"
 
 
-MOST_STACK_BYTES = 2**22  # of a rank's file that are read
+MOST_STACK_BYTES = 2**22  # of a rank's file to read
 Stack = tuple[Frame, ...]  # of one thread, the innermost line first
 
 
 def read_stacks(path: Path) -> str:
-    """The end of a rank's file of stacks, which has the newest dump. Raises OSError."""
+    """The end of a rank's file of stacks, with the newest dump. Raises OSError."""
     return bounded_file.read_end(path, MOST_STACK_BYTES).decode(errors="replace")
 
 
 def newest_dump(text: str) -> tuple[Stack, ...]:
-    """The threads of the last dump in a file, the main thread first; () where there is none.
+    """The threads of the last dump in a file, the main thread first; () without a dump.
 
-    Threads are told from the newest to the oldest, which is the main one: it ends each dump.
+    faulthandler writes threads from the newest to the oldest, so the main thread ends each dump.
     """
     heads = list(HEAD.finditer(text))
     if not heads:
@@ -68,7 +68,7 @@ def _stack(text: str) -> Stack:
 
 
 def where(stack: Stack) -> str:
-    """In a few words: the user's innermost line, and what it is in there."""
+    """Short description: the innermost line of the user's code, and the function of Gossamer that it called."""
     users = next((depth for depth, frame in enumerate(stack) if frame.is_users), None)
     ours = next((frame for frame in stack[:users] if frame.is_ours), None)
     inside = f"in gossamer's {ours.function} ({ours.place})" if ours is not None else ""
@@ -84,11 +84,14 @@ def side_by_side(
     threads: bool = False,
     beside: Mapping[int, str] | None = None,
 ) -> list[str]:
-    """Lines to show. dumps: threads by rank, the main one first; steps: by rank, one that it is known to have ended,
-    as its event log says, which is written once a second; beside: by rank, the operation that it is in.
+    """Lines to show, with groups of ranks that have equal stacks. The smallest groups come first, since the ranks that
+    others wait for are seldom in the largest one.
 
-    threads: show all, instead of the main one alone. Groups of ranks come with the smallest first: whom others wait for
-    is seldom in the largest.
+    Args:
+        dumps: threads by rank, the main one first.
+        steps: last completed step by rank, from its event log, which is written once a second.
+        threads: show all threads instead of the main thread only.
+        `beside`: current operation by rank.
     """
     groups: dict[tuple[tuple[Stack, ...], str], list[int]] = {}
     for rank in sorted(dumps):
@@ -105,7 +108,7 @@ def side_by_side(
 
 
 def _from_script(stack: Stack) -> Stack:
-    """The outermost line first, without those that start the script."""
+    """Frames from the outermost one of the script inwards, without those that start the script."""
     outermost = next((depth for depth in reversed(range(len(stack))) if stack[depth].is_users), len(stack) - 1)
     return stack[: outermost + 1][::-1]
 

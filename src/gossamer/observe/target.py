@@ -1,4 +1,4 @@
-"""Stopping rule of a run: a metric that reached its target, or time that is up."""
+"""Stopping rule of a run: a metric reached its target, or a time is over."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gossamer.events import Attached, Event, Logged, StepEnded
 
 @dataclass(frozen=True)
 class Target:
-    """A metric and the bound it is to reach, such as validation_loss<2.2."""
+    """A metric and the bound that ends a run, such as validation_loss<2.2."""
 
     metric: str
     below: bool
@@ -31,12 +31,12 @@ def read_target(text: str) -> Target:
     """Read METRIC<NUMBER or METRIC>NUMBER. Raises ValueError."""
     found = re.fullmatch(r"\s*(\w+)\s*([<>])\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*", text)
     if not found:
-        raise ValueError(f"{text!r} is no target. Write a metric, < or >, and a number, such as validation_loss<2.2")
+        raise ValueError(f"{text!r} is not a target. Write a metric, < or >, and a number, such as validation_loss<2.2")
     return Target(found[1], found[2] == "<", float(found[3]))
 
 
 class TargetWatch:
-    """A listener that calls `enough` once, when the target is reached or `seconds` have passed since attach."""
+    """Listener that calls `enough` once, when the target is reached or `seconds` have passed since attach."""
 
     def __init__(self, target: Target | None, seconds: float | None, enough: Callable[[], None]) -> None:
         self._target, self._seconds, self._enough = target, seconds, enough

@@ -26,10 +26,10 @@ APART = ", on the merged model; each holds its own (session.averaged_parameters)
 
 
 class Terminal:
-    """Shows a run on a console; where that is no terminal, as plain lines.
+    """Shows a run on a console; without a terminal, as plain lines.
 
-    Worker lines go to `console`, standard output. Where that is no terminal, the launcher's progress (every few
-    seconds) and notes go to `aside`, standard error.
+    Worker lines go to `console`, standard output. Without a terminal, the launcher's progress (every few seconds) and
+    notes go to `aside`, standard error.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Terminal:
         self._aside = console if console.is_terminal else aside
         self._clock = clock
         self._next_plain = clock() + PLAIN_SECONDS
-        self._rewritten: dict[int, str] = {}  # by rank: an unfinished line that is written anew
+        self._rewritten: dict[int, str] = {}  # unfinished, rewritten lines by rank
         self._spinner = Spinner("dots", style="cyan")
 
     @contextmanager
     def progress(self) -> Iterator[None]:
-        """Keep the line of progress below everything within the block."""
+        """Keep the progress line below all other lines in the block."""
         if not self._console.is_terminal:
             yield
             return
@@ -57,7 +57,7 @@ class Terminal:
             yield
 
     def line(self, rank: int, text: str) -> None:
-        """One line that a worker printed, colors included; one that ends in a carriage return it will write anew."""
+        """Show a line of a worker, with its colors. A line that ends in a carriage return will be replaced."""
         if text.endswith("\r"):
             self._rewritten[rank] = without_controls(text)
             return
@@ -79,7 +79,7 @@ class Terminal:
                 self._aside.print(self._bar, soft_wrap=True)
 
     def table(self, record: Record, files: Mapping[str, str]) -> None:
-        """The closing table, however the run ended. files: written ones, by what is in them."""
+        """Show the closing table after any end of the run. files: written files by their content."""
         self._console.print()
         if self._console.is_terminal:
             self._console.print(_grid(record, files))
@@ -89,7 +89,7 @@ class Terminal:
 
     @property
     def _bar(self) -> Text | None:
-        """The line that the first of the workers that have one writes again and again, such as a progress bar."""
+        """The latest rewritten line, such as a progress bar, of the first worker that has one."""
         shown = {rank: text for rank, text in self._rewritten.items() if text.strip()}
         return _of_rank(min(shown), shown[min(shown)]) if shown else None
 
@@ -110,7 +110,7 @@ def _of_rank(rank: int, text: str) -> Text:
 
 
 def rows(record: Record, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The closing table: what was run, how fast, at what price, how well."""
+    """Rows of the closing table: the run, its speed, its traffic, and its quality."""
     times, memory = record["seconds_per_step"], record["memory_bytes"]
     busy = record["compute_seconds_per_step"] + record["waiting_seconds_per_step"]
     skipped = f" ({record['skipped_steps']} skipped)" if record["skipped_steps"] else ""
@@ -152,7 +152,7 @@ def ranks_text(ranks: Collection[int]) -> str:
 
 
 def _differing(found: Record | None) -> str:
-    """Which tensor differs between ranks, and how the ranks divide."""
+    """The tensor that differs between ranks, and the ranks with each value."""
     if not found:
         return ""
     by_hash: dict[str, list[str]] = {}

@@ -1,12 +1,12 @@
-"""Vitals: what a process and its machine use and lack, from counters that the system keeps anyway.
+"""Vitals: resource usage of a process and its machine, from counters of the system.
 
-All are gauges or rates, so that a mean of several is one, too.
+All are gauges or rates, so that a mean of several is valid, too.
 
-Of a process: cpu_share (cores), cpu_wait (share of time that its main thread was ready and had no core), rss (bytes),
-throttled (share of time that its group was denied the processors), gc_seconds (of garbage collection, a second),
-gpu_memory (bytes). Of a machine: load, busy and steal (shares of all cores), pressure (share of time that something
-waited for a core), memory (bytes used), sent and received (bytes a second, without loopback), retransmits (TCP segments
-a second). What the system does not tell is left out.
+Of a process: cpu_share (cores), cpu_wait (share of time that its main thread was ready without a core), rss (bytes),
+throttled (share of time that the CPU quota of its cgroup was used up), gc_seconds (seconds of garbage collection per
+second), gpu_memory (bytes). Of a machine: load, busy and steal (shares of all cores), pressure (share of time that a
+task waited for a core), memory (bytes used), sent and received (bytes per second, without loopback), retransmits (TCP
+segments per second). Values that the system does not provide are left out.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 ROOT = Path("/")
 Readings = dict[str, float]
 Reader = Callable[[], Readings]
-CGROUP = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # seconds in a unit of versions 2 and 1
+CGROUP = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # seconds per unit, cgroup versions 2 and 1
 
 
 class VitalsSampler:
-    """counters: ever growing sums, of which a sample tells the rates since the one before; gauges: told as they are."""
+    """Samples vitals. counters: growing sums, reported as rates since the last sample; gauges: reported unchanged."""
 
     def __init__(self, counters: Reader, gauges: Reader, clock: Callable[[], float] = time.monotonic) -> None:
         self._counters, self._gauges, self._clock = counters, gauges, clock
@@ -44,7 +44,7 @@ class VitalsSampler:
 
 
 def process_vitals(collector: CollectorClock) -> VitalsSampler:
-    """Of this process. collector: times its garbage collections."""
+    """Vitals of this process. collector: times its garbage collections."""
 
     def counters() -> Readings:
         found = {"cpu_share": time.process_time(), "gc_seconds": collector.seconds}
@@ -54,7 +54,7 @@ def process_vitals(collector: CollectorClock) -> VitalsSampler:
 
 
 def machine_vitals() -> VitalsSampler:
-    """Of this machine, as far as this process's namespaces show it."""
+    """Vitals of this machine, as visible in this process's namespaces."""
 
     def counters() -> Readings:
         return processor_shares(ROOT) | pressure(ROOT) | traffic(ROOT) | retransmits(ROOT)
@@ -63,14 +63,14 @@ def machine_vitals() -> VitalsSampler:
 
 
 class CollectorClock:
-    """Adds up the seconds of garbage collection, while it is installed. Less than a microsecond a collection."""
+    """Sums the seconds of garbage collection while it is installed. It costs less than a microsecond per collection."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._began = 0.0
 
     def install(self) -> Callable[[], None]:
-        """Begin; returns the function that ends it."""
+        """Install it. Return the function that removes it."""
         gc.callbacks.append(self)
         return lambda: gc.callbacks.remove(self)
 
@@ -85,17 +85,17 @@ class CollectorClock:
 
 
 def waiting_for_core(root: Path) -> Readings:
-    """Seconds that the main thread was ready to run and did not."""
+    """Seconds that the main thread was ready to run without a core."""
     columns = _text(root / "proc/self/schedstat").split()
     return {"cpu_wait": int(columns[1]) * 1e-9} if len(columns) > 1 else {}
 
 
 def throttled(root: Path) -> Readings:
-    """Seconds that this process's control group was denied the processors, where it has a quota."""
+    """Seconds that this process's cgroup was throttled, if it has a quota."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         mount = "sys/fs/cgroup" if not controllers else f"sys/fs/cgroup/{controllers}"
-        for folder in (root / mount / path.lstrip("/"), root / mount):  # within a container its path is another
+        for folder in (root / mount / path.lstrip("/"), root / mount):  # the path differs inside a container
             found = dict(_pairs(_text(folder / "cpu.stat")))
             for name, seconds in CGROUP.items():
                 if name in found:
@@ -109,7 +109,7 @@ def resident(root: Path) -> Readings:
 
 
 def gpu_memory() -> Readings:
-    """Bytes that torch has allocated on this process's device; asks nothing of a device that nobody uses."""
+    """Bytes that torch has allocated on this process's device. An unused device is not initialized."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return {}
@@ -126,7 +126,7 @@ def load() -> Readings:
 
 
 def processor_shares(root: Path) -> Readings:
-    """Seconds of all cores together that were used, and that a hypervisor took, over their number."""
+    """Busy and stolen seconds, summed over all cores and divided by their number."""
     lines = _text(root / "proc/stat").splitlines()
     cores = sum(line.startswith("cpu") for line in lines) - 1
     if not lines or cores < 1:
@@ -138,7 +138,7 @@ def processor_shares(root: Path) -> Readings:
 
 
 def pressure(root: Path) -> Readings:
-    """Seconds in which something waited for a core."""
+    """Seconds in which a task waited for a core."""
     for line in _text(root / "proc/pressure/cpu").splitlines():
         if line.startswith("some") and "total=" in line:
             return {"pressure": int(line.rpartition("total=")[2]) * 1e-6}
@@ -153,7 +153,7 @@ def memory(root: Path) -> Readings:
 
 
 def traffic(root: Path) -> Readings:
-    """Bytes through all interfaces but loopback."""
+    """Bytes through all interfaces except loopback."""
     columns = [
         [int(column) for column in counted.split()]
         for name, separator, counted in (line.partition(":") for line in _text(root / "proc/self/net/dev").splitlines())
@@ -165,7 +165,7 @@ def traffic(root: Path) -> Readings:
 
 
 def retransmits(root: Path) -> Readings:
-    """TCP segments that were sent again."""
+    """Retransmitted TCP segments."""
     names, counts = ([*line.split()] for line in _tcp_lines(root))
     found = dict(zip(names, counts, strict=False))
     return {"retransmits": float(found["RetransSegs"])} if "RetransSegs" in found else {}
@@ -177,7 +177,7 @@ def _tcp_lines(root: Path) -> tuple[str, str]:
 
 
 def _pairs(text: str) -> Iterator[tuple[str, int]]:
-    """The lines that are a name and a whole number, with or without a unit."""
+    """The lines with a name and a whole number, with or without a unit."""
     for line in text.splitlines():
         columns = line.split()
         if len(columns) > 1 and columns[1].isdigit():
@@ -185,7 +185,7 @@ def _pairs(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _text(path: Path) -> str:
-    """Empty where the system has no such file, or it cannot be read."""
+    """Text of a file; empty if it does not exist or cannot be read."""
     try:
         return path.read_text()
     except (OSError, ValueError):
@@ -193,5 +193,5 @@ def _text(path: Path) -> str:
 
 
 def _brief(value: float) -> float:
-    """Four digits: these go into files once a second."""
+    """Four digits: these are written every few seconds."""
     return float(f"{value:.4g}")

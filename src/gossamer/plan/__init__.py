@@ -1,8 +1,8 @@
 """Planning: bytes, seconds and loss of a run before it begins.
 
-cost/       bytes and seconds of a step that no worker has made
-profile/    the work that a script does in a step, measured
-advise/     candidates of the grammar, their prices, a race, an answer
+cost/       estimated bytes and seconds of a step
+profile/    measured work of a script's step
+advise/     recommendation of a recipe: candidates, prices, a race, an answer
 simulate/   all workers of a script in this process, in virtual time
 rehearse/   a model whose layers sleep instead of computing
 emulation/  slow networks on this machine

@@ -127,8 +127,8 @@ def test_a_port_in_use_ends_nothing(tmp_path: Path) -> None:
         said = train(0, f"prometheus:{port}", f"jsonl:{tmp_path}/m.jsonl")
     finally:
         taken.close()
-    assert f"prometheus:{port} takes no numbers of this worker now (Address already in use)" in said[0]
-    assert said[1] == f"4 of 4 events of this worker never came to prometheus:{port}."
+    assert f"prometheus:{port} refuses this worker's metrics (Address already in use)" in said[0]
+    assert said[1] == f"4 of 4 events of this worker did not reach prometheus:{port}."
     assert (tmp_path / "m.jsonl").read_text().count("\n") == 4
 
 
@@ -210,9 +210,9 @@ def test_whatever_a_tool_raises_is_said_once_and_counted(error: BaseException) -
         queue.finish()
         queue.tell_dropped()
     first, last = said
-    assert first.startswith(f"tensorboard:x takes no numbers of this worker now ({error.args[-1]}".replace("\n  ", " "))
-    assert "Training goes on" in first
-    assert last == "3 of 4 events of this worker never came to tensorboard:x."
+    assert first.startswith(f"tensorboard:x refuses this worker's metrics ({error.args[-1]}".replace("\n  ", " "))
+    assert "Training continues" in first
+    assert last == "3 of 4 events of this worker did not reach tensorboard:x."
     assert [event.step for event in tool.taken] == [4]  # type: ignore[attr-defined]
 
 
@@ -291,7 +291,7 @@ def test_a_tool_that_never_answers_blocks_neither_a_step_nor_the_end() -> None:
         thread.wait(time.monotonic() + SOON_SECONDS)
     assert queue.dropped >= 38
     assert "it does not keep up" in said[0]
-    assert said[1].endswith("events of this worker never came to jsonl:/nfs/x.")
+    assert said[1].endswith("events of this worker did not reach jsonl:/nfs/x.")
 
 
 def test_the_thread_takes_all_that_is_left_at_the_end() -> None:

@@ -41,7 +41,7 @@ def test_a_page_needs_no_library_and_fetches_nothing(tmp_path: Path, monkeypatch
     assert "gossamer compare &lt;x&gt;" in text
     assert re.findall(r"""(?:src|href)\s*=|@import|https?://""", text) == []
     assert re.findall(r"url\((?!#)", text) == []
-    assert text.index("loss over time") < text.index("loss over bytes") < text.index("where a step")
+    assert text.index("loss over time") < text.index("loss over bytes") < text.index("time of a step")
 
 
 def test_every_recipe_has_a_row_a_key_for_its_curves_and_bars(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_store_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     with Collector(logs / "nowhere", tmp_path, {}, notes.append):
         pass
     assert len(notes) == 1
-    assert "Training and its record go on" in notes[0]
+    assert "Training and its record continue" in notes[0]
 
 
 def texts(path: Path) -> list[str]:

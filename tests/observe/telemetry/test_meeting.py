@@ -114,7 +114,7 @@ def test_a_rank_that_no_machine_has_is_refused(db: sqlite3.Connection) -> None:
             assert eventually(lambda: (desk.drain(db, ranks), texts(db))[1] != [])
     assert texts(db) == ["of rank 3"]
     (event,) = db.execute("SELECT content FROM event WHERE kind = 'refused'").fetchall()
-    assert "rank 4 is none of 4" in event["content"]
+    assert "rank 4 is not one of 4 ranks" in event["content"]
 
 
 def test_a_first_machine_that_cannot_listen_or_says_nothing_is_told_and_hurts_nobody() -> None:
@@ -127,10 +127,10 @@ def test_a_first_machine_that_cannot_listen_or_says_nothing_is_told_and_hurts_no
         with Uplink(other.line) as up:
             up.forward(told_by(1))
     assert [note.partition(" (")[0] for note in notes] == [
-        "this machine cannot take in what the others tell of their ranks",
-        *["machine 0 takes in nothing that this one tells of its ranks"] * 2,
+        "this machine cannot receive rows of the other machines",
+        *["machine 0 cannot receive this machine's rows"] * 2,
     ]
-    assert all("Training goes on" in note and "C++" not in note for note in notes)
+    assert all("Training continues" in note and "C++" not in note for note in notes)
 
 
 def test_a_machine_that_was_lost_is_not_waited_for_longer_than_patience(db: sqlite3.Connection) -> None:

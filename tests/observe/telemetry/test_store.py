@@ -68,11 +68,11 @@ def test_a_newer_store_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_no_store_is_said_to_be_none(tmp_path: Path) -> None:
     (tmp_path / "run.sqlite").write_bytes(b"something else, long enough to have a header" * 40)
-    with pytest.raises(StoreError, match="is no store"):
+    with pytest.raises(StoreError, match="is not a run's store"):
         open_store(tmp_path / "run.sqlite")
-    with pytest.raises(StoreError, match="not there"):
+    with pytest.raises(StoreError, match="does not exist"):
         open_store(tmp_path / "nowhere.sqlite", readonly=True)
-    with pytest.raises(StoreError, match="not there"):
+    with pytest.raises(StoreError, match="does not exist"):
         open_store(tmp_path / "nowhere" / "run.sqlite")
 
 

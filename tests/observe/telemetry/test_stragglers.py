@@ -76,7 +76,7 @@ def test_a_used_up_quota_is_slow_computing_and_says_so(seed: int) -> None:
     rank, found = slowed(seed, lambda pace: longer(pace, denied=0.4, crowded=0.1))
     assert found is not None
     assert (found.rank, found.cause) == (rank, "computing")
-    assert "40% of the time its quota" in found.evidence
+    assert "its CPU quota was used up for 40%" in found.evidence
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -150,7 +150,7 @@ def test_columns_that_the_store_has_not_are_refused(db: sqlite3.Connection, desk
     desk.drain(db, RankBook(db))
     (event,) = db.execute("SELECT kind, content FROM event").fetchall()
     assert event["kind"] == "refused"
-    assert "other columns" in event["content"]
+    assert "unknown columns" in event["content"]
 
 
 def test_ranks_are_nobody_elses_and_stay(db: sqlite3.Connection) -> None:

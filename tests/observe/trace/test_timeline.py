@@ -59,7 +59,7 @@ def test_steps_are_chosen_by_each_process(tmp_path: Path) -> None:
 
 def test_steps_that_were_not_recorded_are_refused_with_those_that_were(tmp_path: Path) -> None:
     Rounds(count=20).record(tmp_path, CLOCKS[:2])
-    with pytest.raises(GossamerError, match=r"there are 1 to 20\. Write --steps 1:20"):
+    with pytest.raises(GossamerError, match=r"the trace has 1 to 20\. Write --steps 1:20"):
         build(read_run(tmp_path), StepRange(21, 30))
 
 

@@ -77,12 +77,12 @@ def test_the_page_outlives_a_sigint_that_is_ignored_and_ends_by_sigterm(tmp_path
 
 def test_a_port_that_is_taken_is_a_sentence(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(GossamerError, match="Leave --port out"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(GossamerError, match="Leave out --port"):
         PageServer([made(tmp_path, KINDS["live"])], port=taken.getsockname()[1])
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no such name"])
 def test_an_address_of_another_machine_is_a_sentence(tmp_path: Path, host: str) -> None:
     pytest.importorskip("uvicorn")
-    with pytest.raises(GossamerError, match="--host takes an address of this machine"):
+    with pytest.raises(GossamerError, match="--host needs an address of this machine"):
         PageServer([made(tmp_path, KINDS["live"])], host=host)

@@ -23,7 +23,7 @@ def shown(*runs: WatchedRun, terminal: bool = False) -> str:
 def test_a_crashed_run_names_the_first_failure_the_straggler_and_every_rank(tmp_path: Path) -> None:
     text = shown(made(tmp_path, KINDS["crashed"]))
     assert "rank 2: RuntimeError: out of memory" in text
-    assert "it took ranks 0, 1, 3" in text
+    assert "it caused the end of ranks 0, 1, 3" in text
     assert "rank 1, computing" in text
     assert text.count("machine-") == 8
 

@@ -91,5 +91,5 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_another_version_is_refused(tmp_path: Path, advice: Advice) -> None:
     write_advice(tmp_path / "advice.json", replace(advice, advice_version=2))
-    with pytest.raises(AdviceError, match="of version 2, and here 1 is read"):
+    with pytest.raises(AdviceError, match="of version 2, and this version of Gossamer reads 1"):
         read_advice(tmp_path / "advice.json")

@@ -65,7 +65,7 @@ def test_what_came_nearest() -> None:
     best = best_reached(curves, read_target("loss<2"))
     assert best is not None
     assert (best.name, best.value, best.seconds) == ("B", 2.3, 20.0)
-    assert "the best was 2.3, by B" in unreached_text(curves, read_target("loss<2"))
+    assert "the best value was 2.3, by B" in unreached_text(curves, read_target("loss<2"))
 
 
 @pytest.mark.parametrize("text", ["", "loss", "loss<", "<2", "loss<<2", "loss<two", "loss=2", "loss<2; import os"])

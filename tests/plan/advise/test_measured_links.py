@@ -63,7 +63,7 @@ def test_lines_are_as_fast_as_their_best_pair(tmp_path: Path) -> None:
 
 def test_machines_that_are_not_alike_are_said(tmp_path: Path) -> None:
     file = _three(tmp_path)
-    assert "not alike (rank 0: 8 cores; rank 1: 8 cores; rank 2: 2 cores)" in read_links(file, 3)[1][0]
+    assert "differ (rank 0: 8 cores; rank 1: 8 cores; rank 2: 2 cores)" in read_links(file, 3)[1][0]
     assert read_links(file, 2)[1] == ()
 
 
@@ -71,16 +71,16 @@ def test_a_network_that_contradicts_what_was_measured(tmp_path: Path) -> None:
     found, _ = read_links(_three(tmp_path), 3)
     assert contradictions(read_network("100mbit,20ms", 2), found) == ()
     said = contradictions(read_network("100mbit,80ms", 3), found)
-    assert "host 2 sends 10 Mbit/s as measured, and 100 Mbit/s by 100mbit,80ms" in said[0]
+    assert "host 2 has a measured rate of 10 Mbit/s, and 100 Mbit/s in 100mbit,80ms" in said[0]
     assert "20 ms as measured, and 80 ms" in said[1]
 
 
 @pytest.mark.parametrize(
     ("hosts", "pairs", "said"),
     [
-        ([_host(0)], [], "tells of 1 ranks, and 2 workers"),
+        ([_host(0)], [], "has 1 ranks, and 2 workers"),
         ([_host(0), _host(1)], [], "not measured at all"),
-        ([_host(0), _host(1)], [_pair(0, 1, None)], "nothing was measured between ranks 0 and 1"),
+        ([_host(0), _host(1)], [_pair(0, 1, None)], "no measurement between ranks 0 and 1"),
         ([_host(0), {"rank": 1}], [], "cannot be read as a doctor's report"),
         (["no host"], [], "cannot be read as a doctor's report"),
         ([_host(0), _host(1)], [{"ranks": [0]}], "cannot be read as a doctor's report"),

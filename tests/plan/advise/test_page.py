@@ -60,7 +60,7 @@ def test_everything_is_on_it(advice: Advice) -> None:
         "dominated by",
         "sign agreement",
         "a hundredth holds",
-        "foretold",
+        "estimated",
         "measured",
         "failed: loss is nan",
     ):

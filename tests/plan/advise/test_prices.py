@@ -288,7 +288,7 @@ def test_steps_of_several_passes_are_held_against_as_many():
 def test_what_does_not_fit_is_out_and_dense_never():
     found = judged([replace(DENSE, memory_bytes=10**12), replace(INT8, memory_bytes=2001)], None, 10, 2000.0)
     assert reasons(found)["Dense()"] is None
-    assert reasons(found)["Int8()"] == "it would remember 2.0 kB beside the model, and 2.0 kB are free for that"
+    assert reasons(found)["Int8()"] == "its state would need 2.0 kB without the model, and 2.0 kB are available"
     assert names(survivors([DENSE, replace(INT8, memory_bytes=2001)], None, 10)) == ["Dense()", "Int8()"]
 
 
@@ -307,9 +307,7 @@ def test_of_two_alike_one_stays():
 
 def test_what_is_far_behind_is_not_tried_unless_a_prior_may_be_as_wrong(monkeypatch):
     found = [DENSE, LOCAL, told("TopK(density=0.01)", 0.19, compressor=5.0)]  # expected: 0.3 and 0.95 seconds
-    assert "3.2 times as long to a loss as LocalSGD(period=8)" in (
-        reasons(judged(found, None, 10))[found[2].recipe] or ""
-    )
+    assert "3.2x that of LocalSGD(period=8)" in (reasons(judged(found, None, 10))[found[2].recipe] or "")
     monkeypatch.setattr(prices, "MOST_BEHIND", 4.0)
     assert reasons(judged(found, None, 10))[found[2].recipe] is None
 

@@ -211,9 +211,9 @@ def test_explain_prices_the_way_that_was_chosen(monkeypatch):
         answer = CliRunner().invoke(explain, [recipe, *options])
         return answer.exit_code, answer.output
 
-    assert "foretold for 100mbit,1s:" in explained("Dense()")[1]
-    assert "foretold for 100mbit,1s, means by ring:" in explained("Dense() + Ring()")[1]
+    assert "estimated for 100mbit,1s:" in explained("Dense()")[1]
+    assert "estimated for 100mbit,1s, all-reduce by ring:" in explained("Dense() + Ring()")[1]
     monkeypatch.setenv("GOSSAMER_COLLECTIVE", "circle")
     code, output = explained("Dense()")
     assert code == 1
-    assert "Error: GOSSAMER_COLLECTIVE says how means are taken, and unknown collective 'circle'" in output
+    assert "Error: invalid GOSSAMER_COLLECTIVE, the all-reduce algorithm: unknown collective 'circle'" in output

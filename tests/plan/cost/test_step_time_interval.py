@@ -63,5 +63,5 @@ def test_a_busy_machine_is_told_of():
     load = OtherLoad(cores=2, own=1.0, other=1.0, running=0.5, ready=0.5)
     said = told_of(STEADY_STEPS, other_load=load).caution
     assert "other work kept 1.0 of 2 cores busy" in said
-    assert "2.00 times as long" in said
+    assert "2.00x as long" in said
     assert told_of(STEADY_STEPS, other_load=replace(load, other=0.0, running=1.0, ready=0.0)).caution is None

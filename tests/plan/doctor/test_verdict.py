@@ -105,7 +105,7 @@ def test_pairs_that_cannot_talk_are_named() -> None:
 
 def test_a_group_that_does_not_come_up_is_said() -> None:
     found = replace(report(pair(0, 1)), join_problem="gloo refused")
-    assert verdict(found).endswith(", no process group came up")
+    assert verdict(found).endswith(", no process group was created")
     assert not found.healthy
 
 

@@ -62,22 +62,22 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(capabilities, "PROGRAM", tmp_path / "there")
     monkeypatch.setattr(capabilities, "TUN", tmp_path / "absent")
     assert plan(RATES).emulation == "kernel"
-    assert "absent is missing or may not be opened (modprobe tun" in plan(DELAYS).reason
+    assert "absent is missing or cannot be opened (modprobe tun" in plan(DELAYS).reason
 
     monkeypatch.setattr(capabilities, "_works", lambda *command: False)
     assert plan(RATES).emulation == "paced"
-    assert "neither are user namespaces" in plan(RATES).reason
+    assert "neither network namespaces nor user namespaces" in plan(RATES).reason
 
     monkeypatch.setattr(capabilities, "COMMANDS", ("sh", "no-such-command"))
-    assert "there is no no-such-command command here (install iproute2" in plan(RATES).reason
+    assert "missing commands: no-such-command (install iproute2" in plan(RATES).reason
 
     monkeypatch.setattr(capabilities.sys, "platform", "darwin")
-    assert "Linux's" in plan(RATES).reason
+    assert "need Linux" in plan(RATES).reason
 
 
 def test_commands_that_fail_say_why() -> None:
     assert call(["cat"], "text") == "text"
     with pytest.raises(EmulationError, match="`sh -c echo no >&2; exit 3` failed: no"):
         call(["sh", "-c", "echo no >&2; exit 3"])
-    with pytest.raises(EmulationError, match="there is no no-such-command command here"):
+    with pytest.raises(EmulationError, match="the command no-such-command is missing"):
         call(["no-such-command"])

@@ -75,12 +75,12 @@ def test_faults_happen_in_the_order_of_time() -> None:
     [
         ("cut(2)", "at"),
         ("cut(at=3)", "host"),
-        ("cut(4, at=1)", "there is no 4; 4 workers count from 0 to 3"),
+        ("cut(4, at=1)", "there is no 4; 4 workers are numbered from 0 to 3"),
         ("cut(-1, at=1)", "there is no -1"),
-        ("cut(0.5, at=1)", "whole numbers, not 0.5"),
-        ("kill(1.0, at=1)", "whole numbers, not 1.0"),
-        ("kill(1, at=1e400)", "at least 0 seconds after training did, not inf"),
-        ("slow(1, factor=1e400, at=1)", "positive factor, not inf"),
+        ("cut(0.5, at=1)", "whole numbers, got 0.5"),
+        ("kill(1.0, at=1)", "whole numbers, got 1.0"),
+        ("kill(1, at=1e400)", "at least 0 seconds after training began, got at=inf"),
+        ("slow(1, factor=1e400, at=1)", "positive, finite factor, got inf"),
         (f"kill(1, at=1{'0' * 400})", "too large"),
         pytest.param(f"kill({'-' * 3000}1, at=1)", "recursion", id="deep"),
         ("cut(True, at=1)", "not a number"),
@@ -88,8 +88,8 @@ def test_faults_happen_in_the_order_of_time() -> None:
         ("kill(at=1)", "kill needs a rank"),
         ("stop(at=1)", "stop needs a rank"),
         ("kill(1, at=-1)", "at least 0 seconds"),
-        ("cut(1, at=1, for_seconds=0)", "more than 0 seconds"),
-        ("slow(1, factor=0, at=1)", "positive factor"),
+        ("cut(1, at=1, for_seconds=0)", "for_seconds of a fault must be above 0"),
+        ("slow(1, factor=0, at=1)", "positive, finite factor"),
         ("explode(1, at=1)", "one of cut, slow, stop, kill"),
         ("cut(__import__('os').getpid(), at=1)", "malformed"),
         ("cut(1, at=1", "was never closed"),
@@ -102,4 +102,4 @@ def test_what_cannot_be_read_says_what_to_write(text: str, reason: str) -> None:
     with pytest.raises(EmulationError) as refused:
         read_fault(text, 4)
     assert reason in str(refused.value)
-    assert "count from 0" in str(refused.value) or "cut(2, at=10, for_seconds=5)" in str(refused.value)
+    assert "numbered from 0" in str(refused.value) or "cut(2, at=10, for_seconds=5)" in str(refused.value)

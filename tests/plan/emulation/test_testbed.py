@@ -160,9 +160,9 @@ def test_nothing_is_left_whether_it_ends_well_or_not(spec: str) -> None:
 
 def test_hosts_that_are_not_there_are_refused() -> None:
     with EmulatedNetwork(read_network("100mbit", 2)) as lab:
-        with pytest.raises(ValueError, match="hosts count from 0 to 1, and 2 is none"):
+        with pytest.raises(ValueError, match="hosts are numbered from 0 to 1, got 2"):
             lab.cut(0, 2)
-        with pytest.raises(ValueError, match="hosts count from 0 to 1, and -1 is none"):
+        with pytest.raises(ValueError, match="hosts are numbered from 0 to 1, got -1"):
             lab.slow(-1, 2)
         with pytest.raises(ValueError, match="positive factor"):
             lab.slow(0, 0)

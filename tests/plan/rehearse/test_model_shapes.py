@@ -95,5 +95,5 @@ def test_an_unknown_name_is_told_the_known_ones_and_how_to_write_a_file():
     with pytest.raises(ShapesError) as refused:
         find_shapes("resnet19")
     assert all(name in str(refused.value) for name in BUILT_IN)
-    example = str(refused.value).partition("of them: ")[2]
+    example = str(refused.value).partition("write a file: ")[2]
     assert [Gradient(name, tuple(shape), share) for name, shape, share in json.loads(example)]

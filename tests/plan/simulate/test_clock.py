@@ -34,15 +34,15 @@ def test_one_network_is_a_schedule() -> None:
     [
         ("", "is not a rate"),
         ("100mbit at 0s", "is not"),
-        ("100mbit; 10mbit", "'10mbit' does not say when it begins"),
-        ("100mbit; 10mbit at noon", "does not say when it begins"),
-        ("100mbit; 10mbit at 3 parsecs", "does not say when it begins"),
-        ("100mbit; at 3s", "does not say when it begins"),
+        ("100mbit; 10mbit", "'10mbit' has no time"),
+        ("100mbit; 10mbit at noon", "has no time"),
+        ("100mbit; 10mbit at 3 parsecs", "has no time"),
+        ("100mbit; at 3s", "has no time"),
         ("100mbit; 10 at 3s", "'10' is not a rate"),
-        ("100mbit; 10mbit at 9s; 1gbit at 3s", "change at 9 s, 3 s, and each is to come after"),
-        ("100mbit; 10mbit at 0s", "each is to come after"),
+        ("100mbit; 10mbit at 9s; 1gbit at 3s", "change at 9 s, 3 s, which must be in ascending order"),
+        ("100mbit; 10mbit at 0s", "must be in ascending order"),
         ("100mbit,20ms,lost=3", "lost is not part of a network"),
-        ("100mbit;", "'' does not say when"),
+        ("100mbit;", "'' has no time"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_words(text: str, reason: str) -> None:
@@ -51,7 +51,7 @@ def test_what_cannot_be_read_is_refused_with_its_words(text: str, reason: str) -
 
 
 def test_an_empty_schedule_is_none() -> None:
-    with pytest.raises(NetworkError, match="begins with the network of the first second"):
+    with pytest.raises(NetworkError, match="must begin with a network at second 0"):
         NetworkSchedule(())
 
 
@@ -101,7 +101,7 @@ def test_bytes_are_those_of_a_step_on_any_network() -> None:
 @pytest.mark.parametrize("recipe", ["ParameterServer(mode='async')", "Gossip('pairwise')"])
 def test_workers_that_do_not_wait_for_each_other_have_no_clock(recipe: str) -> None:
     clock = ForecastClock(profile, NetworkSchedule.read("100mbit", WORKERS), WORKERS)
-    with pytest.raises(SimulationError, match="not foretold where workers do not wait for each other"):
+    with pytest.raises(SimulationError, match="cannot be estimated for workers that do not wait for each other"):
         clock.step(resolve(recipe, WORKERS), 0.0)
 
 

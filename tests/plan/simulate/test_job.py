@@ -303,7 +303,7 @@ def test_a_closed_job_holds_no_memory(file: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("recipe", ["ParameterServer(mode='async')", "Gossip('pairwise')"])
 def test_recipes_without_lock_step_are_refused(file: Path, recipe: str) -> None:
-    with pytest.raises(SimulationError, match="cannot be simulated: how long a step takes is not foretold"):
+    with pytest.raises(SimulationError, match="cannot be simulated: the step time cannot be estimated"):
         simulated(file, recipe=recipe)
 
 
@@ -377,7 +377,7 @@ def test_each_worker_is_in_a_world_of_its_own(tmp_path: Path) -> None:
     assert "helper" not in sys.modules
     assert output.getvalue().count("rank 0") == 1
     assert "rank 1" not in output.getvalue()
-    assert output.getvalue().count("DataLoader asks for 3 processes") == 1
+    assert output.getvalue().count("DataLoader requests 3 processes") == 1
 
 
 def test_many_workers_train(file: Path) -> None:

@@ -1,11 +1,11 @@
-"""Destinations of a run's numbers: text such as tensorboard:DIR, and what it opens on each rank.
+"""Destinations of a run's metrics: text such as tensorboard:DIR, and its exporter on each rank.
 
-Ranks are told apart where the tool can: TensorBoard has a run for each, scraped and posted points a label, lines of
-JSON a file for each. Weights & Biases and MLflow hear rank 0 alone, since a run there is a row in a table.
+Ranks are separate if the tool allows it: a run each in TensorBoard, a label in scraped and posted points, a file each
+of JSON lines. Weights & Biases and MLflow receive rank 0 only, since a run there is a row in a table.
 
-A step is never blocked or ended by a tool. The training thread only puts events into a bounded queue; a thread takes
-them out and calls the tool. What the tool refuses, and what comes while the queue is full, is dropped and counted. The
-user is told once, and of the count at the end.
+A tool cannot block or end a step. The training thread only puts events into a bounded queue; a thread takes them out
+and calls the tool. Events that the tool refuses, or that arrive while the queue is full, are dropped and counted. The
+user is notified once, and of the count at the end.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from gossamer.observe.exporters.otlp import OtlpExporter, metrics_url
 from gossamer.observe.exporters.points import CurveExporter, JsonLinesWriter, MlflowWriter, WandbWriter
 
 TAKEN = (Attached, StepEnded, Logged, GroupChanged)
-ROOM = 100_000  # numbers that may wait: some 10 MB
+ROOM = 100_000  # numbers in the queue: some 10 MB
 LOOK_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 60.0  # after a tool has failed; it doubles until then
-CLOSE_SECONDS = 10.0  # for tools to take what is left, all together
+LONGEST_PAUSE_SECONDS = 60.0  # longest pause after failures of a tool; pauses double
+CLOSE_SECONDS = 10.0  # for all tools together to take the rest
 
 
 class Exporter(Protocol):
-    """A tool, called by one thread. Both may raise anything."""
+    """A tool, called by one thread. Both methods may raise any error."""
 
     def take(self, events: Sequence[Event], /) -> None: ...
 
@@ -45,9 +45,12 @@ class Exporter(Protocol):
 
 
 class ExportQueue:
-    """A listener. name: of the destination, in what the user is told; open_exporter: called before the first events.
+    """A listener that queues events for a tool.
 
-    room: how many numbers may wait; an event is one, and one for each metric in it.
+    Args:
+        name: of the destination, in messages.
+        open_exporter: called before the first events.
+        room: capacity of the queue in numbers; an event counts one, and one for each of its metrics.
     """
 
     def __init__(self, name: str, open_exporter: Callable[[], Exporter], room: int = ROOM) -> None:
@@ -55,8 +58,8 @@ class ExportQueue:
         self._name, self._open, self._room = name, open_exporter, room
         self._exporter: Exporter | None = None
         self._waiting: list[Event] = []
-        self._numbers = 0  # in them
-        self._lock = threading.Lock()  # of these two, and never held while anything else is done
+        self._numbers = 0  # numbers in the queue
+        self._lock = threading.Lock()  # for the queue and its count; never held for anything else
         self._told = False
         self._process = os.getpid()
 
@@ -73,11 +76,11 @@ class ExportQueue:
             self._drop(1, "it does not keep up")
 
     def pump(self) -> bool:
-        """Let the tool take what waits; whether it did."""
+        """Pass the queued events to the tool. Return whether it took them."""
         try:
             if self._exporter is None and self._waiting:
                 self._exporter = self._open()
-        except BaseException as error:  # a tool may even call sys.exit, and training goes on
+        except BaseException as error:  # a tool may even call sys.exit; training continues
             self._tell(reason(error))
             return False
         batch = self._next()
@@ -91,7 +94,7 @@ class ExportQueue:
         return True
 
     def finish(self) -> None:
-        """Let the tool take what is left, and close it."""
+        """Pass the rest to the tool, and close it."""
         self.pump()
         self.dropped += len(self._next())
         try:
@@ -101,10 +104,10 @@ class ExportQueue:
             self._tell(reason(error))
 
     def tell_dropped(self) -> None:
-        """At the end: how much is missing, if anything is."""
+        """Report the number of missing events at the end, if any."""
         missing = self.dropped + len(self._waiting)
         if missing:
-            events.notice(f"{missing} of {self.taken + missing} events of this worker never came to {self._name}.")
+            events.notice(f"{missing} of {self.taken + missing} events of this worker did not reach {self._name}.")
 
     def _next(self) -> list[Event]:
         with self._lock:
@@ -119,8 +122,8 @@ class ExportQueue:
         if not self._told:
             self._told = True
             events.notice(
-                f"{self._name} takes no numbers of this worker now ({why}). Training goes on; it is tried again, and "
-                "what does not fit into the queue meanwhile is dropped and counted."
+                f"{self._name} refuses this worker's metrics ({why}). Training continues. The tool is retried, and "
+                "events that do not fit into the queue meanwhile are dropped and counted."
             )
 
 
@@ -139,7 +142,7 @@ class ExportThread:
         self._closing.set()
 
     def wait(self, deadline: float) -> None:
-        """Until what was left is taken, or until this moment of time.monotonic()."""
+        """Wait until the rest was taken, or until `deadline`, a time of time.monotonic()."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         self._queue.tell_dropped()
 
@@ -155,7 +158,7 @@ def _numbers(event: Event) -> int:
 
 
 def reason(error: BaseException) -> str:
-    """In a few words and one line."""
+    """A short description in one line."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     return " ".join(text.split())[:200]
 
@@ -167,10 +170,10 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Which worker a process is."""
+    """Rank of a process in the run and on its machine."""
 
     rank: int
-    local_rank: int  # among those of its machine
+    local_rank: int  # on its machine
 
 
 Open = Callable[[str, RankPlace], Exporter]
@@ -180,11 +183,11 @@ Open = Callable[[str, RankPlace], Exporter]
 class Tool:
     """A kind of destination."""
 
-    target: str  # what is written after its name
+    target: str  # placeholder of its target
     open: Open
-    check: Callable[[str], object] = str  # raises ValueError for targets that can be seen to be wrong
+    check: Callable[[str], object] = str  # raises ValueError for invalid targets
     every_rank: bool = True
-    package: str = ""  # that it needs, which the extra of the same name as the kind brings
+    package: str = ""  # required package; the extra with the name of the kind installs it
 
 
 @dataclass(frozen=True)
@@ -202,12 +205,12 @@ class Destination:
         return TOOLS[self.kind]
 
     def at(self, folder: Path) -> Destination:
-        """With a target that is a path taken from `folder`, for a process that may work elsewhere."""
+        """The destination with a relative path resolved from `folder`, for a process in another directory."""
         return replace(self, target=str(folder / self.target)) if self.tool.target in ("DIR", "FILE") else self
 
 
 def _tensorboard(folder: str, place: RankPlace) -> Exporter:
-    from gossamer.observe.exporters.tensorboard import TensorBoardWriter  # which needs an extra
+    from gossamer.observe.exporters.tensorboard import TensorBoardWriter  # needs an extra
 
     return CurveExporter(TensorBoardWriter(Path(folder) / f"rank-{place.rank}"))
 
@@ -217,22 +220,22 @@ def _json_lines(file: str, place: RankPlace) -> Exporter:
 
 
 def rank_path(file: Path, rank: int) -> Path:
-    """The file itself for rank 0, metrics-1.jsonl beside metrics.jsonl for rank 1."""
+    """The file itself for rank 0, metrics-1.jsonl next to metrics.jsonl for rank 1."""
     return file if rank == 0 else file.with_name(f"{file.stem}-{rank}{file.suffix}")
 
 
 def _prometheus(address: str, place: RankPlace) -> Exporter:
-    from gossamer.observe.exporters.prometheus import PrometheusExporter  # which needs an extra
+    from gossamer.observe.exporters.prometheus import PrometheusExporter  # needs an extra
 
     host, port = host_and_port(address)
     return PrometheusExporter(host, port + place.local_rank, {"rank": str(place.rank)})
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """PORT, on loopback, or HOST:PORT. Raises ValueError."""
+    """Parse PORT, on loopback, or HOST:PORT. Raises ValueError."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or not 1 <= int(port) < 2**16:
-        raise ValueError("it is no port, such as 9400, or HOST:PORT, such as 0.0.0.0:9400")
+        raise ValueError("write a port, such as 9400, or HOST:PORT, such as 0.0.0.0:9400")
     return host or LOOPBACK, int(port)
 
 
@@ -255,30 +258,30 @@ _BETWEEN = re.compile(f",(?=(?:{'|'.join(TOOLS)}):)")
 
 
 def read_destination(text: str) -> Destination:
-    """Read KIND:TARGET. Raises ValueError."""
+    """Parse KIND:TARGET. Raises ValueError."""
     kind, _, target = text.partition(":")
     if kind not in TOOLS or not target:
-        raise ValueError(f"{text!r} is no place to log to. Write one of {FORMS}, such as tensorboard:runs/tensorboard")
+        raise ValueError(f"{text!r} is not a destination. Write one of {FORMS}, such as tensorboard:runs/tensorboard")
     try:
         TOOLS[kind].check(target)
     except ValueError as problem:
-        raise ValueError(f"{target!r} cannot be meant by {text!r}: {problem}") from None
+        raise ValueError(f"invalid target {target!r} in {text!r}: {problem}") from None
     package = TOOLS[kind].package
     if package and find_spec(package) is None:
         raise ValueError(
-            f"{text!r} needs the package {package}, which {sys.executable} does not find. Write: "
+            f"{text!r} needs the package {package}, which {sys.executable} cannot import. Write: "
             f'{sys.executable} -m pip install "gossamer[{kind}]"'
         )
     return Destination(kind, target)
 
 
 def read_destinations(text: str) -> tuple[Destination, ...]:
-    """Read several with commas between them, as GOSSAMER_LOG_TO holds them. Raises ValueError."""
+    """Parse several with commas between them, as in GOSSAMER_LOG_TO. Raises ValueError."""
     return tuple(map(read_destination, _BETWEEN.split(text))) if text else ()
 
 
 class Exports:
-    """All exports of a session of this process's, which end with it, or with the interpreter."""
+    """All exports of one session of this process. They end with it, or with the interpreter."""
 
     def __init__(self, destinations: Sequence[Destination], place: RankPlace) -> None:
         heard = [each for each in destinations if each.tool.every_rank or place.rank == 0]
@@ -290,7 +293,7 @@ class Exports:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Let all tools take what is left, for ten seconds at most; once."""
+        """Pass the rest to all tools, for at most ten seconds; once."""
         if os.getpid() != self._process:
             return
         atexit.unregister(self.close)
@@ -312,7 +315,7 @@ _exports: Exports | None = None  # of the newest session
 
 
 def end() -> None:
-    """The session before is over."""
+    """End the exports of the last session."""
     global _exports
     if _exports is not None:
         _exports.close()

@@ -1,11 +1,11 @@
-"""OTLP: totals to an OpenTelemetry collector, by HTTP and in the protocol's JSON encoding.
+"""OTLP: totals to an OpenTelemetry collector, over HTTP with the JSON encoding.
 
-OpenTelemetry's own exporter is not used. It reads the answer to its end: an endpoint that sends without an end filled
-2.4 GB of memory in 12 seconds, with a timeout of 2. It also logs lines of its own about each failure, and brings nine
+OpenTelemetry's own exporter is not used. It reads the whole response: an endpoint with an endless response filled
+2.4 GB of memory in 12 seconds, with a timeout of 2. It also logs its own lines about each failure, and needs nine
 packages.
 
-source: opentelemetry/proto/metrics/v1/metrics.proto and proto3's JSON mapping: 64-bit integers and numbers that are not
-finite are strings there.
+source: opentelemetry/proto/metrics/v1/metrics.proto and proto3's JSON mapping: 64-bit integers and non-finite numbers
+are strings.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ class OtlpExporter:
 
 
 def metrics_url(endpoint: str) -> str:
-    """Where metrics go at an endpoint such as http://localhost:4318. Raises ValueError for what is no HTTP address."""
+    """URL of the metrics at an endpoint such as http://localhost:4318. Raises ValueError for other addresses."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("it is no address of HTTP, such as http://localhost:4318")
+        raise ValueError("write an HTTP address, such as http://localhost:4318")
     return endpoint if parts.path.endswith(PATH) else endpoint.rstrip("/") + PATH
 
 
 def told_headers(text: str) -> dict[str, str]:
-    """Headers such as a token, from OpenTelemetry's own variable: name=value,name=value, percent-encoded."""
+    """Headers, such as a token, in OpenTelemetry's format: name=value,name=value, percent-encoded."""
     pairs = [pair.partition("=") for pair in text.split(",") if "=" in pair]
     return {name.strip(): unquote(value.strip()) for name, _, value in pairs}
 
@@ -129,11 +129,10 @@ def _nanoseconds(seconds: float) -> str:
 
 
 def post(url: str, body: bytes, headers: Mapping[str, str], seconds: float) -> None:
-    """Send `body` to `url` in bounded time, and leave the answer's content unread.
+    """Send `body` to `url` in bounded time, without reading the response body.
 
-    urllib's own timeout holds for a single read. A server that sends a byte now and then, or content without an end,
-    would keep the thread for ever, or fill the memory. Redirects are refused: urllib would make a GET without the body.
-
+    urllib's own timeout applies to a single read. A server that sends a byte now and then, or an endless body, would
+    block the thread or fill the memory. Redirects are refused: urllib would turn them into a GET without the body.
     Args:
         url: an http or https address.
         body: the request's content.

@@ -1,6 +1,6 @@
-"""Points of curves, and the tools that keep them: JSON lines, Weights & Biases, MLflow.
+"""Points of curves, and tools with a history: JSON lines, Weights & Biases, MLflow.
 
-Logged metrics are points as they come; the steps' own numbers are means over a second. TensorBoard's writer is in
+Logged metrics are points of their own; the numbers of steps are averaged over a second. TensorBoard's writer is in
 `tensorboard`, which imports the library at once.
 """
 
@@ -21,7 +21,7 @@ from typing import Protocol
 
 from gossamer.events import Attached, Event, GroupChanged, Logged, StepEnded
 
-MERGED_SECONDS = 1.0  # of steps that are one point: a week of them stays a file that can be drawn
+MERGED_SECONDS = 1.0  # of steps per point, so that a week of points can be drawn
 STEP_CURVES = {
     "gossamer/step_seconds": "seconds",
     "gossamer/waiting_seconds": "waiting_seconds",
@@ -44,7 +44,7 @@ class Point:
 
 
 class PointWriter(Protocol):
-    """A tool that keeps curves."""
+    """A tool that stores curves."""
 
     def write(self, points: Sequence[Point]) -> None: ...
 
@@ -52,12 +52,12 @@ class PointWriter(Protocol):
 
 
 class CurveExporter:
-    """Writes the points of events. Steps that end within a second are one point, with their means and the last step."""
+    """Writes the points of events. Steps within a second are one point, with their means and the last step."""
 
     def __init__(self, writer: PointWriter) -> None:
         self._writer = writer
         self._steps: list[StepEnded] = []
-        self._written = -float("inf")  # moment of the last point of steps
+        self._written = -float("inf")  # time of the last point of steps
 
     def take(self, events: Sequence[Event]) -> None:
         points = [point for event in events for point in self._points(event)]
@@ -127,9 +127,9 @@ class RecordsFile:
 
 
 class JsonLinesWriter:
-    """Appends an object a point, {"at": unix seconds, "rank": 0, "step": 12, "values": {"loss": 0.5}}, to the file.
+    """Appends an object per point, {"at": unix seconds, "rank": 0, "step": 12, "values": {"loss": 0.5}}, to the file.
 
-    A value that is not finite is null, since JSON has no number for it.
+    A non-finite value is null, since JSON has no number for it.
     """
 
     def __init__(self, path: Path, rank: int) -> None:
@@ -137,7 +137,7 @@ class JsonLinesWriter:
         self._file = RecordsFile(path)
 
     def write(self, points: Sequence[Point]) -> None:
-        torn = self._file.bytes and not self._file.ends_with(b"\n")  # the process before was killed
+        torn = self._file.bytes and not self._file.ends_with(b"\n")  # the previous process was killed
         self._file.append(b"\n" * bool(torn) + b"".join(map(self._line, points)))
 
     def close(self) -> None:
@@ -156,15 +156,15 @@ WANDB_STEP = "gossamer/step"
 
 
 class WandbWriter:
-    """project: PROJECT or ENTITY/PROJECT. What else it needs it finds as always: WANDB_API_KEY, WANDB_MODE, ...
+    """Writes to Weights & Biases. project: PROJECT or ENTITY/PROJECT; other settings are W&B's: WANDB_API_KEY, ...
 
-    The step is a metric of its own, because W&B drops what is logged for a step before the last.
+    The step is a separate metric, because W&B drops values for a step before the last one.
     """
 
     def __init__(self, project: str) -> None:
         wandb = import_module("wandb")
         entity, _, name = project.rpartition("/")
-        # A run that the script has begun stays the script's; what workers print is the launcher's
+        # A run of the script stays separate; output of workers is captured by the launcher
         settings = wandb.Settings(silent=True, console="off")
         self._run = wandb.init(entity=entity or None, project=name, reinit="create_new", settings=settings)
         self._run.define_metric("*", step_metric=WANDB_STEP)
@@ -181,12 +181,12 @@ class WandbWriter:
 
 
 AT_ONCE = 1000  # metrics, MLflow's limit
-LONGEST = 250  # characters of a name, likewise
-EXPERIMENT = "gossamer"  # unless MLFLOW_EXPERIMENT_NAME says another
+LONGEST = 250  # characters of a name, MLflow's limit
+EXPERIMENT = "gossamer"  # without MLFLOW_EXPERIMENT_NAME
 
 
 class MlflowWriter:
-    """uri: as in MLFLOW_TRACKING_URI. Characters that MLflow does not take in names become underscores."""
+    """Writes to MLflow. uri: as MLFLOW_TRACKING_URI. Characters that MLflow rejects in names become underscores."""
 
     def __init__(self, uri: str) -> None:
         self._mlflow = import_module("mlflow")
@@ -213,7 +213,7 @@ class MlflowWriter:
 
 
 def mlflow_name(name: str) -> str:
-    """Names are paths there: without empty parts, and not above themselves."""
+    """A valid name: MLflow treats names as paths, which must have no empty or parent parts."""
     clean = re.sub(r"[^\w\-./: ]", "_", name, flags=re.ASCII)[:LONGEST]
     parts = [part if part.strip(".") else "_" * max(1, len(part)) for part in clean.split("/")]
     return "/".join(parts)

@@ -1,4 +1,4 @@
-"""Prometheus: a rank's totals as a page to scrape, http://127.0.0.1:PORT/metrics, by prometheus_client (the extra
+"""Prometheus: a rank's totals at http://127.0.0.1:PORT/metrics, served by prometheus_client (the extra
 `prometheus`).
 
 source: Prometheus's rules for names: base units, _total for counters.
@@ -26,7 +26,7 @@ CLIENT_SECONDS = 10.0  # for a whole request
 
 
 class PrometheusExporter:
-    """Serves one rank's totals. Raises OSError where the port is taken."""
+    """Serves one rank's totals. Raises OSError if the port is in use."""
 
     def __init__(self, host: str, port: int, labels: Mapping[str, str]) -> None:
         self._totals, self._lock = Totals(), threading.Lock()
@@ -55,7 +55,7 @@ class TotalsCollector(Collector):
         self._totals, self._lock, self._labels = totals, lock, labels
 
     def describe(self) -> Iterator[Metric]:
-        """No metrics: with these, registering would compare their names with those of other collectors."""
+        """No metrics: otherwise registration would compare their names with those of other collectors."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -91,15 +91,15 @@ def _about(instrument: Instrument) -> tuple[str, str]:
 
 
 class ScrapeServer(ThreadingTCPServer):
-    """Not prometheus_client's: that asks a name server for the host's name, which may take a minute, and a request that
-    comes byte by byte keeps a thread of it for ever."""
+    """Replaces prometheus_client's server, which looks up the host name, for up to a minute, and in which a request
+    that arrives byte by byte blocks a thread forever."""
 
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore clients that go away."""
+        """Ignore clients that disconnect."""
 
 
 class ScrapeRequest(MetricsHandler):

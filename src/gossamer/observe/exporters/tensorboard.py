@@ -1,7 +1,7 @@
-"""TensorBoard: event files of scalars, made of the messages and the checksum of tensorboardX (the extra `tensorboard`).
+"""TensorBoard: event files of scalars, from the messages and the checksum of tensorboardX (the extra `tensorboard`).
 
-tensorboardX's own writer is not used. It renames tags ("größe %" becomes "gr__e__"), and its thread ends with the first
-error of the disk.
+tensorboardX's own writer is not used. It renames tags ("größe %" becomes "gr__e__"), and its thread ends at the first
+disk error.
 
 file    record*
 record  length: uint64  masked CRC-32C of length: uint32  event  masked CRC-32C of event: uint32, little-endian
@@ -28,7 +28,7 @@ _files = count()  # of this process
 
 
 class TensorBoardWriter:
-    """Writes a new file into `folder`. A folder is a run for TensorBoard, which reads its files in order."""
+    """Writes a new file into `folder`. TensorBoard reads a folder as a run, with its files in order."""
 
     def __init__(self, folder: Path) -> None:
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{next(_files)}"

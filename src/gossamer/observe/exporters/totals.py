@@ -1,6 +1,6 @@
-"""Totals: what a rank has done so far, as counters, gauges and a histogram, for tools that read it now and then.
+"""Totals of a rank so far, as counters, gauges and a histogram, for tools that poll them.
 
-Names are OpenTelemetry's way of writing them, with UCUM units; Prometheus's follow from them by rule.
+Names follow OpenTelemetry, with UCUM units; Prometheus's names are derived from them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gossamer.events import Attached, Event, GroupChanged, Logged, StepEnded
 
-MOST_METRICS = 10_000  # names; a loop that makes up a new one in each step would fill the memory
+MOST_METRICS = 10_000  # names; a loop with a new name in each step would fill the memory
 BOUNDS = tuple(base * 10.0**power for power in range(-3, 3) for base in (1, 2, 5))  # seconds of a step
 
 
@@ -21,9 +21,9 @@ class Instrument:
     """A number with its name, unit and meaning."""
 
     name: str
-    unit: str  # UCUM; in braces what is counted
+    unit: str  # UCUM; braces contain the counted unit
     meaning: str
-    event_field: str = ""  # of StepEnded, that adds to it
+    event_field: str = ""  # field of StepEnded to add
 
 
 STEP_DURATION = Instrument("gossamer.step.duration", "s", "Time from the end of one step to the end of the next")
@@ -41,18 +41,18 @@ COUNTERS = (
 )
 STEP = Instrument("gossamer.step", "{step}", "The last step")
 WORKERS = Instrument("gossamer.workers", "{worker}", "Workers in the group")
-LOGGED = Instrument("gossamer.logged", "1", "The latest value that the training loop logged, by metric")
+LOGGED = Instrument("gossamer.logged", "1", "The latest value logged by the training loop, by metric")
 
 
 class Totals:
-    """Adds up one rank's events."""
+    """Sums the events of one rank."""
 
     def __init__(self) -> None:
         self.began = time.time()  # unix seconds
         self.counters: dict[Instrument, float] = dict.fromkeys(COUNTERS, 0.0)
         self.gauges: dict[Instrument, float] = {}
         self.logged: dict[str, float] = {}  # by metric
-        self.durations = [0] * (len(BOUNDS) + 1)  # how many steps took at most each bound, and more than the one before
+        self.durations = [0] * (len(BOUNDS) + 1)  # number of steps between each bound and the previous one
         self.seconds = 0.0  # of all steps
 
     def take(self, events: Sequence[Event]) -> None:

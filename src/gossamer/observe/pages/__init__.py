@@ -1,6 +1,6 @@
-"""Pages that are files: one HTML file each, which fetches nothing.
+"""Pages that are files: one HTML file each, without further requests.
 
 page        cards, tables and the file around them; page.html is its template
 charts      curves, points with error bars, and bars, as SVG
-comparison  records side by side
+comparison  comparison of records
 """

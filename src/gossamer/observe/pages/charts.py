@@ -1,4 +1,4 @@
-"""Charts: curves, points with error bars, and bars of parts, as SVG that takes its colors from the page around it."""
+"""Charts: curves, points with error bars, and stacked bars, as SVG with the colors of the page."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gossamer.observe.panels import spread_apart, ticks
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 12.0, 40.0  # margins, in pixels
 LABEL_GAP = 13.0
 LABELED_RIGHT = 30.0  # a margin with room for the labels of curves
-BAR, BAR_NAME, BAR_GAP, BAR_LEFT = 19.0, 18.0, 12.0, 12.0  # heights of bars and their names, and the margin beside them
-LETTER = 7.2  # pixels of a letter, at most, on average
+BAR, BAR_NAME, BAR_GAP, BAR_LEFT = 19.0, 18.0, 12.0, 12.0  # heights of bars and names, gap, left margin
+LETTER = 7.2  # pixels of a letter, an upper bound on average
 ANCHOR_END = ' text-anchor="end"'
 Size = tuple[float, float]
-NARROW = 340.0, 290.0  # width and height of any chart on a telephone
-HALF, WHOLE = (640.0, 330.0), (1320.0, 380.0)  # on a page, half and all of its width
+NARROW = 340.0, 290.0  # width and height of a chart on a phone
+HALF, WHOLE = (640.0, 330.0), (1320.0, 380.0)  # for half and for the whole width of a page
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChartLine:
-    """A curve. style: the class by which the page colors it; label: a few letters at its end."""
+    """A curve. style: its CSS class; label: a few letters at its end."""
 
     name: str
     style: str
@@ -33,7 +33,7 @@ class ChartLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Dot:
-    """A point with the interval of its height. label: what stands beside it."""
+    """A point with the interval of its height. label: text next to it."""
 
     label: str
     name: str
@@ -46,7 +46,7 @@ class Dot:
 
 @dataclass(frozen=True, kw_only=True)
 class BarPart:
-    """A part of a bar. style: the class by which the page colors it; hatch: a name in HATCHES, which tells it too."""
+    """A part of a bar. style: its CSS class; hatch: a name in HATCHES, to identify it without color."""
 
     name: str
     style: str
@@ -56,7 +56,7 @@ class BarPart:
 
 @dataclass(frozen=True, kw_only=True)
 class BarGroup:
-    """Bars below one name, each of parts that follow each other."""
+    """Bars below one name, each of consecutive parts."""
 
     name: str
     style: str
@@ -65,16 +65,16 @@ class BarGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """What an axis shows, from its low to its high end."""
+    """An axis from its low to its high end."""
 
     title: str
     low: float
     high: float
     logarithmic: bool = False
-    text: Callable[[float], str] = "{:.4g}".format  # what stands beside a tick
+    text: Callable[[float], str] = "{:.4g}".format  # label of a tick
 
     def share(self, value: float) -> float:
-        """How far along a value lies, 0 to 1 within the ends."""
+        """Position of a value on the axis: 0 to 1 between its ends."""
         low, high, at = (log10(each) if self.logarithmic else each for each in (self.low, self.high, value))
         return (at - low) / ((high - low) or 1.0)
 
@@ -89,7 +89,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Plane:
-    """Where data lie in a picture."""
+    """Plot area of a picture."""
 
     across: Axis
     up: Axis
@@ -107,7 +107,7 @@ class Plane:
 
 
 def line_chart(lines: Sequence[ChartLine], across: Axis, up: Axis, title: str, whole: bool = True) -> str:
-    """Curves, the first on top. whole: as wide as the page, else half of it."""
+    """Curves, the first on top. whole: as wide as the page, else half."""
     right = LABELED_RIGHT if any(line.label for line in lines) else RIGHT
 
     def draw(kind: str, width: float, height: float) -> Iterator[str]:
@@ -118,7 +118,7 @@ def line_chart(lines: Sequence[ChartLine], across: Axis, up: Axis, title: str, w
 
 
 def dot_chart(dots: Sequence[Dot], across: Axis, up: Axis, title: str) -> str:
-    """Points with error bars and their labels, and the front of those that no other beats in both."""
+    """Points with error bars and labels, and their Pareto front."""
 
     def draw(kind: str, width: float, height: float) -> Iterator[str]:
         plane = Plane(across=across, up=up, width=width, height=height)
@@ -128,7 +128,7 @@ def dot_chart(dots: Sequence[Dot], across: Axis, up: Axis, title: str) -> str:
 
 
 def bar_chart(groups: Sequence[BarGroup], across_title: str, title: str, unit: str) -> str:
-    """A group of bars below the other, with the name and the length of each part where there is room."""
+    """Groups of bars, one below the other, with the name and length of each part if it fits."""
     every = [bar for group in groups for bar in group.bars]
     across = Axis(title=across_title, low=0.0, high=max(sum(part.length for part in bar) for bar in every))
     height = TOP + sum(_group_height(group) for group in groups) + BOTTOM
@@ -150,7 +150,7 @@ def axis_around(
     margin: float = 0.06,
     text: Callable[[float], str] = "{:.4g}".format,
 ) -> Axis:
-    """An axis on which all values lie, with some room at both ends."""
+    """An axis that contains all values, with a margin at both ends."""
     found = [value for value in values if -inf < value < inf and (value > 0 or not logarithmic)] or [1.0]
     low, high = min(found), max(found)
     if logarithmic:
@@ -161,7 +161,7 @@ def axis_around(
 
 
 def front(dots: Sequence[Dot]) -> list[Dot]:
-    """Those that none lies below and to the left of, from left to right (Pareto)."""
+    """The Pareto front: points without another point below and to the left, from left to right."""
     found: list[Dot] = []
     for dot in sorted(dots, key=lambda each: (each.across, each.up)):
         if not found or dot.up < found[-1].up:
@@ -175,7 +175,7 @@ def _each_width(
     broad: tuple[float, float],
     narrow: tuple[float, float],
 ) -> str:
-    """Two pictures, of which the page shows the one for its width: letters would shrink with a picture."""
+    """Two pictures, of which CSS shows the one for the page's width: scaling one picture would shrink its letters."""
     pictures = []
     for kind, (width, height) in {"broad": broad, "narrow": narrow}.items():
         inner = "".join(draw(kind, width, height))
@@ -257,7 +257,7 @@ HATCHES = {
 
 
 def part_key(parts: Sequence[BarPart]) -> str:
-    """A list of parts with their colors and hatches, as they are in a bar chart."""
+    """A legend of parts with their colors and hatches."""
     boxes = [
         f'<li><svg viewBox="0 0 26 13"><defs>{_hatched("key", part.style, part.hatch)}</defs>'
         f'<rect width="26" height="13" fill="url(#key-{part.style})"/></svg>{escape(part.name)}</li>'

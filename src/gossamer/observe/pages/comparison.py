@@ -1,4 +1,4 @@
-"""Page of a comparison: records side by side, with a table, their curves, and where a step's time goes."""
+"""Page of a comparison: records with a table, their curves, and the parts of a step's time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gossamer.observe.pages.page import card, command_line, document, key, table
 from gossamer.observe.panels import BARS_SAY, COMMUNICATION, TRAINING, Panel, StepBars, panels, step_bars
 from gossamer.observe.record import Record
 
-STYLES = 8  # that pages have a color for
+STYLES = 8  # number of colors of pages
 MARGIN = 0.05
 
 
@@ -34,7 +34,7 @@ def write_page(
     records: Sequence[Record],
     command: str,
 ) -> None:
-    """Write the page of `records`. header, rows: a table with a row for each of them; command: what made them."""
+    """Write the page of `records`. header, rows: a table with a row for each record; command: that made them."""
     body = [
         "<tr>" + "".join(f"<td{NAME * (not place)}>{escape(cell)}</td>" for place, cell in enumerate(row)) + "</tr>"
         for row in rows
@@ -59,7 +59,7 @@ def _style(place: int) -> str:
 
 
 def _curves(panel: Panel) -> str:
-    """Losses that a run begins with would press all others down: from the smallest to the largest smoothed one."""
+    """The axis is limited to smoothed losses, since initial losses would flatten the curves."""
     if panel.empty:
         return card(panel.title, f'<p class="note">nothing logged: session.log({escape(panel.up)}=...)</p>')
     lines = [
@@ -76,9 +76,9 @@ def _step_times(bars: Sequence[StepBars]) -> str:
     groups = [
         BarGroup(name=each.name, style=_style(place), bars=[*_milliseconds(each)]) for place, each in enumerate(bars)
     ]
-    title = "where a step's time goes"
+    title = "time of a step by part"
     named = part_key([BarPart(name=part.name, style=part.key, hatch=part.hatch, length=0.0) for part in PARTS])
-    return card(title, bar_chart(groups, "milliseconds a step", title, "ms") + named, BARS_SAY, whole=True)
+    return card(title, bar_chart(groups, "milliseconds per step", title, "ms") + named, BARS_SAY, whole=True)
 
 
 PARTS = (*TRAINING, *COMMUNICATION)

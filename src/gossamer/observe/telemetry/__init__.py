@@ -1,14 +1,14 @@
-"""Telemetry: the numbers of a run's ranks, machines and launchers, kept in one SQLite file beside its logs.
+"""Telemetry: numbers of a run's ranks, machines and launchers, in one SQLite file next to its logs.
 
 store       the tables, open_store, and the merging of old rows
 rows        new rows of all tables, before they are written
-ingest      Ingest: reads what is new in a run's files, and makes rows of it
+ingest      Ingest: reads new lines of a run's files, and makes rows of them
 collector   the launcher's thread that does so during a run
-stragglers  names the rank that all others wait for, and why
-hangs       names the rank that others have waited for too long, and has all stacks dumped
-uplink      what a launcher that joined a run on another machine sends to the first one
-batches     rows on their way there; machines: how they are taken in
-meeting     how machines of a fixed number find the first one
+stragglers  names the rank that all others wait for, and the cause
+hangs       names the rank that others have waited for too long, and requests all stacks
+uplink      sends the rows of a launcher on another machine to the first one
+batches     rows as bytes for this transfer; machines: their receiver
+meeting     address exchange of a fixed number of machines
 """
 
 from gossamer.observe.telemetry.collector import Collector

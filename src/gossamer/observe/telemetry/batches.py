@@ -1,7 +1,7 @@
-"""Batches: rows on their way from one machine's launcher to another's, as bytes, and how they are taken in there.
+"""Batches: rows as bytes, for the transfer from one machine's launcher to another's.
 
 A batch is compressed JSON: {"tables": {TABLE: [row, ...]}, "ranks": {RANK: columns}, "rewound": {RANK: step}}. Ranks
-are those of the machine that sends, and moments those of its clock; who takes it in knows both machines.
+are numbers of the sending machine, and times those of its clock; the receiver converts both.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from gossamer.base.json_text import json_text, read_json
 from gossamer.errors import MalformedError
 from gossamer.observe.telemetry.rows import NewRows
 
-MOST_BYTES = 2**21  # of a batch on its way
+MOST_BYTES = 2**21  # of a packed batch
 MOST_JSON_BYTES = 2**26
 MOMENTS = ("at", "began", "ended")
 RANKS = ("rank", "source", "caused_by")
-LOCAL = {"source", "run"}  # tables whose rows are each machine's own
+LOCAL = {"source", "run"}  # tables that stay on each machine
 
 
 def pack(rows: NewRows) -> bytes | None:
-    """None where nothing in them is for others."""
+    """Pack the rows; None if no row is for other machines."""
     tables = {table: each for table, each in rows.tables.items() if table not in LOCAL and each}
     if not tables and not rows.ranks and not rows.rewound:
         return None
@@ -35,7 +35,7 @@ def count(rows: NewRows) -> int:
 
 
 class BatchReader:
-    """Reads batches into rows of this store, refusing columns that it has not."""
+    """Reads batches into rows of this store, and refuses unknown columns."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         tables = [row["name"] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
@@ -46,7 +46,8 @@ class BatchReader:
         }
 
     def read(self, packed: bytes, ranks: Callable[[int], int], offset: float) -> NewRows:
-        """ranks: of this store, by the sender's; offset: added to the sender's clock. Raises MalformedError."""
+        """Unpack a batch. ranks: maps the sender's ranks to those of this store; offset: seconds to add to its times.
+        Raises MalformedError."""
         told = _unpacked(packed)
         rows = NewRows()
         try:
@@ -58,14 +59,14 @@ class BatchReader:
                 for row in each:
                     rows.add(table, **self._translated(table, row, ranks, offset))
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
-            raise MalformedError(f"a batch of rows that makes no sense ({problem!r})") from None
+            raise MalformedError(f"a batch of rows with invalid content ({problem!r})") from None
         return rows
 
     def _translated(
         self, table: str, row: Mapping[str, Any], ranks: Callable[[int], int], offset: float
     ) -> dict[str, Any]:
         if not self._columns[table].issuperset(row):
-            raise ValueError(f"{table} has other columns")
+            raise ValueError(f"unknown columns for {table}")
         moved = {name: row[name] + offset for name in MOMENTS if row.get(name) is not None}
         named = {name: ranks(row[name]) for name in RANKS if row.get(name) is not None}
         return {**row, **moved, **named}
@@ -81,5 +82,5 @@ def _unpacked(packed: bytes) -> dict[str, Any]:
     except (zlib.error, ValueError, UnicodeDecodeError) as problem:
         raise MalformedError(f"a batch of rows that cannot be read ({problem})") from None
     if not isinstance(told, dict) or not {"tables", "ranks", "rewound"} <= told.keys():
-        raise MalformedError("a batch of rows without its parts")
+        raise MalformedError("a batch of rows with missing fields")
     return told

@@ -1,4 +1,4 @@
-"""Collector: keeps a run's store up to date in a thread of its launcher, which it never holds up."""
+"""Collector: keeps a run's store up to date, in a thread of its launcher that never blocks the launcher."""
 
 from __future__ import annotations
 
@@ -22,22 +22,28 @@ from gossamer.observe.telemetry.uplink import Uplink
 from gossamer.observe.vitals import machine_vitals
 
 LOOK_SECONDS = 0.5
-VITALS_LOOKS = 4  # so many looks between samples of the machine
-CAUSE_LOOKS = 2  # and between questions who holds up the others
-AGAIN_LOOKS = 4  # so many until a store that took nothing is tried again
+VITALS_LOOKS = 4  # number of looks between samples of the machine
+CAUSE_LOOKS = 2  # between searches for a straggler
+AGAIN_LOOKS = 4  # before a failed store is retried
 TAKES_NOTHING = (
-    "the run's store {file} takes nothing now ({reason}). Training and its record go on, and what was written can be "
-    "read. It is tried again, and takes then what the run's files have told meanwhile: make room there."
+    "the run's store {file} cannot be written ({reason}). Training and its record continue, and existing rows can be "
+    "read. Free some space: the store is retried, and then also receives the rows since this moment."
 )
 
 
 class Collector:
-    """Context manager: while the block runs, what the run in `directory` tells goes into the store in `logs`.
+    """Context manager: during the block, the content of a run's files in `directory` is written to the store in `logs`.
 
-    others: what the launchers of other machines tell, who ask beside its coordinator; uplink: to another machine's
-    launcher, whose run this one has joined. A store of an earlier run is set aside. facts: what holds for the whole
-    run. note: hears once why the store takes nothing, where it cannot be written; nothing is lost by that, as long as
-    the run's own files are there when it can be again.
+    A store of an earlier run is renamed.
+
+    Args:
+        directory: private files of the run.
+        logs: folder of the store.
+        others: receiver of rows from other machines' launchers.
+        uplink: sends rows to the first machine, for a launcher that joined its run.
+        facts: of the whole run.
+        note: called once if the store cannot be written. No rows are lost if it can be written again while the run's
+            own files exist.
     """
 
     def __init__(
@@ -51,11 +57,11 @@ class Collector:
     ) -> None:
         self._others, self._uplink, self._workers = others, uplink, range(facts.get("workers", 0))
         self._uplinked = ExitStack()
-        self._book: Ranks | None = None  # where others have ranks, too
+        self._book: Ranks | None = None  # if other launchers have ranks, too
         self._logs, self._directory, self._note = logs, directory, note
         self._told = LineFile(RunFiles(directory).told, lambda sentence: None)
-        self._telling = threading.Lock()  # notes come from the launcher's threads
-        self._ingest: Ingest | None = None  # None while the store takes nothing
+        self._telling = threading.Lock()  # notes come from several threads of the launcher
+        self._ingest: Ingest | None = None  # None while the store cannot be written
         self._noted = self._is_aside = False
         self._hangs = HangWatch(directory, self.heard(note), self.tell)
         self._over = threading.Event()
@@ -63,12 +69,12 @@ class Collector:
         self.tell("facts", facts={**facts, "started": time.time()})
 
     def tell(self, kind: str, **content: Any) -> None:
-        """Write down what the launcher has to say: a note, facts, or an event."""
+        """Add an entry of the launcher: a note, facts, or an event."""
         with self._telling:
             self._told.append({"kind": kind, "moment": time.time(), **content})
 
     def heard(self, note: Callable[[str], None]) -> Callable[[str], None]:
-        """The same as `note`, which is written down, too."""
+        """Wrap `note`, so that each note is also written to the store."""
 
         def both(sentence: str) -> None:
             self.tell("note", text=sentence)
@@ -109,7 +115,7 @@ class Collector:
             self._book = self._others.numbering(ingest.db, self._workers)
 
     def _ranks(self) -> Callable[[int], int | None] | None:
-        """Where other machines' workers join, a place that comes later may find its number taken."""
+        """Mapping of this launcher's ranks; needed if workers join on other machines, which may have taken a number."""
         if self._others is None:
             return None
         return lambda number: None if self._book is None else self._book.rank(0, number)
@@ -145,7 +151,7 @@ class Collector:
                 self._guarded(self._find_causes)
 
     def _guarded(self, action: Callable[[], object]) -> None:
-        """A store is there to look at: no run ends because of it, whatever is wrong with it or with what it is told."""
+        """Run an action; log any error instead of raising it, since a failing store must not end a run."""
         try:
             action()
         except Exception as problem:
@@ -159,7 +165,7 @@ class Collector:
 
 
 def set_aside(path: Path) -> Path | None:
-    """Make room for a new run's store: the one that is there is named after the moment of its last write."""
+    """Rename an existing store to the time of its last write, for a new run's store."""
     if not path.exists():
         return None
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(path.stat().st_mtime))

@@ -1,4 +1,4 @@
-"""Hangs: names the rank that others have waited for too long, and its operation; `HangWatch` looks in a store."""
+"""Hangs: finds the rank that others have waited for too long, and its operation; `HangWatch` reads a store."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ from gossamer.observe.stacks import newest_dump, read_stacks, side_by_side
 from gossamer.observe.telemetry.stragglers import AWAY, HANG, HANG_OVER
 
 # -- wait for graph ----------------------------------------------------------------------------------------------------
-# From who waits for whom, who is waited for in the end.
+# Finds the end of all chains of waiting ranks.
 #
-# 0 -> 2 -> 3        3 waits for nobody: the root, whatever the others wait for
+# 0 -> 2 -> 3        3 does not wait: the root of all others
 # 1 -> 2
-# 0 -> 1 -> 0        a cycle that nobody leads out of: all of its ranks
+# 0 -> 1 -> 0        a cycle without an exit: all of its ranks
 
 
 @dataclass(frozen=True)
 class WaitRoots:
-    """ranks: who is waited for in the end; in_cycle: they wait for each other, and for nobody else."""
+    """ranks: the ranks at the end of all chains; in_cycle: whether they only wait for each other."""
 
     ranks: tuple[int, ...]
     in_cycle: bool
 
 
 def roots(waits_for: Mapping[int, Collection[int]]) -> WaitRoots:
-    """waits_for: by rank that waits, whom. A rank that is no key, or waits for nobody, goes on by itself.
+    """Find the roots of the wait-for graph.
 
-    law:    every rank that waits leads to a root, or the roots are a cycle; and with no root that goes on by itself,
-            the smallest set of ranks that wait for none but each other is named
+    waits_for: for each waiting rank, the ranks that it waits for. A rank without an entry does not wait.
+
+    law:    every waiting rank leads to a root, or the roots are a cycle. Without a root that does not wait, the roots
+            are the smallest set of ranks that wait only for each other
     """
     free = {peer for peers in waits_for.values() for peer in peers if not waits_for.get(peer)}
     if free:
@@ -50,7 +52,7 @@ def roots(waits_for: Mapping[int, Collection[int]]) -> WaitRoots:
 
 
 def _reached(rank: int, waits_for: Mapping[int, Collection[int]]) -> frozenset[int]:
-    """All whom a rank waits for, directly or by others."""
+    """All ranks that a rank waits for, directly or indirectly."""
     seen: set[int] = set()
     following = list(waits_for[rank])
     while following:
@@ -62,28 +64,28 @@ def _reached(rank: int, waits_for: Mapping[int, Collection[int]]) -> frozenset[i
 
 
 NOTICE_SECONDS = 10.0
-FIRST_NOTICE_SECONDS = 60.0  # before any step has ended: compiling and loading take long
-USUAL_STEPS = 10.0  # so many steps' time is no hang: validating takes longer than a step
-SAVING_NOTICES = 6.0  # so many times longer may a checkpoint take
+FIRST_NOTICE_SECONDS = 60.0  # before the first step has ended: compiling and loading are slow
+USUAL_STEPS = 10.0  # a wait of fewer steps is not a hang: validation takes longer than a step
+SAVING_NOTICES = 6.0  # a checkpoint may take this many times longer
 SILENT_SECONDS = 6.0  # vitals come every two seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankActivity:
-    """What one rank is at, as it told last. Moments are unix seconds."""
+    """Last reported activity of one rank. Times are unix seconds."""
 
     rank: int
-    operation: str = ""  # that is under way, or was the last
+    operation: str = ""  # the current or last one
     under_way: bool = False
     number: int = -1  # of the operation in its group
     group: tuple[int, int] = (0, 0)  # first rank and size
     step: int = 0
-    bucket: int = 0  # from 1; 0: none
+    bucket: int = 0  # from 1; 0: no bucket
     buckets: int = 0
     since: float = 0.0
     waits_for: tuple[int, ...] = ()
     saving: bool = False
-    silent_seconds: float = 0.0  # since its process was last heard
+    silent_seconds: float = 0.0  # since the last report of its process
 
     @property
     def is_silent(self) -> bool:
@@ -91,31 +93,31 @@ class RankActivity:
 
     @property
     def place(self) -> str:
-        """In words, such as "the all-reduce of step 12, bucket 3 of 7"."""
+        """The operation as text, such as "the all-reduce of step 12, bucket 3 of 7"."""
         of = f" of {self.buckets}" if self.bucket <= self.buckets else ""
         return f"the {self.operation} of step {self.step}" + (f", bucket {self.bucket}{of}" if self.bucket else "")
 
 
 @dataclass(frozen=True)
 class Hang:
-    """ranks: who is waited for; in_cycle: by each other alone. evidence: sentences that say so."""
+    """ranks: the ranks that others wait for; in_cycle: whether they wait for each other. evidence: sentences."""
 
     ranks: tuple[int, ...]
     step: int
-    number: int  # of the operation that is waited in
+    number: int  # of the operation in which ranks wait
     in_cycle: bool
     evidence: str
 
 
 def patience(notice_seconds: float, step_seconds: float | None) -> float:
-    """How long a wait may last. step_seconds: a usual step's, None before there is any."""
+    """Longest wait in seconds that is not a hang. step_seconds: of a usual step; None before the first."""
     if step_seconds is None:
         return max(notice_seconds, FIRST_NOTICE_SECONDS)
     return max(notice_seconds, USUAL_STEPS * step_seconds)
 
 
 def find_hang(activities: Sequence[RankActivity], now: float, patience_seconds: float) -> Hang | None:
-    """The hang that the ranks are in, None while they are in none."""
+    """The current hang; None without one. now: unix seconds."""
     known = {each.rank: each for each in activities}
     waiting = {
         rank: each
@@ -136,7 +138,7 @@ def find_hang(activities: Sequence[RankActivity], now: float, patience_seconds: 
 
 
 def _waits_for(waiting: RankActivity, known: Mapping[int, RankActivity]) -> frozenset[int]:
-    """Whom its transport says; where it does not, those of its group that have not begun the operation."""
+    """Ranks reported by the transport; without a report, those of its group that have not begun the operation."""
     if waiting.waits_for:
         return frozenset(waiting.waits_for) - {waiting.rank}
     return frozenset(
@@ -160,9 +162,9 @@ def _root_text(
 
 def _meanwhile(rank: int, at: RankActivity | None, now: float) -> str:
     if at is None:
-        return f"nothing is known here of rank {rank}"
+        return f"this store has no report of rank {rank}"
     if at.is_silent:
-        return f"rank {rank}'s process has said nothing for {at.silent_seconds:.0f} s: stopped, or its machine is"
+        return f"rank {rank}'s process has not reported for {at.silent_seconds:.0f} s: it or its machine is stopped"
     if at.saving:
         return f"rank {rank} saves a checkpoint"
     if at.under_way:
@@ -184,9 +186,9 @@ def _cycle_text(
         places.setdefault(known[rank].place, []).append(rank)
     head = f"{_named(ranks)} have waited {now - longest.since:.0f} s for each other"
     if len(places) == 1:
-        return f"{head} in {longest.place}: all have begun it, so what they sent does not arrive, or takes as long"
+        return f"{head} in {longest.place}: all have begun it, so messages are lost or delayed"
     at = "; ".join(f"{_named(each)} in {place}" for place, each in places.items())
-    return f"{head}, in different operations: {at}. Look for what depends on the rank before that"
+    return f"{head}, in different operations: {at}. Look for code before them that depends on the rank"
 
 
 def _named(ranks: Sequence[int]) -> str:
@@ -195,17 +197,17 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 # -- hang watch --------------------------------------------------------------------------------------------------------
-# Looks for a hang in a run's store, and has it told once, written down, and all stacks dumped.
+# Searches a run's store for a hang. Reports it once, writes it to the store, and requests all stacks.
 
 VARIABLE = "GOSSAMER_HANG_SECONDS"
-LATEST_STEPS = 200  # rows, of which a usual step is told
-MOST_LINES = 400  # of stacks in an event
-# A rank's waiting is told two looks after it began, and its vitals come every two seconds
+LATEST_STEPS = 200  # rows for the median step time
+MOST_LINES = 400  # of stacks per event
+# A wait is reported two samples after its begin, and vitals come every two seconds
 GONE = tuple(state for state in AWAY if state != "saving")
 
 
 def notice_seconds() -> float:
-    """How long a wait may last before it is told, by GOSSAMER_HANG_SECONDS or 10. Raises GossamerError."""
+    """Longest wait in seconds before a report: GOSSAMER_HANG_SECONDS, or 10. Raises GossamerError."""
     text = os.environ.get(VARIABLE) or str(NOTICE_SECONDS)
     try:
         seconds = float(text)
@@ -213,14 +215,14 @@ def notice_seconds() -> float:
         seconds = 0.0
     if not seconds > 0 or not isfinite(seconds):
         raise GossamerError(
-            f"{VARIABLE}={text} is no number of seconds above 0, so nobody knows when a wait is a hang. Write "
+            f"{VARIABLE}={text} must be a number of seconds above 0, the wait that counts as a hang. Write "
             f"{VARIABLE}=30, or leave it unset."
         )
     return seconds
 
 
 def read_activities(db: sqlite3.Connection, now: float) -> list[RankActivity]:
-    """What each rank of a store is at that has not ended, in order."""
+    """Current activity of each rank of a store that has not ended, in order."""
     heard: dict[int, float] = dict(
         db.execute("SELECT rank, max(at) FROM vital WHERE name = 'cpu_share' AND rank IS NOT NULL GROUP BY rank")
     )
@@ -241,7 +243,7 @@ def _fields(text: str | None) -> dict[str, Any]:
 
 
 class HangWatch:
-    """directory: of the run's private files. note: tells the user; tell: writes an event down."""
+    """Reports hangs. directory: private files of the run. note: shows a message; `tell`: writes an event."""
 
     def __init__(
         self,
@@ -253,11 +255,11 @@ class HangWatch:
         self._files, self._note, self._tell, self._dump = RunFiles(directory), note, tell, dump
         self._notice = notice_seconds()
         self._told: tuple[object, ...] = ()
-        self._dumping: Hang | None = None  # whose stacks were asked for in the look before
-        self._suspected: tuple[object, ...] = ()  # the hang of the look before
+        self._dumping: Hang | None = None  # its stacks were requested in the previous look
+        self._suspected: tuple[object, ...] = ()  # the hang of the previous look
 
     def look(self, db: sqlite3.Connection, now: float | None = None) -> None:
-        """Call within a transaction, every few seconds. now: unix seconds."""
+        """Search once. Call it within a transaction, every few seconds. now: unix seconds."""
         now = time.time() if now is None else now
         if self._dumping is not None:
             self._tell_stacks(self._dumping, db, now)
@@ -267,9 +269,9 @@ class HangWatch:
             return
         suspected, self._suspected = self._suspected, key
         if hang is not None and key != suspected:
-            return  # for whom one waits, and what that one is at, comes in words of its own, a moment apart
+            return  # reports of both ranks arrive at different times: wait for the next look
         if hang is None:
-            self._note("the ranks that had waited for each other go on")
+            self._note("the ranks that had waited for each other continue")
             db.execute("INSERT INTO event(at, kind, content) VALUES(?, ?, '{}')", (now, HANG_OVER))
         self._told = key
         if hang is not None:
@@ -280,7 +282,7 @@ class HangWatch:
                 self._dumping = hang
 
     def _find(self, db: sqlite3.Connection, now: float) -> Hang | None:
-        """What reads more of a store than its ranks is asked only where some have waited for long."""
+        """The current hang. It reads more of the store only if some ranks have waited for long."""
         if (
             db.execute(
                 "SELECT 1 FROM rank WHERE state IN ('waiting', 'saving') AND activity IS NOT NULL LIMIT 1"
@@ -302,7 +304,7 @@ class HangWatch:
 
 
 def read_places(db: sqlite3.Connection, now: float | None = None) -> dict[int, str]:
-    """By rank, the operation that it is in, in words, with whom it waits for; or its last one."""
+    """Current or last operation of each rank as text, with the ranks that it waits for."""
     found = {}
     for each in read_activities(db, time.time() if now is None else now):
         if each.under_way:

@@ -1,8 +1,8 @@
-"""Ingest: reads what is new in the files of a run and writes it into the run's store, each line exactly once.
+"""Ingest: reads new lines of a run's files and writes them into the run's store, each line exactly once.
 
-How far each file was read is written together with what was read, so whoever goes on after a kill neither loses a line
-nor reads one twice; two that read the same run at once do not disturb each other. Below the reader are the lines of a
-file (`read_tail`) and the rows that they become (`take_*`).
+The offset of each file is written in the same transaction as its lines, so that after a kill no line is lost or read
+twice. Two processes may read the same run at once. Further parts: lines of a file (`read_tail`) and their rows
+(`take_*`).
 """
 
 from __future__ import annotations
@@ -22,26 +22,31 @@ from gossamer.observe.telemetry.rows import MOST_CHARACTERS, NewRows
 from gossamer.observe.telemetry.store import STORE_FILE, Thinning, name_causes, open_store
 
 # -- tail --------------------------------------------------------------------------------------------------------------
-# The lines that were added to a growing file since it was last looked at, a few megabytes at a time.
+# The lines added to a growing file since the last look, a few megabytes at a time.
 
-MOST_BYTES = 2**22  # of a look at one file
-MOST_LINE_BYTES = 2**16  # a longer one is cut in two, where lines are text
+MOST_BYTES = 2**22  # per look and file
+MOST_LINE_BYTES = 2**16  # a longer line of text is cut in two
 
 
 @dataclass(frozen=True)
 class Tail:
-    """What was added: whole lines, without their ends; `offset` is where the next look goes on."""
+    """Added lines without their ends; `offset`: start of the next look."""
 
     lines: list[bytes]
     offset: int
-    more: bool  # whether the file has more than one look takes
+    more: bool  # whether the file has more bytes than one look reads
 
 
 def read_tail(path: Path, offset: int, *, last: bool = False, cuts: bool = True) -> Tail:
-    """The whole lines from `offset` on; last: nothing will follow, so that one without an end counts, too.
-    cuts: whether a line that is long already is taken before it is whole; else only one beyond what a look takes is.
+    """Read the complete lines from `offset` on; empty if the file does not exist.
 
-    A file that is shorter than `offset` was begun anew, and is read from its start. Empty where there is no file.
+    A file that is shorter than `offset` was truncated, and is read from its start.
+
+    Args:
+        path: the file.
+        offset: in bytes.
+        last: whether no lines will follow; then a line without an end counts, too.
+        cuts: whether to cut a long line before it is complete; otherwise only a line larger than a look is cut.
     """
     try:
         with path.open("rb") as file:
@@ -65,15 +70,21 @@ NAME = re.compile(
 STREAMS = {"boot": "stderr", "output": "stdout"}
 TOLD = "launcher.jsonl"
 
-Ranks = Callable[[int], int | None]  # a rank of the store by its number in the files; None: no worker
+Ranks = Callable[[int], int | None]  # rank in the store by number in the files; None: not a worker
 
 
 class Ingest:
-    """Reads the run whose logs are in `folder`: `directory`, by default its newest private one, or the folder itself.
+    """Reads the run with logs in `folder`.
 
-    ranks: maps numbers in files to ranks of the store, by default those that the launcher says are workers. forward:
-    is given what was written, for others. clock: unix seconds, for lines that bear no moment. Raises StoreError as
-    open_store.
+    Args:
+        folder: of the logs and the store.
+        directory: with the run's files; by default the newest private one, or the folder itself.
+        ranks: maps numbers in files to ranks of the store; by default those of workers, by the launcher's report.
+        forward: called with the written rows, for other machines.
+        clock: unix seconds, for lines without a time.
+
+    Raises:
+        StoreError: see open_store.
     """
 
     def __init__(
@@ -89,14 +100,14 @@ class Ingest:
         self._folder, self._directory, self._clock = folder, directory, clock
         self._ranks = ranks or self._worker
         self._machine = socket.gethostname()
-        self._done: set[str] = set()  # files whose one report was read
+        self._done: set[str] = set()  # files with a single report that was read
         self.db = open_store(store or folder / STORE_FILE)
         self._most = self._told_workers()
         self._forward = forward
         self._thinning = Thinning(self.db)
 
     def look(self, *, last: bool = False) -> bool:
-        """Write what is new; last: nothing follows, so that unfinished lines count. Whether there is more to read."""
+        """Write new lines. Return whether more remain. last: no lines follow, so incomplete lines count."""
         files = sorted(_files(self._directory or _newest(self._folder)))
         with _writing(self.db):
             known = {row["path"]: row for row in self.db.execute("SELECT path, offset, memory FROM source")}
@@ -114,7 +125,7 @@ class Ingest:
         return more
 
     def finish(self) -> None:
-        """Read all that is left, and close the store."""
+        """Read all remaining lines, and close the store."""
         while self.look(last=True):
             pass
         self.close()
@@ -178,7 +189,7 @@ class Ingest:
                     rows.event(at, None, kind, content)
 
     def _told_workers(self) -> int | None:
-        """How many of the numbers in files are workers, where servers come after them."""
+        """Number of workers among the numbers in files if servers follow them, else None."""
         found = dict(self.db.execute("SELECT key, value FROM run WHERE key IN ('workers', 'servers')").fetchall())
         return json.loads(found["workers"]) if json.loads(found.get("servers", "0")) else None
 
@@ -194,7 +205,7 @@ def _size(path: Path) -> int:
 
 
 def _newest(folder: Path) -> Path:
-    """Where the newest run with these logs has its files."""
+    """Private folder of the newest run with these logs."""
     return max(folder.glob(".run-*"), key=lambda each: each.stat().st_mtime_ns, default=folder)
 
 
@@ -214,29 +225,29 @@ def _entries(tail: Tail) -> Iterator[dict[str, Any]]:
 
 
 def _encodable(entry: dict[str, Any]) -> dict[str, Any]:
-    """Half of a pair of surrogates is no text that a store takes."""
+    """The entry without unpaired surrogates, which SQLite does not accept."""
     found: dict[str, Any] = json.loads(json.dumps(entry, ensure_ascii=False).encode("utf-8", "replace"))
     return found
 
 
 def _writing(db: sqlite3.Connection) -> sqlite3.Connection:
-    """A transaction that excludes other writers from here on: what was read so far is asked within it."""
+    """A transaction that excludes other writers from now on; offsets are read inside it."""
     db.execute("BEGIN IMMEDIATE")
     return db
 
 
 # -- entries -----------------------------------------------------------------------------------------------------------
-# What a rank's lines and its launcher's reports mean as rows. Sources are told apart by their files' names.
+# Rows of a rank's lines and its launcher's reports. File names identify the sources.
 #
-# events-RANK.jsonl             steps, metrics and what is rare: the event log, of which the record is made
-# aside-RANK.jsonl              vitals, links, notices, warnings, errors of threads, changes of the group
-# boot-ATTEMPT-RANK.txt         what a worker prints before its two streams are one
-# output-ATTEMPT-RANK.txt       what it prints then
-# launcher.jsonl                what its launcher says, and its machine's vitals
+# events-RANK.jsonl             steps, metrics and rare events: the event log, the source of the record
+# aside-RANK.jsonl              vitals, links, notices, warnings, errors of threads, group changes
+# boot-ATTEMPT-RANK.txt         output of a worker before its two streams are joined
+# output-ATTEMPT-RANK.txt       output after that
+# launcher.jsonl                messages of the launcher, and its machine's vitals
 # started-, failure-, finished-, exited-ATTEMPT-RANK.json     reports, written once
 
 Entry = Mapping[str, Any]
-Memory = dict[str, Any]  # what the next lines of a file need to be understood; JSON
+Memory = dict[str, Any]  # context for the next lines of a file; JSON
 RARE = {
     "collective",
     "servers",
@@ -244,19 +255,19 @@ RARE = {
     "switched",
     "closed",
     "left",
-}  # kinds of the event log that become events as they are
+}  # kinds of the event log that become events unchanged
 
 
 # -- the event log -----------------------------------------------------------------------------------------------------
 
 
 def take_event(rows: NewRows, rank: int, memory: Memory, entry: Entry) -> None:
-    """memory: `began`, unix seconds of the session whose entries follow; `anew`, whether none of its steps has."""
+    """memory: `began`, unix seconds of the current session; `anew`, whether it has no step yet."""
     kind = entry.get("kind")
     if kind == "attached":
         _attached(rows, rank, memory, entry)
     if "began" not in memory:
-        return  # the log of a version that did not tell when
+        return  # log of a version without times
     at = memory["began"] + entry.get("at", 0.0)
     if kind == "steps":
         if memory.pop("anew", False):
@@ -309,7 +320,7 @@ def _logged(rows: NewRows, rank: int, began: float, entry: Entry) -> None:
             rows.add("metric", name=name, step=step, at=began + seconds, rank=rank, value=value)
 
 
-# -- what is told aside ------------------------------------------------------------------------------------------------
+# -- the aside log -----------------------------------------------------------------------------------------------------
 
 
 def take_aside(rows: NewRows, rank: int, machine: str, entry: Entry) -> None:
@@ -334,7 +345,7 @@ def take_aside(rows: NewRows, rank: int, machine: str, entry: Entry) -> None:
 
 
 def _activity(rows: NewRows, rank: int, at: float | None, entry: Entry) -> None:
-    """Ranks of a group that is a part of the run are numbered from its first one."""
+    """Ranks of a subgroup are numbered from its first one."""
     told = _without(entry, "kind", "moment", "seconds")
     if "place" in told:
         first = rank - told.pop("place")
@@ -383,10 +394,10 @@ def take_finished(rows: NewRows, rank: int, attempt: int, report: Entry) -> None
 
 
 def take_exited(rows: NewRows, rank: int, attempt: int, report: Entry) -> None:
-    """A launcher saw the process end. Without an exit code of its own it was ended from outside."""
+    """A launcher observed the end of the process. Without its own report it was ended from outside."""
     exit_code, at = report["exit_code"], report["moment"]
     if not exit_code:
-        return  # it has said itself whether it had finished, or left
+        return  # its own report has the state: finished or left
     stopped = report.get("stopped", False)
     state = "stopped" if stopped else "lost" if exit_code < 0 else "failed"
     rows.know(rank, attempt=attempt, ended=at, state=state)

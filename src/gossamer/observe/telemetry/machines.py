@@ -1,10 +1,10 @@
-"""Machines: what the launchers of other machines tell, taken in beside an elastic run's coordinator, or on machine 0.
+"""Machines: receives rows of other machines' launchers, next to an elastic run's coordinator or on machine 0.
 
-    other launcher -> first      Pull CLOCK                     what the first machine's clock shows
+    other launcher -> first      Pull CLOCK                     time of the first machine's clock
                                  Push BATCH, stamp (launcher, number of the batch), about {offset, error, dropped}
-                                 Push DONE, stamp (launcher, -)  nothing follows
+                                 Push DONE, stamp (launcher, -)  no more batches follow
 
-A batch may come twice: its number is written with its rows, and what was taken in once is not again.
+A batch may arrive twice: its number is written together with its rows, and the second one is ignored.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from gossamer.observe.telemetry.rows import NewRows
 from gossamer.observe.telemetry.store import insert, name_causes
 
 CLOCK, BATCH, DONE = "telemetry/clock", "telemetry/batch", "telemetry/done"
-MOST_WAITING = 64  # batches that have come and are not written yet
-FULL = -1  # the version of a receipt for a batch that found no room: it may come again
+MOST_WAITING = 64  # received batches that are not written yet
+FULL = -1  # receipt version for a full queue: the batch may be sent again
 
 
 class Ranks(Protocol):
-    """Which rank of the store is whose. Call within a transaction. launcher: 0 for the first machine's."""
+    """Maps ranks of launchers to ranks of the store, within a transaction. launcher: 0 for the first machine."""
 
     def rank(self, launcher: int, number: int) -> int: ...
 
@@ -40,21 +40,21 @@ Numbering = Callable[[sqlite3.Connection, Collection[int]], Ranks]
 
 
 class GlobalRanks:
-    """Ranks as a fixed number of machines agreed on them, the same in all files. Raises ValueError for any other."""
+    """Ranks of a fixed number of machines, the same in all files. Raises ValueError for any other rank."""
 
     def __init__(self, db: sqlite3.Connection, ranks: Collection[int]) -> None:
         self._ranks = ranks
 
     def rank(self, launcher: int, number: int) -> int:
         if number not in self._ranks:
-            raise ValueError(f"rank {number} is none of {len(self._ranks)}")
+            raise ValueError(f"rank {number} is not one of {len(self._ranks)} ranks")
         return number
 
 
 class RankBook:
-    """Which rank of the store is whose: (launcher, number in its files). The first launcher's keep their numbers.
+    """Assigns ranks of the store to (launcher, number in its files). The first launcher keeps its numbers.
 
-    own: ranks of the first launcher, which nobody else is given.
+    own: ranks of the first launcher, reserved for it.
     """
 
     def __init__(self, db: sqlite3.Connection, own: Collection[int] = ()) -> None:
@@ -82,9 +82,9 @@ class _Arrived:
 
 
 class MachineDesk:
-    """Answers other launchers at once, from any thread, and writes later what they told, when `drain` is called.
+    """Answers other launchers at once, from any thread; `drain` writes their rows later.
 
-    numbering: makes ranks of the store of theirs. patience_seconds: for what they have still to tell at the end.
+    numbering: makes the mapping of their ranks. patience_seconds: longest wait for their last rows at the end.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class MachineDesk:
     ) -> None:
         self._clock, self.numbering, self._patience_seconds = clock, numbering, patience_seconds
         self._arrived: queue.Queue[_Arrived] = queue.Queue(MOST_WAITING)
-        self._here: set[int] = set()  # launchers that may have more to tell
+        self._here: set[int] = set()  # launchers that may send more
         self._gone = threading.Condition()
 
     @property
@@ -112,7 +112,7 @@ class MachineDesk:
                 self._here.add(batch.launcher)
             self._arrived.put_nowait(batch)
         except MalformedError as problem:
-            return Receipt(version=0, about=str(problem))  # it would be the same again
+            return Receipt(version=0, about=str(problem))  # a retry would fail in the same way
         except queue.Full:
             return Receipt(version=FULL)
         return Receipt(version=0)
@@ -125,12 +125,12 @@ class MachineDesk:
         return Receipt(version=0)
 
     def await_farewells(self) -> None:
-        """Until every launcher that was heard has said that nothing follows, or patience is over."""
+        """Wait until every connected launcher has sent its last rows, at most patience_seconds."""
         with self._gone:
             self._gone.wait_for(lambda: not self._here, self._patience_seconds)
 
     def drain(self, db: sqlite3.Connection, book: Ranks) -> None:
-        """Write all that has come."""
+        """Write all received rows."""
         while True:
             try:
                 batch = self._arrived.get_nowait()
@@ -164,10 +164,10 @@ class MachineDesk:
 
 def _read(op: Ask) -> _Arrived:
     if isinstance(op, Pull) or len(op.payload) != 1 or op.payload[0].nbytes > MOST_BYTES:
-        raise MalformedError("no batch of rows")
+        raise MalformedError("not a batch of rows")
     try:
         about = read_json(op.about)
         {name: float(about[name]) for name in ("offset", "error")}
     except (ValueError, TypeError, KeyError) as problem:
-        raise MalformedError(f"a batch of rows from a machine whose clock is unknown ({problem!r})") from None
+        raise MalformedError(f"a batch of rows from a machine with an unknown clock ({problem!r})") from None
     return _Arrived(op.stamp.worker, op.stamp.step, bytes(op.payload[0].numpy()), about)

@@ -1,8 +1,8 @@
-"""Meeting: how the launchers of a fixed number of machines find the first one's store, told where the machines meet.
+"""Meeting: how launchers of a fixed number of machines find the first one's receiver, through the rendezvous store.
 
-The first listens at the address where the machines meet, at a free port of its own, and writes that port into the
-meeting's key-value store. Every frame between them carries a MAC by the run's token; where none was named, by one that
-the first makes and tells in the meeting, which keeps out whoever cannot reach that.
+The first launcher listens at the rendezvous address on a free port, and writes that port into the rendezvous store.
+Every frame has a MAC by the run's token. Without a token, the first launcher makes one and writes it into that store,
+so that only processes that reach the store can send.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from gossamer.observe.telemetry.machines import MachineDesk
 from gossamer.observe.telemetry.uplink import Line, to_coordinator
 
 KEY = "gossamer telemetry"
-TOLD_SECONDS = 5.0  # machine 0 tells right after the meeting
+TOLD_SECONDS = 5.0  # machine 0 writes right after the rendezvous
 DEAF = (
-    "this machine cannot take in what the others tell of their ranks ({reason}), so the store here has its own ranks "
-    "alone. Theirs are beside their own logs. Training goes on."
+    "this machine cannot receive rows of the other machines ({reason}), so its store has its own ranks only. Theirs "
+    "are next to their own logs. Training continues."
 )
 UNTOLD = (
-    "machine 0 takes in nothing that this one tells of its ranks ({reason}), so its store lacks them. They are in the "
-    "store beside this machine's logs. Training goes on."
+    "machine 0 cannot receive this machine's rows ({reason}), so its store lacks these ranks. They are in the store "
+    "next to this machine's logs. Training continues."
 )
 
 
 class MeetingStore(Protocol):
-    """A key-value store that all machines reach, such as torch.distributed.TCPStore."""
+    """A key-value store that all machines can reach, such as torch.distributed.TCPStore."""
 
     def set(self, key: str, value: str, /) -> None: ...
 
@@ -50,14 +50,14 @@ class MeetingStore(Protocol):
 
 
 class FirstMachine:
-    """Answers other launchers at `desk` from the meeting on, until it is closed. token: the run's, or None."""
+    """Answers other launchers at `desk` from the rendezvous until it is closed. token: the run's, or None."""
 
     def __init__(self, desk: MachineDesk, token: bytes | None, tls: Tls | None, note: Callable[[str], None]) -> None:
         self._desk, self._token, self._tls, self._note = desk, token, tls, note
         self._endpoint = ExitStack()
 
     def met(self, store: MeetingStore, address: str) -> None:
-        """The machines have met. address: where this one listens for them. Raises nothing."""
+        """Call it after the rendezvous. address: to listen at. It does not raise."""
         try:
             told = self._listen(address)
         except (GossamerError, OSError) as problem:
@@ -86,14 +86,14 @@ def _answering(answers: Mapping[str, Callable[[Ask], Answer]]) -> PeerScript:
 
 
 class OtherMachine:
-    """The way from another machine's launcher to the first one's, which opens once they have met."""
+    """Connection of another machine's launcher to the first one, available after the rendezvous."""
 
     def __init__(self, token: bytes | None, tls: Tls | None, note: Callable[[str], None]) -> None:
         self._token, self._tls, self._note = token, tls, note
         self._found: tuple[tuple[str, int], bytes] | None = None
 
     def met(self, store: MeetingStore, host: str) -> None:
-        """The machines have met. host: by which this one reaches the first. Raises nothing."""
+        """Call it after the rendezvous. host: address of the first machine. It does not raise."""
         try:
             store.wait([KEY], timedelta(seconds=TOLD_SECONDS))
             told = read_json(store.get(KEY))
@@ -109,7 +109,7 @@ class OtherMachine:
 
     def _open(self, opened: ExitStack) -> Line:
         if self._found is None:
-            raise PeerLost("The machines have not met.")
+            raise PeerLost("The rendezvous of the machines is not complete.")
         address, token = self._found
         return opened.enter_context(to_coordinator(address, token, self._tls))
 

@@ -1,4 +1,4 @@
-"""Rows: what one look at a run's files adds to its store."""
+"""Rows: new rows of a run's store."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gossamer.base.json_text import json_text
 from gossamer.observe.telemetry.store import insert
 
 Row = dict[str, Any]
-MOST_CHARACTERS = 20_000  # of one text
+MOST_CHARACTERS = 20_000  # per text
 CUT = " … [cut here: {count} characters more in the log file]"
 STEPWISE = ("step", "metric", "tensor")
 
 
 class NewRows:
-    """Collects rows, and what is known anew of ranks, and writes them in one go.
+    """Collects rows and changed columns of ranks, and writes them together.
 
-    tables: rows by table; ranks: columns that are known anew; rewound: steps after which a rank begins again.
+    tables: rows by table; ranks: changed columns; rewound: steps after which a rank begins again.
     """
 
     def __init__(self) -> None:
@@ -41,11 +41,11 @@ class NewRows:
         self.add("log", at=at, rank=rank, attempt=attempt, stream=stream, level=level, text=shortened(text))
 
     def know(self, rank: int, **columns: Any) -> None:
-        """What is known of a rank from now on; other columns stay."""
+        """Set columns of a rank; other columns keep their values."""
         self.ranks[rank] |= columns
 
     def fact(self, key: str, value: Any) -> None:
-        """What holds for the whole run."""
+        """Set a fact of the whole run."""
         self.add("run", key=key, value=json_text(value))
 
     @property
@@ -53,13 +53,13 @@ class NewRows:
         return set(self.tables)
 
     def rewind(self, rank: int, step: int) -> None:
-        """A rank makes the steps after this one again: what it told of them before is no part of its run."""
+        """A rank repeats the steps after this one: drop its rows about them."""
         self.rewound[rank] = min(step, self.rewound.get(rank, step))
         for table in STEPWISE:
             self.tables[table] = [row for row in self.tables[table] if row["rank"] != rank or row["step"] <= step]
 
     def write(self, db: sqlite3.Connection) -> None:
-        """Call within a transaction."""
+        """Write all rows. Call it within a transaction."""
         for rank, step in self.rewound.items():
             for table in STEPWISE:
                 db.execute(f"DELETE FROM {table} WHERE rank = ? AND step > ?", (rank, step))
@@ -78,10 +78,10 @@ class NewRows:
 
 
 def _between_ranks(db: sqlite3.Connection, links: Sequence[Row]) -> list[Row]:
-    """Links whose target, told as a process ("HOST PID" or "HOST PID RANK"), is a rank; others are left out.
+    """The links with a rank as target, reported as a process ("HOST PID" or "HOST PID RANK"); others are dropped.
 
-    The store knows processes by what they told themselves; where it has nothing from them, as from other machines of a
-    fixed group, their own word for their rank holds.
+    The store maps processes to ranks. For processes without rows, such as those of other machines of a fixed group, the
+    reported rank is used.
     """
     if not links:
         return []
@@ -96,7 +96,7 @@ def _between_ranks(db: sqlite3.Connection, links: Sequence[Row]) -> list[Row]:
 
 
 def shortened(text: str) -> str:
-    """A text that is too long ends with how much is missing."""
+    """Cut a long text, with the number of missing characters at its end."""
     more = len(text) - MOST_CHARACTERS
     return text if more <= 0 else text[:MOST_CHARACTERS] + CUT.format(count=more)
 
@@ -108,6 +108,6 @@ LEVELS = {
 
 
 def level_of(text: str) -> str:
-    """What a printed line is by its words, since nothing else tells."""
+    """Level of a printed line, guessed from its words."""
     head = text[:300]
     return next((level for level, words in LEVELS.items() if any(word in head for word in words)), "info")

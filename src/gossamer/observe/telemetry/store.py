@@ -1,4 +1,4 @@
-"""Store: the tables of a run's SQLite file, how it is opened, and how it stays small."""
+"""Store: the tables of a run's SQLite file, opening it, and limiting its size."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from typing import Any
 from gossamer.errors import StoreError
 
 # -- schema ------------------------------------------------------------------------------------------------------------
-# Its tables, with units, and its version.
+# The tables with units, and the schema version.
 #
-# Moments are unix seconds on the first machine's clock, durations are seconds, sizes are bytes. A column that a rank or
-# a machine cannot know is NULL.
+# Times are unix seconds on the first machine's clock, durations are seconds, sizes are bytes. Unknown values are NULL.
 
 SCHEMA_VERSION = 1
 
 TABLES = """
--- What holds for the whole run, each value as JSON: recipe, workers, script, started, ended, how, machine, versions,
--- network, parameters, foretold_seconds_per_step, foretold_for (recipe, workers, network) and foretold_interval
--- (low_seconds, high_seconds, coverage)
+-- Facts of the whole run, each value as JSON: recipe, workers, script, started, ended, how, machine, versions,
+-- network, parameters, foretold_seconds_per_step (the estimate), foretold_for (recipe, workers, network) and
+-- foretold_interval (low_seconds, high_seconds, coverage)
 CREATE TABLE run(key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 
 -- A rank and its latest attempt. state: starting, joined, training, waiting, saving, lost, left, finished, failed.
--- clock_offset: what was added to its machine's clock; clock_error: its bound. environment: JSON of versions and
+-- clock_offset: added to its machine's clock; clock_error: its bound. environment: JSON of versions and
 -- settings. activity: JSON of the operation that has lasted for seconds, or was the last before `since`, else NULL
 CREATE TABLE rank(
     rank INTEGER PRIMARY KEY, attempt INTEGER, machine TEXT, pid INTEGER, began REAL, ended REAL, state TEXT,
@@ -34,58 +33,58 @@ CREATE TABLE rank(
     activity TEXT
 );
 
--- The sum over `steps` steps that end with `step`. seconds = what passed; waiting: the training thread's, for others;
--- data: from a step's end to the next forward pass; compute: the rest; encode, wire, decode: of the communication
--- thread, hidden behind computing or not
+-- The sum over `steps` steps that end with `step`. seconds: elapsed; waiting: the training thread's, for others;
+-- data: from the end of a step to the next forward pass; compute: the rest; encode, wire, decode: of the communication
+-- thread, hidden behind computation or not
 CREATE TABLE step(
     rank INTEGER, step INTEGER, at REAL, steps INTEGER, seconds REAL, compute REAL, encode REAL, wire REAL, decode REAL,
     waiting REAL, data REAL, bytes_sent REAL, bytes_pulled REAL, skipped INTEGER, PRIMARY KEY(rank, step)
 ) WITHOUT ROWID;
 
--- What the training loop logged. value NULL: not finite
+-- Metrics of the training loop. value NULL: not finite
 CREATE TABLE metric(
     name TEXT, step INTEGER, at REAL, rank INTEGER, value REAL, PRIMARY KEY(name, rank, step)
 ) WITHOUT ROWID;
 
--- Samples of a machine (rank NULL) or of a rank's process. Shares are fractions, sizes bytes, rates of a second
+-- Samples of a machine (rank NULL) or of a rank's process. Shares are fractions, sizes bytes, rates per second
 CREATE TABLE vital(machine TEXT, rank INTEGER, at REAL, name TEXT, value REAL);
 CREATE INDEX vital_series ON vital(name, rank, at);
 
--- What one tensor costs and what of it is left unsent
+-- Traffic and residual of one tensor
 CREATE TABLE tensor(
     rank INTEGER, step INTEGER, name TEXT, numel INTEGER, bytes REAL, residual_norm REAL, gradient_norm REAL,
     energy_share REAL
 );
 CREATE INDEX tensor_series ON tensor(name, rank, step);
 
--- The connection from rank `source` to rank `target`, as the source's kernel saw it. round_trip: smoothed, with
--- queues; bytes_per_second: while bytes were under way, NULL where too few were; used_bytes (acknowledged) and
--- retransmits (segments); these three since the row before. A first row is what was measured as the group began
+-- The connection from rank `source` to rank `target`, as measured by the source's kernel. round_trip: smoothed, with
+-- queues; bytes_per_second: while bytes were in flight, NULL if too few; used_bytes (acknowledged) and retransmits
+-- (segments); these three since the row before. The first row is the measurement at the group's begin
 CREATE TABLE link(
     source INTEGER, target INTEGER, at REAL, round_trip REAL, bytes_per_second REAL, used_bytes REAL, retransmits REAL
 );
 CREATE INDEX link_series ON link(source, target, at);
 
--- Lines that were printed. stream: stdout (a worker's two streams, in order), stderr (before it joins them), launcher.
+-- Printed lines. stream: stdout (a worker's two streams, in order), stderr (before it joins them), launcher.
 -- level: info, warning, error. at: when the line was read
 CREATE TABLE log(id INTEGER PRIMARY KEY, at REAL, rank INTEGER, attempt INTEGER, stream TEXT, level TEXT, text TEXT);
 
--- Ends that were no success, and errors that nothing caught. kind: killed, raised, ended, echo, stopped, uncaught;
--- caused_by: the rank whose end came first, where that is another
+-- Unsuccessful ends, and uncaught errors. kind: killed, raised, ended, echo, stopped, uncaught; caused_by: the rank
+-- with the root failure, if that is another one
 CREATE TABLE failure(
     at REAL, rank INTEGER, attempt INTEGER, kind TEXT, message TEXT, traceback TEXT, caused_by INTEGER
 );
 
--- What happens rarely: attached, noticed, warning, saved, switched (the recipe), group changed, collective, skipped,
--- servers, left, closed, dropped, stacks, parted (ranks whose parameters differ), caught up (the rank of the latest
--- finding, which is over), went on (those who had hung). content: JSON
+-- Rare events: attached, noticed, warning, saved, switched (the recipe), group changed, collective, skipped,
+-- servers, left, closed, dropped, stacks, parted (ranks with different parameters), caught up (the rank of the latest
+-- finding, which is over), `went on` (ranks after a hang). content: JSON
 CREATE TABLE event(id INTEGER PRIMARY KEY, at REAL, rank INTEGER, kind TEXT, content TEXT);
 
--- Stragglers, and who hangs. cause: computing, data loading, link, stopped, garbage collection, loaded machine, hang;
+-- Stragglers and hangs. cause: computing, data loading, link, stopped, garbage collection, loaded machine, hang;
 -- evidence: a sentence
 CREATE TABLE finding(at REAL, step INTEGER, rank INTEGER, cause TEXT, evidence TEXT);
 
--- How far each file of the run has been read, and what its next lines need to be understood (JSON)
+-- Read offset of each file of the run, and the context for its next lines (JSON)
 CREATE TABLE source(path TEXT PRIMARY KEY, offset INTEGER, memory TEXT) WITHOUT ROWID;
 """
 
@@ -97,18 +96,20 @@ Row = Mapping[str, Any]
 
 
 def open_store(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
-    """Open a run's store; without `readonly`, make it where it is not there yet.
+    """Open a run's store; without `readonly`, create it if it does not exist.
 
-    Rows come as sqlite3.Row, to be asked by name. Who writes says `with db:` around what belongs together; readers see
-    all of it or nothing, and neither waits for the other. The connection may pass from thread to thread, one at a time.
-    Raises StoreError where the file is not there, is no store, or was written by a newer version.
+    Rows are sqlite3.Row, with columns by name. Writers use `with db:` around a transaction; readers see all of it or
+    nothing, and neither blocks the other. The connection may move between threads, one at a time.
+
+    Raises:
+        StoreError: the file does not exist, is not a store, or was written by a newer version.
     """
     try:
         db = _connect(path, readonly)
     except (sqlite3.Error, OSError) as problem:
-        missing = "it is not there" if not path.exists() else str(problem)
+        missing = "it does not exist" if not path.exists() else str(problem)
         raise StoreError(
-            f"{path} cannot be opened as a run's store ({missing}). Name the folder of a run's logs that has a "
+            f"{path} cannot be opened as a run's store ({missing}). Name a run's folder of logs with a "
             f"{STORE_FILE}: `gossamer run` writes it."
         ) from None
     try:
@@ -120,7 +121,7 @@ def open_store(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
 
 
 def insert(db: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:
-    """Write rows by column, all with the same columns; one with the key of an older one replaces it."""
+    """Write rows with the same columns; a row with an existing key replaces the old one."""
     waiting = iter(rows)
     for first in waiting:
         columns, values = ", ".join(first), ", ".join(f":{name}" for name in first)
@@ -128,7 +129,7 @@ def insert(db: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:
 
 
 def _connect(path: Path, readonly: bool) -> sqlite3.Connection:
-    # The index of a write-ahead log is made by readers, too: mode=ro, but no immutable=1, which would not see changes
+    # Readers also create the index of a write-ahead log: mode=ro, but not immutable=1, which would not see changes
     how = "ro" if readonly else "rwc"
     db = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={how}",
@@ -145,11 +146,11 @@ def _settle(db: sqlite3.Connection, path: Path, readonly: bool) -> None:
         version = _version(db)
         if not version and not readonly:
             version = _create(db)
-    except sqlite3.OperationalError as problem:  # a full disk, or one that fails
+    except sqlite3.OperationalError as problem:  # a full or failing disk
         raise StoreError(f"{path} cannot be used as a run's store ({problem}).") from None
     except sqlite3.DatabaseError as problem:
         raise StoreError(
-            f"{path} is no store of a run ({problem}). Move it away: `gossamer run` makes a new one."
+            f"{path} is not a run's store ({problem}). Move it away: `gossamer run` makes a new one."
         ) from None
     if version > SCHEMA_VERSION:
         raise StoreError(
@@ -157,7 +158,7 @@ def _settle(db: sqlite3.Connection, path: Path, readonly: bool) -> None:
             "so its tables may mean something else. Read it with that version: pip install -U gossamer"
         )
     if not version:
-        raise StoreError(f"{path} is empty: the run that makes it has not written anything yet. Try again in a second.")
+        raise StoreError(f"{path} is empty: its run has not written anything yet. Try again in a second.")
 
 
 def _version(db: sqlite3.Connection) -> int:
@@ -165,7 +166,7 @@ def _version(db: sqlite3.Connection) -> int:
 
 
 def _create(db: sqlite3.Connection) -> int:
-    """All tables or none, however many processes try at once. The log of writes outlives a process that is killed."""
+    """Create all tables in one transaction, safe with concurrent processes. The write-ahead log survives a kill."""
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute("BEGIN IMMEDIATE")
@@ -178,24 +179,24 @@ def _create(db: sqlite3.Connection) -> int:
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
-# Which of the ends that came together caused the others.
+# Finds the root cause among failures at about the same time.
 
 TOGETHER_SECONDS = 60.0
-RANKING = ("killed", "raised", "ended", "echo", "stopped")  # the likeliest cause first
-# A rank that its launcher stopped though no rank had failed, because somebody asked the launcher to end, is no failure
+RANKING = ("killed", "raised", "ended", "echo", "stopped")  # in order of likelihood of being the cause
+# A rank that its launcher stopped on request, without a failed rank, is not a failure
 NOT_ON_REQUEST = "NOT (kind = 'stopped' AND caused_by IS NULL)"
 FOLLOWS = {"echo", "stopped"}
-# What a launcher saw of a process that has said itself why it failed; only such rows have no traceback at all
+# Exits observed by a launcher for a process with its own failure report; only such rows have no traceback
 EXIT_OF_A_REPORT = """
 DELETE FROM failure WHERE traceback IS NULL AND EXISTS (
-    SELECT 1 FROM failure AS told
-    WHERE told.rank = failure.rank AND told.attempt = failure.attempt AND told.traceback IS NOT NULL
+    SELECT 1 FROM failure AS report
+    WHERE report.rank = failure.rank AND report.attempt = failure.attempt AND report.traceback IS NOT NULL
 )
 """
 
 
 def name_causes(db: sqlite3.Connection) -> None:
-    """Fill in `caused_by`: of ends within a minute the likeliest cause, and of equally likely ones the first."""
+    """Fill in `caused_by`: of failures within a minute the likeliest cause, the first of equally likely ones."""
     db.execute(EXIT_OF_A_REPORT)
     found = db.execute("SELECT rowid, * FROM failure WHERE kind != 'uncaught' ORDER BY at").fetchall()
     for row in found:
@@ -206,15 +207,15 @@ def name_causes(db: sqlite3.Connection) -> None:
 
 
 # -- thinning ----------------------------------------------------------------------------------------------------------
-# Merges old rows, so that a store stays small however long a run is.
+# Merges old rows, so that a store stays small in long runs.
 #
-# The newest quarter of a series' rows stays as it came; of what is older, rows are merged that end in the same stretch
-# of steps, or seconds. Stretches are powers of two, counted from zero: those of all ranks begin together, and can be
-# compared; the last one is completed when more of it is old. They double only when a series is full.
+# The newest quarter of a series' rows stays unchanged; older rows are merged that end in the same interval of steps or
+# seconds. Intervals are powers of two from zero, the same for all ranks, so that ranks can be compared. The last one is
+# completed when more rows are old. Intervals double only when a series is full.
 
-LOOKS_BETWEEN = 30  # merging is a look through tables
-LEAST_ROWS = 16  # of a series, however many series there are
-LOG_ROWS = 100_000  # the oldest lines go first; the files beside the store keep all
+LOOKS_BETWEEN = 30  # between merges, which scan tables
+LEAST_ROWS = 16  # per series, for any number of series
+LOG_ROWS = 100_000  # the oldest lines are deleted first; the log files keep all
 EVENT_ROWS = 100_000
 MOST_CHARACTERS = 40_000_000  # of all lines, or of all events: rows may be long
 TOO_LONG = """
@@ -226,8 +227,8 @@ DELETE FROM {name} WHERE id <= (
 
 @dataclass(frozen=True, kw_only=True)
 class ThinnedTable:
-    """series: columns whose values tell one series from another; along: what its rows are ordered by; most: rows of
-    the table; merged: what becomes of the other columns of rows that are merged."""
+    """series: columns that identify a series; along: column that orders its rows; most: rows of the table; merged: SQL
+    for the other columns of merged rows."""
 
     name: str
     series: tuple[str, ...]
@@ -280,9 +281,9 @@ THINNED = (
 
 
 class Thinning:
-    """Merges what has become too much, now and then. Call within the transaction that has written.
+    """Merges rows of tables that are too large, now and then. Call it within the writing transaction.
 
-    share: of the rows that the tables may have.
+    share: fraction of the rows that the tables may have.
     """
 
     def __init__(self, db: sqlite3.Connection, share: float = 1.0) -> None:
@@ -291,7 +292,7 @@ class Thinning:
         self._touched: set[str] = set()
 
     def look(self, touched: Collection[str]) -> None:
-        """touched: tables that were written to."""
+        """touched: tables that were written."""
         self._touched |= set(touched)
         self._looks += 1
         if self._looks % LOOKS_BETWEEN == 0:
@@ -306,7 +307,7 @@ class Thinning:
 
 
 def thin(db: sqlite3.Connection, table: ThinnedTable, most: int) -> None:
-    """Have every series at most its equal part of `most` rows, once more than that are there."""
+    """Limit every series to its equal part of `most` rows if the table has more."""
     keys = ", ".join(table.series)
     count = db.execute(f"SELECT COUNT(*) FROM {table.name}").fetchone()[0]
     if count <= most:
@@ -330,7 +331,7 @@ def _thin_series(db: sqlite3.Connection, table: ThinnedTable, one: sqlite3.Row, 
     stretch = 1
     while (newest - one["first"]) / stretch > part // 2:
         stretch *= 2
-    # A step belongs to the stretch that it ends: 1..8, not 0..7
+    # A step belongs to the interval that it ends: 1..8, not 0..7
     place = f"({along} - 1) / {stretch}" if along == "step" else f"CAST({along} / {stretch} AS INTEGER)"
     names = (*table.series, along, *(name for name, _ in table.merged))
     made = (*table.series, f"MAX({along})", *(how for _, how in table.merged))

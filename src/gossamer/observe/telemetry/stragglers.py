@@ -1,13 +1,13 @@
-"""Stragglers: names the rank that all others wait for, and why it takes longer than they do.
+"""Stragglers: names the rank that all others wait for, and the cause.
 
-In lock step every rank's steps take equally long, and only what they consist of differs: who works longest waits least.
-So a straggler is told by its own work, not by its step time.
+In lock step the steps of all ranks take equally long, and only their parts differ: the slowest rank waits least. So a
+straggler is identified by its own work, not by its step time.
 
-    rank 0   work ####          waiting ######          rank 2 is named: its work is longer than the others' by what
-    rank 1   work #####         waiting #####           they wait, and most of the difference is data loading
+    rank 0   work ####          waiting ######          rank 2 is named: its work exceeds the others' by their waiting
+    rank 1   work #####         waiting #####           time, and most of the excess is data loading
     rank 2   data ###### work ####
 
-`look` applies this rule to the latest rows of a store, and writes what it finds.
+`look` applies this rule to the latest rows of a store, and writes its findings.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from typing import Literal
 
 Cause = Literal["computing", "data loading", "garbage collection", "loaded machine", "link", "stopped"]
 
-NOTEWORTHY = 0.2  # of a step: less is noise between equal machines
-EXPLAINED = 0.5  # of the excess, that others must wait, or a counter must show
+NOTEWORTHY = 0.2  # of a step; less is noise between equal machines
+EXPLAINED = 0.5  # of the excess that the others' waiting or a counter must account for
 SLOWER_LINK = 0.6  # of the median rate between the other ranks
-MUCH_WAITING = 0.3  # of a step: below it a slow link costs nobody anything
+MUCH_WAITING = 0.3  # of a step; with less waiting a slow link has no cost
 SILENT_STEPS, SILENT_SECONDS = 5.0, 5.0  # vitals come every two seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankPace:
-    """What one rank's steps consist of, on average over the same few steps of all ranks: seconds of one step."""
+    """Parts of a rank's step, averaged over the same few steps of all ranks: seconds per step."""
 
     rank: int
-    step: int  # the last of them
+    step: int  # the last one
     seconds: float
     waiting: float  # of the training thread, for others or for the wire
     data: float = 0.0  # between a step's end and the next forward pass
     garbage: float = 0.0  # in the garbage collector
-    denied: float = 0.0  # share of time in which its control group's quota was used up
-    crowded: float = 0.0  # share of time that its training thread was ready and had no core
-    silent_seconds: float = 0.0  # since its process was last heard
+    denied: float = 0.0  # share of time that its cgroup was throttled
+    crowded: float = 0.0  # share of time that its training thread was ready without a core
+    silent_seconds: float = 0.0  # since the last report of its process
     rates: Mapping[int, float] | None = None  # bytes a second of its connections, by peer
 
     @property
@@ -60,10 +60,13 @@ class Straggler:
 
 
 def straggler(paces: Sequence[RankPace], noteworthy: float = NOTEWORTHY) -> Straggler | None:
-    """Who holds up the others; None where nobody does, or there is nobody to compare it with.
+    """Find the straggler; None without one, or with a single rank.
 
-    noteworthy: how much longer its work must be, of a step
-    law:    at most one is named, and nobody whose work is within that of the others' median
+    Args:
+        paces: of the ranks, over the same steps.
+        noteworthy: minimum excess of its work, as a fraction of a step.
+
+    law:    at most one rank is named, and its work exceeds the others' median by more than that
     """
     if len(paces) < 2:
         return None
@@ -76,7 +79,7 @@ def _stopped(paces: Sequence[RankPace]) -> Straggler | None:
     patience = max(SILENT_SECONDS, SILENT_STEPS * median(pace.seconds for pace in paces))
     if last.silent_seconds - max(others) < patience:
         return None
-    said = f"its process has said nothing for {last.silent_seconds:.1f} s, and all others have"
+    said = f"its process has not reported for {last.silent_seconds:.1f} s, and all others have"
     return Straggler(last.rank, last.step, "stopped", said)
 
 
@@ -94,28 +97,28 @@ def _slow(paces: Sequence[RankPace], noteworthy: float) -> Straggler | None:
 def _why(slowest: RankPace, others: Sequence[RankPace], excess: float) -> tuple[Cause, str]:
     data = slowest.data - median(pace.data for pace in others)
     garbage = slowest.garbage - median(pace.garbage for pace in others)
-    longer = f"its own work takes {_ms(excess)} a step longer than the others'"
+    longer = f"its own work takes {_ms(excess)} per step longer than the others'"
     if garbage >= EXPLAINED * excess:
         return "garbage collection", f"{longer}, and {_ms(garbage)} of it is Python's garbage collector"
     if data >= EXPLAINED * excess:
-        said = f"{longer}: {_ms(slowest.data)} a step pass before its next batch is there"
+        said = f"{longer}: it waits {_ms(slowest.data)} per step for its next batch"
         return "data loading", said
     denied = slowest.denied - median(pace.denied for pace in others)
     crowded = slowest.crowded - median(pace.crowded for pace in others)
     if crowded * slowest.seconds >= EXPLAINED * excess and crowded > denied:
-        said = f"{longer}: for {slowest.crowded:.0%} of the time its thread was ready and no core was free"
+        said = f"{longer}: its thread was ready without a free core for {slowest.crowded:.0%} of the time"
         return "loaded machine", said
     if denied > NOTEWORTHY * EXPLAINED:
-        return "computing", f"{longer}: for {slowest.denied:.0%} of the time its quota of processor time was used up"
-    return "computing", f"{longer}, with a core of its own"
+        return "computing", f"{longer}: its CPU quota was used up for {slowest.denied:.0%} of the time"
+    return "computing", f"{longer}, although it has its own core"
 
 
 def _behind_a_slow_link(paces: Sequence[RankPace]) -> Straggler | None:
     known = [pace for pace in paces if pace.rates]
     if len(known) < 3 or median(pace.waiting / pace.seconds for pace in paces if pace.seconds) < MUCH_WAITING:
         return None
-    # What two ranks reach between them says nothing of which end is slow, and one of several connections may be slow by
-    # chance, as where packets are lost: who is slow towards everybody, in both directions, is
+    # A rate between two ranks does not identify the slow end, and one connection may be slow by chance, such as through
+    # packet loss. A rank that is slow with all others, in both directions, has the slow link
     fastest = {pace.rank: max(own) for pace in known if len(own := _towards(pace.rank, known)) >= len(known) - 1}
     if not fastest:
         return None
@@ -126,8 +129,8 @@ def _behind_a_slow_link(paces: Sequence[RankPace]) -> Straggler | None:
     if not between or fastest[slowest.rank] > SLOWER_LINK * median(between):
         return None
     said = (
-        f"its connections reach {_mbit(fastest[slowest.rank])} at most, those between the others "
-        f"{_mbit(median(between))}, and all wait for the wire "
+        f"its connections reach at most {_mbit(fastest[slowest.rank])}, those between the others "
+        f"{_mbit(median(between))}, and all wait for the network "
         f"{median(pace.waiting / pace.seconds for pace in paces):.0%} of the time"
     )
     return Straggler(slowest.rank, slowest.step, "link", said)
@@ -148,18 +151,18 @@ def _mbit(bytes_per_second: float) -> str:
 
 
 # -- findings ----------------------------------------------------------------------------------------------------------
-# Reads ranks' latest steps and vitals out of a store, and writes down who holds up the others.
+# Finds the current straggler from the latest steps and vitals of a store, and writes a finding.
 
 WINDOW_SECONDS = 6.0  # of steps and vitals, before the newest
-PROMPT_BATCHES = 2  # a rank that is slower by much in so many, of a second each, is named at once
+PROMPT_BATCHES = 2  # a much slower rank is named after this many batches, of a second each
 PROMPT_VITALS_SECONDS = 2.5
 MUCH = 2 * NOTEWORTHY
 MOST_BATCHES = 16  # in a window
-LINKS_SECONDS = 4.0  # more, of links: they are sampled every two seconds, and those to many peers less often
-FULL_SAMPLES = 2  # of a connection, before its rate counts
-WARM_UP_STEPS = 10  # of a run: what is made once is no straggler's work
-AGAIN_SECONDS = 60.0  # before the same finding is written down once more
-HANG = "hang"  # the cause of who is waited for where nobody goes on
+LINKS_SECONDS = 4.0  # additional, for links: they are sampled every two seconds, less often with many peers
+FULL_SAMPLES = 2  # of a connection before its rate counts
+WARM_UP_STEPS = 10  # of a run: one-time work does not make a straggler
+AGAIN_SECONDS = 60.0  # before the same finding is written again
+HANG = "hang"  # the cause in a finding of a hang
 OVER, HANG_OVER = "caught up", "went on"  # the events that end a finding, and a hang's
 AWAY = ("lost", "left", "finished", "failed", "stopped", "saving")
 SHARES = {"gc_seconds": "garbage", "throttled": "denied", "cpu_wait": "crowded"}
@@ -167,13 +170,13 @@ Batches = Mapping[int, Sequence[sqlite3.Row]]  # a rank's rows of steps, the new
 
 
 def paces(db: sqlite3.Connection) -> list[RankPace]:
-    """What the latest steps of the ranks consist of that train now, in order; empty before there are any."""
+    """Paces of the training ranks over the latest steps, in order; empty before the first steps."""
     batches = _batches(db)
     return _paces(db, batches, _newest(batches) - WINDOW_SECONDS)
 
 
 def _batches(db: sqlite3.Connection) -> Batches:
-    """Those of the latest seconds, of the ranks that train now."""
+    """Latest rows of the ranks that train now."""
     ranks = [rank for rank, state in db.execute("SELECT rank, state FROM rank ORDER BY rank") if state not in AWAY]
     asked = "SELECT * FROM step WHERE rank = ? AND step > ? ORDER BY step DESC LIMIT ?"
     found = {rank: db.execute(asked, (rank, WARM_UP_STEPS, MOST_BATCHES)).fetchall() for rank in ranks}
@@ -200,7 +203,7 @@ def _paces(db: sqlite3.Connection, batches: Batches, vitals_begin: float) -> lis
         steps = sum(row["steps"] for row in rows)
         own = {field: vitals.get((rank, name), 0.0) for name, field in SHARES.items()}
         seconds = sum(row["seconds"] for row in rows) / steps
-        own["garbage"] *= seconds  # told as a share of the time
+        own["garbage"] *= seconds  # reported as a share of the time
         found.append(
             RankPace(
                 rank=rank,
@@ -217,9 +220,9 @@ def _paces(db: sqlite3.Connection, batches: Batches, vitals_begin: float) -> lis
 
 
 def _named(db: sqlite3.Connection) -> Straggler | None:
-    """By all steps of the window; or, where one rank is slower by much, by the newest ones, if those before say so too.
+    """Straggler over the whole window; or over the newest batches, if one rank is much slower and earlier ones agree.
 
-    What takes long once, as a checkpoint does, is in one batch, or in parts of two.
+    One-time work such as a checkpoint is in one batch, or in parts of two.
     """
     batches = _batches(db)
     newest = _newest(batches)
@@ -242,15 +245,15 @@ def _vitals(db: sqlite3.Connection, begin: float) -> dict[tuple[int, str], float
 
 
 def _heard(db: sqlite3.Connection) -> dict[int, float]:
-    """When each rank's process last told its vitals, as it does in whatever state it is unless it is stopped."""
+    """Time of each rank's last vitals. A process reports them in any state unless it is stopped."""
     return dict(
         db.execute("SELECT rank, max(at) FROM vital WHERE name = 'cpu_share' AND rank IS NOT NULL GROUP BY rank")
     )
 
 
 def _rates(db: sqlite3.Connection, begin: float) -> dict[int, dict[int, float]]:
-    """Median rates of connections that were full more than once, by source and target: what others could do nobody has
-    seen. What was measured as the group began is no rate of theirs under load."""
+    """Median rates of connections that were saturated more than once, by source and target. Unsaturated ones have no
+    known capacity. The measurement at the group's begin is not a rate under load, and is ignored."""
     seen: dict[tuple[int, int], list[float]] = defaultdict(list)
     rows = db.execute(
         "SELECT source, target, bytes_per_second FROM link WHERE at > ? AND bytes_per_second > 0 AND used_bytes > 0",
@@ -266,7 +269,7 @@ def _rates(db: sqlite3.Connection, begin: float) -> dict[int, dict[int, float]]:
 
 
 def look(db: sqlite3.Connection, at: float) -> Straggler | None:
-    """Who holds up the others now; what is new of it is written down, its end too. Call within a transaction."""
+    """Find the current straggler. Write a new finding, or its end. Call it within a transaction."""
     found, last = _named(db), _last(db)
     if found is None:
         if last is not None:
@@ -279,7 +282,7 @@ def look(db: sqlite3.Connection, at: float) -> Straggler | None:
 
 
 def _last(db: sqlite3.Connection) -> tuple[float, int, str] | None:
-    """Moment, rank and cause of the straggler that has not caught up; only the latest can be."""
+    """Time, rank and cause of the latest straggler that has not caught up."""
     asked = f"SELECT at, rank, cause FROM finding {NOT_OVER} AND cause != '{HANG}' ORDER BY at DESC, rowid DESC LIMIT 1"
     row = db.execute(asked).fetchone()
     return None if row is None else tuple(row)

@@ -1,7 +1,7 @@
-"""Uplink: hands what a launcher collects to the first machine's, over the connection that finds its coordinator.
+"""Uplink: sends a launcher's rows to the first machine, over the connection that found its coordinator.
 
-Nothing waits for it: rows go into a bounded queue, and what finds no room is dropped and counted. The launcher's own
-store keeps all.
+It never blocks: rows go into a bounded queue, and are dropped and counted if it is full. The launcher's own store keeps
+all rows.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from gossamer.observe.telemetry.machines import BATCH, CLOCK, DONE, FULL
 from gossamer.observe.telemetry.rows import NewRows
 
 # -- clock offset ------------------------------------------------------------------------------------------------------
-# What another machine's clock shows beyond this one's, from round trips, with a bound of the error.
+# Offset between another machine's clock and this one's, from round trips, with an error bound.
 
-WINDOW_SECONDS = 600.0  # round trips that are remembered
-APART_SECONDS = 20.0  # between two of them, at least, to tell how fast the clocks drift apart
-MOST_DRIFT = 500e-6  # seconds a second; quartz has a tenth of that
-LOOSE_DRIFT = 20e-6  # by which a drift that was followed may be wrong
+WINDOW_SECONDS = 600.0  # of round trips to keep
+APART_SECONDS = 20.0  # minimum between two round trips to measure the drift
+MOST_DRIFT = 500e-6  # seconds per second; quartz has a tenth of it
+LOOSE_DRIFT = 20e-6  # error bound of the measured drift
 
 
 class Offset(NamedTuple):
-    """Add `seconds` to this machine's clock to have the other's; it is right within `error`, if ways take equally long
-    or not: a reply cannot leave before the request nor come after it was heard."""
+    """Add `seconds` to this machine's clock to get the other's. The error is at most `error`, also with asymmetric
+    delays, since a reply cannot be sent before the request or arrive after it was received."""
 
     seconds: float
     error: float
@@ -52,17 +52,17 @@ class Offset(NamedTuple):
 
 @dataclass(frozen=True)
 class _RoundTrip:
-    moment: float  # by this machine's clock, in its middle
+    moment: float  # middle of the round trip, by this machine's clock
     offset: float
     seconds: float
 
 
 class ClockOffset:
-    """Follows the offset of another machine's clock from round trips between the two.
+    """Estimates the offset of another machine's clock from round trips.
 
-    The offset is that of the trip whose bound is least: half its round trip, and what the clocks may have drifted
-    since beyond the drift that was followed, which is the slope between the shortest trips of the older and the newer
-    half. Equal ways make it exact; unequal ones wrong by half their difference, which the bound includes.
+    The offset is that of the trip with the smallest bound: half its round trip, and the possible drift since then in
+    excess of the measured drift, the slope between the shortest trips of the older and the newer half. It is exact for
+    symmetric delays, and wrong by half the difference of asymmetric ones, which the bound includes.
     source: Cristian 1989, Distributed Computing 3.
     """
 
@@ -70,18 +70,18 @@ class ClockOffset:
         self._trips: deque[_RoundTrip] = deque()
 
     def add(self, sent: float, told: float, received: float) -> None:
-        """A request left at `sent` and its answer came at `received`, by this clock; in between the other showed
-        `told`."""
+        """Add a round trip: the request was sent at `sent` and its answer received at `received` by this clock; the
+        other clock showed `told` in between."""
         middle = (sent + received) / 2
         trip = _RoundTrip(middle, told - middle, received - sent)
         if received < sent or self._jumped(trip):
-            self._trips.clear()  # one of the clocks was set
+            self._trips.clear()  # one of the clocks was adjusted
         self._trips.append(trip)
         while self._trips[0].moment < middle - WINDOW_SECONDS:
             self._trips.popleft()
 
     def at(self, moment: float) -> Offset | None:
-        """The offset when this clock showed `moment`; None before the first round trip."""
+        """The offset at time `moment` of this clock; None before the first round trip."""
         if not self._trips:
             return None
         drift = self._drift()
@@ -94,7 +94,7 @@ class ClockOffset:
         return Offset(best.offset + (drift or 0.0) * (moment - best.moment), bound(best))
 
     def _jumped(self, trip: _RoundTrip) -> bool:
-        """Two offsets that are further apart than both bounds, and any drift, allow are not of the same clocks."""
+        """Whether a clock was adjusted: two offsets differ by more than both bounds and any drift allow."""
         if not self._trips:
             return False
         before = self._trips[-1]
@@ -103,7 +103,7 @@ class ClockOffset:
         return passed < 0 or abs(trip.offset - before.offset) > allowed
 
     def _drift(self) -> float | None:
-        """Seconds a second by which the other clock gains; None while too little time has passed to tell."""
+        """Drift of the other clock in seconds per second; None while too little time has passed to measure it."""
         half = (self._trips[0].moment + self._trips[-1].moment) / 2
         older = [trip for trip in self._trips if trip.moment <= half]
         newer = [trip for trip in self._trips if trip.moment > half]
@@ -120,11 +120,11 @@ MOST_WAITING = 64  # batches
 ANSWER_SECONDS = 5.0
 FAREWELL_SECONDS = 1.0
 CLOCK_SECONDS = 5.0  # between round trips
-AGAIN_SECONDS = 0.5  # after a batch found no room, or nobody was there
+AGAIN_SECONDS = 0.5  # after a full queue or a failed connection
 
 
 class Line(Protocol):
-    """A way to the first machine's launcher, such as TcpEndpoint."""
+    """A connection to the first machine's launcher, such as TcpEndpoint."""
 
     def answer(self, op: Ask) -> Any: ...
 
@@ -136,9 +136,9 @@ class _Waiting:
 
 
 class Uplink:
-    """Sends rows in a thread while the block runs. line: opens the way to the first machine, in that thread.
+    """Sends rows in a thread while the block runs. line: opens the connection, in that thread.
 
-    The clock offset of the two machines is measured all the while, and goes along with each batch.
+    The clock offset of the two machines is measured continuously, and sent with each batch.
     """
 
     def __init__(
@@ -148,13 +148,13 @@ class Uplink:
         self._launcher = 1 + secrets.randbits(62)  # 0 is the first
         self._waiting: queue.Queue[_Waiting] = queue.Queue(MOST_WAITING)
         self._offsets = ClockOffset()
-        self.dropped = 0  # rows, in all
-        self._told_dropped = 0  # of which the first machine knows
+        self.dropped = 0  # rows, total
+        self._told_dropped = 0  # already reported to the first machine
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gossamer uplink", daemon=True)
 
     def forward(self, rows: NewRows) -> None:
-        """Take rows to be sent; never waits."""
+        """Queue rows to be sent; never blocks."""
         packed = pack(rows)
         if packed is None:
             return
@@ -172,7 +172,7 @@ class Uplink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """Sends what is left, for as long as one answer may take."""
+        """Send the remaining rows, for at most the time of two answers."""
         self._over.set()
         self._thread.join(2 * ANSWER_SECONDS)
 
@@ -191,7 +191,7 @@ class Uplink:
                 while not self._sent(line, number, batch):
                     if self._over.is_set():
                         return
-                    self._over.wait(AGAIN_SECONDS)  # and once more, if that was the end
+                    self._over.wait(AGAIN_SECONDS)  # and once more at the end
             if number:
                 _asked(
                     line,
@@ -207,7 +207,7 @@ class Uplink:
     def _sent(self, line: Line, number: int, batch: _Waiting) -> bool:
         if self._offsets.at(self._clock()) is None:
             self._measure(line)
-        if (offset := self._offsets.at(self._clock())) is None:  # moments of unknown clocks would be lies
+        if (offset := self._offsets.at(self._clock())) is None:  # times of an unknown clock would be wrong
             return False
         dropped = self.dropped
         about = {
@@ -234,7 +234,7 @@ class Uplink:
 
 
 def _asked(line: Line, ask: Ask) -> Answer | None:
-    """None where nobody answers in time."""
+    """The answer; None without one in time."""
     try:
         answer: Answer = line.answer(ask)
     except GossamerError:
@@ -244,7 +244,7 @@ def _asked(line: Line, ask: Ask) -> Answer | None:
 
 @contextmanager
 def to_coordinator(address: tuple[str, int], token: bytes, tls: Tls | None = None) -> Iterator[Line]:
-    """The way to the launcher beside the coordinator that listens there. token: of the run."""
+    """Connection to the launcher with the coordinator at this address. token: of the run."""
     me = Peer("launcher", secrets.randbits(63))  # neither worker nor server
     credentials = Credentials(me=me, token=token, run=RUN, largest_frame_bytes=LARGEST_FRAME_BYTES)
     with TcpEndpoint(credentials, EndpointOptions(tls=tls)) as endpoint:

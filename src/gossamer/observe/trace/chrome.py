@@ -11,7 +11,7 @@ from gossamer.observe.trace.timeline import IN_FLIGHT, Timeline
 
 MICRO = 1e6
 CATEGORIES = {"steps": "user_annotation", "training": "user_annotation"}  # as in torch's own traces
-NANOSECOND = 0.001  # of the microseconds of the format: an arrow comes while its slice still is
+NANOSECOND = 0.001  # in microseconds, the format's unit: an arrow must arrive before the end of its slice
 
 
 def pack(timeline: Timeline) -> bytes:
@@ -33,7 +33,7 @@ def pack(timeline: Timeline) -> bytes:
 
 
 def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    for pid, process in enumerate(timeline.processes, 1):  # viewers take 0 for the idle process
+    for pid, process in enumerate(timeline.processes, 1):  # viewers use 0 for the idle process
         yield _told("process_name", pid, 0, name=process.name)
         yield _told("process_labels", pid, 0, labels=process.label)
         yield _told("process_sort_index", pid, 0, sort_index=pid)

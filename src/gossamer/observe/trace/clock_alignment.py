@@ -1,21 +1,21 @@
-"""Clock alignment: offset and drift of each machine's clock, from operations that all ranks make in every step anyway.
+"""Clock alignment: offset and drift of each machine's clock, from the collective operations of every step.
 
-Law. Nobody holds an answer before everybody whose part is in it has begun: for ranks i and j of an operation,
+Law. A rank has an answer only after every rank that contributes to it has begun: for ranks i and j of an operation,
 
-    T_i(begin_i) <= T_j(end_j)          T_i(x) = x + offset_i + drift_i x    moments of the first clock
+    T_i(begin_i) <= T_j(end_j)          T_i(x) = x + offset_i + drift_i x    time on the first clock
 
 so with the first clock as 0 each operation bounds another clock's offset from both sides,
 
     begin_0 - end_i  <=  offset_i(x) + drift_i x  <=  end_0 - begin_i
 
-the lower bound at x = end_i, the upper one at x = begin_i. A bound is as wide as the way of a message, and wider where
-somebody was waited for; over many steps each side is tight when the one or the other came last. Of all lines between
-the lower points and the upper ones, whose corners are their convex hulls, the one with the most room on both sides is
-taken: where a message takes as long there as back, it is the true one. What every line between them allows is the error
-bound, which holds however unequal the ways are: at best half the least round trip.
+the lower bound at x = end_i, the upper one at x = begin_i. The width of a bound is a message delay, or more if a rank
+waited for another; over many steps each side is tight when one or the other rank came last. Of all lines between the
+lower and the upper points, bounded by their convex hulls, the one with the most room on both sides is chosen: with
+symmetric message delays it is the true one. The range of all lines between the points is the error bound, which holds
+for asymmetric delays, too: at best half the smallest round trip.
 
-Processes of one machine read the same clock, and share their operations' bounds. Clocks drift by at most MOST_DRIFT:
-what is steeper is no clock. No message is sent for it.
+Processes of one machine read the same clock, and share the bounds of their operations. Clocks drift by at most
+MOST_DRIFT; steeper lines are excluded. No additional messages are sent.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from numpy.typing import NDArray
 from gossamer.base.spans.record_format import EVERYONE, MOST_PEERS
 from gossamer.observe.trace.span_files import Key, ProcessSpans
 
-MOST_DRIFT = 500e-6  # as much as NTP slews a clock; crystals are within 100e-6
-TURNS = 60  # of a search that divides by 1.6 each time
+MOST_DRIFT = 500e-6  # maximum slew of NTP; crystals are within 100e-6
+TURNS = 60  # of a search that divides its interval by 1.6 each time
 Points = tuple[NDArray[np.float64], NDArray[np.float64]]  # (x, offset)
 
 
 @dataclass(frozen=True)
 class AlignedClock:
-    """T(x) = x + offset + drift (x - origin), within `error` seconds over what was recorded.
+    """T(x) = x + offset + drift (x - origin), within `error` seconds over the recorded time.
 
-    error: infinite where no operation bounds it on both sides; the wall clocks were compared instead. contradicts: by
-    how many seconds the bounds exclude every line, which a clock that was set or slewed meanwhile explains.
+    error: infinite if no operation bounds the clock on both sides; then wall clocks were compared instead. contradicts:
+    seconds by which the bounds exclude every line, because a clock was set or slewed meanwhile.
     """
 
     offset: float = 0.0
@@ -49,14 +49,14 @@ class AlignedClock:
     origin: float = 0.0
     error: float = 0.0
     contradicts: float = 0.0
-    bounds: int = 0  # how many operations bound it
+    bounds: int = 0  # number of operations that bound it
 
     def __call__(self, moment: float) -> float:
         return moment + self.offset + self.drift * (moment - self.origin)
 
 
 def align(processes: Sequence[ProcessSpans]) -> dict[str, AlignedClock]:
-    """By identity, every clock on that of the first process."""
+    """Every clock relative to that of the first process, by identity."""
     first = processes[0]
     lower: dict[str, list[tuple[float, float]]] = defaultdict(list)
     upper: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -79,7 +79,7 @@ def align(processes: Sequence[ProcessSpans]) -> dict[str, AlignedClock]:
 
 
 def _pairs(key: Key, makers: Sequence[ProcessSpans]) -> Iterator[tuple[ProcessSpans, ProcessSpans]]:
-    """(sender, receiver) of each part of an operation."""
+    """(sender, receiver) of each contribution to an operation."""
     first = key[-3] if key[0] >= 0 else None
     for receiver in makers:
         peers = receiver.operations[key][2]
@@ -89,7 +89,7 @@ def _pairs(key: Key, makers: Sequence[ProcessSpans]) -> Iterator[tuple[ProcessSp
 
 
 def hears(peers: int, rank: int, first: int | None) -> bool:
-    """Whether an answer holds the part of a rank of the job. first: of its group; None where ranks change."""
+    """Whether an answer contains the contribution of a rank. first: rank of its group; None if ranks change."""
     if peers == EVERYONE:
         return True
     place = -1 if first is None else rank - first
@@ -105,7 +105,7 @@ def _aligned(
 
 
 def fit(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> AlignedClock:
-    """The line with the most room between points below it and points above it. lower, upper: (points, 2) of x, y."""
+    """The line with the most room between the points below and above it. lower, upper: (points, 2) of x, y."""
     xs = np.concatenate([lower[:, 0], upper[:, 0]])
     origin = float(xs.mean())
     below, above = _centered(lower, origin), _centered(upper, origin)
@@ -144,7 +144,7 @@ def _centered(points: NDArray[np.float64], origin: float) -> Points:
 
 
 def _highest(f, low: float, high: float) -> float:  # type: ignore[no-untyped-def]
-    """Where a concave function is highest between two places: by golden sections."""
+    """Maximum of a concave function on an interval, by golden-section search."""
     share = (5**0.5 - 1) / 2
     a, b = high - share * (high - low), low + share * (high - low)
     at_a, at_b = f(a), f(b)
@@ -161,7 +161,7 @@ def _highest(f, low: float, high: float) -> float:  # type: ignore[no-untyped-de
 
 
 def _edge(room, inside: float, outside: float) -> float:  # type: ignore[no-untyped-def]
-    """The drift nearest to `outside` that leaves room."""
+    """The drift closest to `outside` that leaves room."""
     if room(outside) >= 0:
         return outside
     for _ in range(TURNS):
@@ -171,7 +171,7 @@ def _edge(room, inside: float, outside: float) -> float:  # type: ignore[no-unty
 
 
 def describe(clocks: Mapping[str, AlignedClock], processes: Sequence[ProcessSpans]) -> list[str]:
-    """A sentence for each clock that is not the first one."""
+    """A sentence for each clock except the first."""
     said = []
     for identity, clock in clocks.items():
         ranks = ", ".join(str(rank) for rank in sorted({each.rank for each in processes if each.clock == identity}))
@@ -179,8 +179,8 @@ def describe(clocks: Mapping[str, AlignedClock], processes: Sequence[ProcessSpan
             continue
         if clock.error == inf:
             said.append(
-                f"ranks {ranks} share no operation with rank {processes[0].rank} that bounds their clock: they are "
-                "placed by their machines' wall clocks, which may be off by any amount. Trace more steps"
+                f"ranks {ranks} have no common operation with rank {processes[0].rank} that bounds their clock: they "
+                "are placed by their machines' wall clocks, which may be wrong by any amount. Trace more steps"
             )
         else:
             told = (

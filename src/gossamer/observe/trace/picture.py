@@ -1,4 +1,4 @@
-"""Picture: draws a timeline of a few steps (matplotlib), a row a track, as Perfetto would."""
+"""Picture: draws a timeline of a few steps (matplotlib), one row per track."""
 
 from __future__ import annotations
 
@@ -20,18 +20,16 @@ COLORS = {
     "decode": "#b5651d",
 }
 OPERATION, STEP, ARROW, TEXT = "#6a994e", "#f3efe4", "#bc4749", "#444444"
-MOST_SLICES = 20_000  # beyond that nothing could be seen, and drawing takes minutes
+MOST_SLICES = 20_000  # more are not visible, and take minutes to draw
 HEIGHT, ROW, SMALL = 0.8, 0.22, 7.0
 
 
 def draw(timeline: Timeline) -> bytes:
-    """A PNG. Raises GossamerError without matplotlib, and where there is more than a picture can show."""
+    """Draw a PNG. Raises GossamerError without matplotlib, and for too many slices."""
     check_matplotlib()
     count = sum(1 for _ in timeline.slices())
     if count > MOST_SLICES:
-        raise GossamerError(
-            f"{count} slices are more than a picture can show: choose some steps, as with --steps 100:102"
-        )
+        raise GossamerError(f"{count} slices are too many for a picture: choose some steps, as with --steps 100:102")
     from matplotlib.patches import Patch
 
     rows = [(process.name, track) for process in timeline.processes for track in process.tracks]
@@ -56,9 +54,9 @@ def draw(timeline: Timeline) -> bytes:
 
 
 def legend(shown: Collection[str]) -> list[tuple[str, str]]:
-    """(color, name) of what is shown: a color that several names have is told once, by the first of them."""
+    """(color, name) of the shown spans; a color with several names has the first one."""
     first = {color: name for name, color in reversed(COLORS.items()) if name in shown}
-    return [*reversed(first.items()), (OPERATION, "an operation under way")]
+    return [*reversed(first.items()), (OPERATION, "an operation in progress")]
 
 
 def _draw_track(axes: Any, height: int, track: SpanTrack) -> None:

@@ -1,7 +1,7 @@
-"""Span files: reads the spans that each process of a run recorded, and the operators that torch.profiler recorded.
+"""Span files: reads the recorded spans of each process of a run, and the operators recorded by torch.profiler.
 
-A file of spans may be torn at its end. torch counts microseconds from a moment of its own choice. Its file holds a
-slice named by the reading of the process's clock at its beginning; the distance to that slice places all others.
+A span file may be truncated. torch counts microseconds from an arbitrary time. Its file contains a slice named by the
+process's clock at the slice's begin; the difference to it places all others.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from gossamer.errors import GossamerError
 
 Records = NDArray[Any]  # of FIELDS
 NO_TRACE = (
-    "{folder} holds no trace: there is no file *{suffix} in it. Record one: "
-    "gossamer run --trace all SCRIPT, or --trace 100:110 for these steps alone"
+    "{folder} has no trace: there is no file *{suffix} in it. Record one: "
+    "gossamer run --trace all SCRIPT, or --trace 100:110 for these steps only"
 )
-MOST_FILE_BYTES = 2**31  # a process writes half as much, at most
-Key = tuple[int, ...]  # of an operation: the same in all processes that made it
+MOST_FILE_BYTES = 2**31  # a process writes at most half of it
+Key = tuple[int, ...]  # of an operation, the same in all of its processes
 
 
 @dataclass(frozen=True)
 class ProcessSpans:
-    """What one process recorded. Moments are those of its own clock."""
+    """Recorded spans of one process. Times are those of its own clock."""
 
     path: Path
     rank: int
@@ -52,20 +52,20 @@ class ProcessSpans:
     pid: int
     host: str
     clock: str
-    moment: float  # of its clock, when it was `wall` seconds of unix time
+    moment: float  # time of its clock at `wall` unix seconds
     wall: float
     records: Records
-    torn_bytes: int  # behind the last whole record
+    torn_bytes: int  # after the last complete record
 
     def of(self, *kinds: SpanKind) -> Records:
         return self.records[np.isin(self.records["kind"], kinds)]
 
     @cached_property
     def operations(self) -> dict[Key, tuple[float, float, int]]:
-        """When each collective operation began and was answered here, and whose part the answer holds.
+        """Begin and end of each collective operation here, and the ranks that contribute to its answer.
 
-        One that was made again, because the group broke, began first when it began for the first time, and is over when
-        it is over for the last: both hold whoever has made it how often.
+        An operation that was repeated, because the group broke, lasts from its first begin to its last end; both are
+        valid bounds for any number of repetitions on other ranks.
         """
         found: dict[Key, tuple[float, float, int]] = {}
         for each in self.of(SpanKind.OPERATION):
@@ -80,10 +80,10 @@ class ProcessSpans:
         return {int(each["channel"]): (int(each["number"]), int(each["nbytes"])) for each in self.of(SpanKind.CHANNEL)}
 
     def key_of(self, operation: Any) -> Key:
-        """Of a record."""
+        """Key of an operation's record."""
         channel, number = int(operation["channel"]), int(operation["number"])
-        first, world = self._groups.get(channel, (0, self.world))  # torn, where it is not there
-        # Where members change, a process that was started again goes on among others that were not
+        first, world = self._groups.get(channel, (0, self.world))  # missing in a truncated file
+        # In an elastic run a restarted process works with others that were not restarted
         return (self.attempt, channel, first, world, number) if world else (-1, -1, 0, 0, number)
 
     @property
@@ -92,11 +92,11 @@ class ProcessSpans:
 
 
 def read_span_file(path: Path) -> ProcessSpans:
-    """Raises GossamerError where it is none."""
+    """Read one file. Raises GossamerError if it is invalid."""
     try:
         content = bounded_file.read_bytes(path, MOST_FILE_BYTES)
     except ValueError as problem:
-        raise GossamerError(f"{problem}, and spans of a process take less. Delete it to trace the others") from None
+        raise GossamerError(f"{problem}, which is too large for spans. Delete it to trace the others") from None
     line, _, packed = content.partition(b"\n")
     try:
         about = json.loads(line)
@@ -104,14 +104,14 @@ def read_span_file(path: Path) -> ProcessSpans:
             raise ValueError("another format")
         if about["version"] > VERSION:
             raise GossamerError(
-                f"{path} was written by a newer version of this library, which this one cannot read: "
+                f"{path} was written by a newer version of gossamer, which this version cannot read: "
                 "pip install -U gossamer"
             )
         names = ("rank", "world", "attempt", "pid", "host", "clock", "moment", "wall")
         told = {name: about[name] for name in names}
     except (ValueError, KeyError, TypeError):
         raise GossamerError(
-            f"{path} is no file of spans, or it was torn before its first line was whole. Delete it to trace the others"
+            f"{path} is not a span file, or was truncated in its first line. Delete it to trace the others"
         ) from None
     whole = len(packed) // RECORD.size
     records = np.frombuffer(packed, dtype=np.dtype(FIELDS), count=whole)
@@ -120,25 +120,25 @@ def read_span_file(path: Path) -> ProcessSpans:
 
 
 def read_run(folder: Path) -> list[ProcessSpans]:
-    """All processes of a run, by rank and start. Raises GossamerError where there is none."""
+    """All processes of a run, by rank and start. Raises GossamerError without any."""
     paths = sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
     if not paths:
         raise GossamerError(NO_TRACE.format(folder=folder, suffix=SUFFIX))
     found = [read_span_file(path) for path in paths if path.stat().st_size]
     if not found:
-        raise GossamerError(f"all files of spans in {folder} are empty: the run ended before it began to train")
+        raise GossamerError(f"all span files in {folder} are empty: the run ended before training began")
     return sorted(found, key=lambda each: (each.rank, each.attempt, each.wall))
 
 
 def missing_ranks(processes: list[ProcessSpans]) -> list[int]:
-    """Ranks that took part and left no file here, as where another machine holds it."""
+    """Ranks without a file here, such as ranks on another machine."""
     there = {each.rank for each in processes}
     return sorted(set(range(max(each.world for each in processes))) - there)
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------
 
-KINDS = {  # what HTA and torch's own viewers know
+KINDS = {  # known to HTA and torch's own viewers
     "cpu_op",
     "user_annotation",
     "kernel",
@@ -149,11 +149,11 @@ KINDS = {  # what HTA and torch's own viewers know
     "cuda_driver",
 }
 MOST_CHARACTERS = 2**30  # of a process's file, unpacked
-ROUNDING_SECONDS = 50e-9  # of times as torch writes them, by which an inner slice may outlast its outer one
+ROUNDING_SECONDS = 50e-9  # rounding error of torch's times, by which an inner slice may outlast its outer one
 
 
 class Operator(NamedTuple):
-    """Moments are seconds of the process's clock."""
+    """Times are seconds of the process's clock."""
 
     name: str
     category: str
@@ -162,9 +162,9 @@ class Operator(NamedTuple):
 
 
 def read_operators(spans: Path) -> dict[str, list[Operator]]:
-    """By thread or stream, in order of their beginnings; nothing where this process was not profiled.
+    """Operators by thread or stream, ordered by begin; empty if this process was not profiled.
 
-    Raises GossamerError where the file is torn, or none of torch.profiler's of a traced run.
+    Raises GossamerError if the file is truncated, or not written by torch.profiler in a traced run.
     """
     path = spans.with_suffix(OPERATORS_SUFFIX)
     if not path.exists():
@@ -177,12 +177,12 @@ def read_operators(spans: Path) -> dict[str, list[Operator]]:
         events = [each for each in json.loads(text)["traceEvents"] if each.get("ph") == "X"]
         marks = [each for each in events if each["name"].startswith(CLOCK_MARK)]
         shown = [(float(each["ts"]), float(each["name"].removeprefix(CLOCK_MARK))) for each in marks]
-        # A mark begins after it has looked at the clock, by as long as its thread has to wait for a core
+        # A mark begins after reading the clock, later by the time that its thread waits for a core
         return _by_thread(events, *min(shown, key=lambda mark: mark[0] - 1e6 * mark[1]))
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GossamerError(
-            f"{path} is torn, or was not written by a traced run ({type(error).__name__}). Delete it to see the spans "
-            "without these operators"
+            f"{path} is truncated, or was not written by a traced run ({type(error).__name__}). Delete it to see the "
+            "spans without these operators"
         ) from None
 
 
@@ -197,7 +197,7 @@ def _by_thread(events: Iterable[Mapping[str, Any]], at: float, shown: float) -> 
 
 
 def _nested(operators: Iterable[Operator]) -> list[Operator]:
-    """Without the ends that come after the outer slice's by rounding alone."""
+    """Clip ends that exceed the outer slice's by rounding only."""
     open_: list[float] = []
     made = []
     for each in sorted(operators, key=lambda one: (one.begin, -one.end)):

@@ -28,20 +28,20 @@ IN_FLIGHT = "bytes in flight"
 
 @dataclass
 class Slice:
-    """Something that went on from `begin` to `end`, in seconds of the timeline."""
+    """A span from `begin` to `end`, in seconds of the timeline."""
 
     name: str
     begin: float
     end: float
     about: dict[str, int | str] = field(default_factory=dict)
-    sends: list[int] = field(default_factory=list)  # arrows that leave at its beginning
-    receives: list[int] = field(default_factory=list)  # arrows that come at its end
-    category: str = ""  # where torch's profiler has named one
+    sends: list[int] = field(default_factory=list)  # arrows that begin at its begin
+    receives: list[int] = field(default_factory=list)  # arrows that end at its end
+    category: str = ""  # category of torch's profiler, if any
 
 
 @dataclass
 class SpanTrack:
-    """Slices that follow each other or lie within each other, in order of their beginnings."""
+    """Consecutive or nested slices, ordered by begin."""
 
     name: str
     slices: list[Slice]
@@ -49,17 +49,17 @@ class SpanTrack:
 
 @dataclass
 class ProcessTimeline:
-    """One process: its tracks, and how many bytes were in flight from when on."""
+    """One process: its tracks, and its bytes in flight over time."""
 
     name: str
-    label: str  # where it ran, and how well its clock is known
+    label: str  # its machine, and the error of its clock
     tracks: list[SpanTrack]
     in_flight: list[tuple[float, int]]
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """All processes; `began` is where zero seconds are, in unix time of the first machine."""
+    """All processes. `began`: unix time of second zero on the first machine's clock."""
 
     processes: list[ProcessTimeline]
     began: float
@@ -71,7 +71,7 @@ class Timeline:
 
 
 def build(processes: Sequence[ProcessSpans], steps: StepRange | None = None) -> Timeline:
-    """steps: only these; all by default. Raises GossamerError where none of them was recorded."""
+    """Build the timeline. steps: only these; None for all. Raises GossamerError if none of them was recorded."""
     clocks = align(processes)
     windows = {each.path: _window(each, steps) for each in processes}
     shown = [each for each in processes if windows[each.path] is not None]
@@ -141,14 +141,14 @@ def _begins(each: ProcessSpans, window: Window | None) -> float:
 def _none_of(steps: StepRange | None, processes: Sequence[ProcessSpans]) -> str:
     made = np.concatenate([each.of(SpanKind.STEP)["number"] for each in processes])
     if not len(made):
-        return "the trace holds no step: the run ended, or was killed, before the first one was over"
-    return f"none of the steps {steps} was recorded: there are {made.min()} to {made.max()}. Write --steps " + (
+        return "the trace has no step: the run ended before its first step was complete"
+    return f"none of the steps {steps} was recorded: the trace has {made.min()} to {made.max()}. Write --steps " + (
         f"{made.min()}:{made.max()}"
     )
 
 
 def _name_of(each: ProcessSpans, others: Sequence[ProcessSpans]) -> str:
-    """In an elastic run a newcomer may have the number of a rank that left: they are told apart as they came."""
+    """Name of a process. In an elastic run a newcomer may have the number of a rank that left, and gets a suffix."""
     place = [other.path for other in others if other.name == each.name].index(each.path) + 1
     return each.name if place == 1 else f"{each.name} ({place})"
 
@@ -177,7 +177,7 @@ def _operation(record: Any, view: _View) -> Slice:
 
 
 def _operator_tracks(each: ProcessSpans, window: Window | None, view: _View) -> Iterator[SpanTrack]:
-    """What torch.profiler saw of a process, a track a thread, the one with most operators first."""
+    """Operators of torch.profiler in a process, one track per thread, the one with most operators first."""
     assert window is not None
     threads = read_operators(each.path).values()
     for number, operators in enumerate(sorted(threads, key=len, reverse=True), 1):
@@ -191,9 +191,9 @@ def _operator_tracks(each: ProcessSpans, window: Window | None, view: _View) -> 
 
 
 def _lanes(title: str, slices: list[Slice], *, nests: bool) -> Iterator[tuple[str, list[Slice]]]:
-    """Slices in as many tracks as are needed for none to overlap another in part; or at all, where they do not nest."""
+    """Slices in as many tracks as needed to avoid partial overlaps; or any overlap, if they do not nest."""
     lanes: list[list[Slice]] = []
-    open_: list[list[float]] = []  # by lane, ends of slices that are not over yet
+    open_: list[list[float]] = []  # ends of open slices by lane
     for each in sorted(slices, key=lambda one: (one.begin, -one.end)):
         for lane, ends in zip(lanes, open_, strict=True):
             while ends and ends[-1] <= each.begin:
@@ -230,8 +230,8 @@ def _label(each: ProcessSpans, clocks: dict[str, AlignedClock]) -> str:
 
 
 def _draw_arrows(made: dict[Key, list[tuple[ProcessSpans, Slice]]]) -> int:
-    """From whoever came last to an operation to all who waited for that; from each whom a rank has heard, where that
-    is not everybody. None where the clocks contradict each other, so that nothing comes before it was sent."""
+    """Draw arrows from the last rank in an operation to all that waited for it; or from each sender, if not all ranks
+    contribute. If clocks contradict each other, draw none, since a message would arrive before it was sent."""
     count = 0
     for key, makers in made.items():
         first = key[-3] if key[0] >= 0 else None

@@ -1,4 +1,4 @@
-"""App: the page's server as an ASGI application: files, numbers as JSON, and a stream of news. It never writes."""
+"""App: the page's server as an ASGI application: files, numbers as JSON, and a stream of news. It is read-only."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from gossamer.observe.watch.summary import read_differences, read_findings, read
 from gossamer.observe.watch.tables import LogFilter, read_lines
 
 STATIC = Path(__file__).parent / "static"
-CELLS = 400  # where a request does not say
+CELLS = 400  # default of a request
 CURVES_AT_ONCE = 24
 
 Query = Any  # starlette's QueryParams
 
 
 class Views:
-    """What the page asks for, each as a function of a run and the query; blocking, so called in threads."""
+    """The page's views, each a function of a run and the query. They block, so they are called in threads."""
 
     def __init__(self, runs: Sequence[WatchedRun]) -> None:
         self._runs = runs
         self._grids = GridCache()
 
     def runs(self) -> list[dict[str, Any]]:
-        """Every run with its summary and metrics' names, or with the problem why there are none (yet)."""
+        """Every run with its summary and metric names, or with the reason why it has no data (yet)."""
         return [self._introduce(run) for run in self._runs]
 
     def curves(self, run: WatchedRun, query: Query) -> Any:
@@ -99,7 +99,7 @@ class Views:
 def make_app(
     runs: Sequence[WatchedRun], token: str, names: Collection[str], stopping: Callable[[], bool] = lambda: False
 ) -> Guard:
-    """The page of `runs` for who knows `token`. names: under which it may be asked for. Needs starlette."""
+    """Make the page of `runs`, protected by `token`. names: allowed host names. Needs starlette."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request
@@ -160,7 +160,7 @@ def _number(query: Query, name: str, otherwise: int) -> int:
 
 
 def _span(query: Query) -> tuple[float, float] | None:
-    """begin and end, unix seconds, where both are given and in order."""
+    """begin and end in unix seconds, if both are given and in order."""
     try:
         begin, end = float(query["begin"]), float(query["end"])
     except (KeyError, ValueError):
@@ -169,11 +169,11 @@ def _span(query: Query) -> tuple[float, float] | None:
 
 
 # -- news --------------------------------------------------------------------------------------------------------------
-# A stream of server-sent events that tells a page what is new in its runs, and goes on where it was cut off.
+# A stream of server-sent events with the news of runs. It resumes after a broken connection.
 #
-# `tick` says that a run's store has changed, with its summary; `news` brings the failures and stragglers that were not
-# told yet, and how many log lines and events there are. An event's id is the place in every run up to which all was
-# told, so the browser's Last-Event-ID is all that a new connection needs.
+# `tick` means that a run's store has changed, and has its summary; `news` has the failures and stragglers that were not
+# sent yet, and the numbers of log lines and events. An event's id is the position in every run up to which all was
+# sent, so the browser's Last-Event-ID is sufficient to resume.
 
 WAKE_SECONDS = 1.0
 ALIVE_SECONDS = 15.0  # between comments that keep a silent connection open
@@ -182,7 +182,7 @@ TABLES = ("log", "event", "failure", "finding")
 
 @dataclass(frozen=True)
 class NewsPlace:
-    """The row ids up to which a run's news was told, by table in the order of TABLES."""
+    """The row ids up to which a run's news were sent, by table in the order of TABLES."""
 
     told: tuple[int, ...] = (0, 0, 0, 0)
 
@@ -191,7 +191,7 @@ class NewsPlace:
 
 
 def read_places(text: str, count: int) -> list[NewsPlace | None]:
-    """Places from an event's id, `1.2.3.4,5.6.7.8`; None, the end of what there is, for a run that is not in it."""
+    """Positions from an event's id, `1.2.3.4,5.6.7.8`; None, the current end, for a run that is not in it."""
     found: list[NewsPlace | None] = [None] * count
     for number, each in enumerate(text.split(",")[:count]):
         parts = each.split(".")
@@ -201,7 +201,7 @@ def read_places(text: str, count: int) -> list[NewsPlace | None]:
 
 
 class RunNews:
-    """What one run has new, for one page. Its connection sees other connections' commits by PRAGMA data_version."""
+    """News of one run for one page. PRAGMA data_version detects commits of other connections."""
 
     def __init__(self, run: WatchedRun, place: NewsPlace | None) -> None:
         self.run, self.place = run, place
@@ -210,7 +210,7 @@ class RunNews:
         self._problem: str | None = None
 
     def look(self) -> list[tuple[str, dict[str, Any]]]:
-        """(event, content) of what has happened since the last look."""
+        """(event, content) of each event since the last call."""
         try:
             return self._look()
         except (GossamerError, sqlite3.Error) as problem:
@@ -254,8 +254,8 @@ class RunNews:
 async def stream(
     runs: Sequence[WatchedRun], last_event: str, stopping: Callable[[], bool], wake_seconds: float = WAKE_SECONDS
 ) -> AsyncIterator[bytes]:
-    """Server-sent events until `stopping`; one at once, whatever has changed."""
-    import anyio  # which starlette brings
+    """Server-sent events until `stopping`; the first one at once."""
+    import anyio  # a dependency of starlette
     import anyio.to_thread
 
     places = read_places(last_event, len(runs))

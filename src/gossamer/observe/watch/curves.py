@@ -1,4 +1,4 @@
-"""Curves: what a training loop logged, as least, mean and greatest value per pixel, over steps, seconds and bytes."""
+"""Curves: metrics of a training loop, as minimum, mean and maximum per pixel, over steps, seconds and bytes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from gossamer.observe.watch.grid import Grid, clamped
 
-WHOLE_ROWS = 50_000  # of one metric; where more ranks log it than that allows, the lowest of them speak for all
+WHOLE_ROWS = 50_000  # of one metric; with too many ranks, only the lowest ones are used
 
-SMALL = 2.0**-64  # a factor by which no cell's sum overflows
+SMALL = 2.0**-64  # a factor that keeps the sum of a cell from overflowing
 
 NAMES = """
     WITH RECURSIVE known(name) AS (
@@ -36,10 +36,10 @@ CELLS = """
 
 @dataclass(frozen=True, kw_only=True)
 class MetricCurve:
-    """One point per cell that holds any: the cell's last step and moment (unix seconds), and its values.
+    """One point per non-empty cell: the cell's last step and time (unix seconds), and its values.
 
-    not_finite: how many values of the whole curve were none; the points of a cell that has no others are None.
-    ranks: how many ranks' values these are; logged_by: how many ranks logged it.
+    not_finite: number of non-finite values of the whole curve; a cell with only such values has None.
+    ranks: number of ranks in these values; logged_by: number of ranks that logged the metric.
     """
 
     name: str
@@ -54,7 +54,7 @@ class MetricCurve:
 
 
 def metric_names(db: sqlite3.Connection) -> list[str]:
-    """Losses come first, then everything by its name; by one seek each."""
+    """Names of metrics, losses first, then alphabetically; found by one seek each."""
     names = [row[0] for row in db.execute(NAMES)]
     return sorted(names, key=lambda name: ("loss" not in name.lower(), name.lower() != "loss", name))
 
@@ -87,7 +87,7 @@ def read_curve(db: sqlite3.Connection, name: str, cells: int) -> MetricCurve:
 
 
 def _mean(least: float | None, plain: float | None, greatest: float | None, scaled: float | None) -> float | None:
-    """A cell's mean. plain: by a sum that may overflow; scaled: SMALL times the mean, by one that does not."""
+    """The mean of a cell. plain: from a sum that may overflow; scaled: SMALL times the mean, which does not."""
     if scaled is None or least is None or greatest is None:
         return None
     if plain is not None and isfinite(plain):
@@ -96,7 +96,7 @@ def _mean(least: float | None, plain: float | None, greatest: float | None, scal
 
 
 def bytes_at(grid: Grid, moments: list[float]) -> list[float]:
-    """What all ranks together had sent by then, from what they sent in each cell."""
+    """Total bytes that all ranks had sent by these times, from the bytes per cell."""
     sent = np.nansum(grid.sums["bytes_sent"], axis=0) if grid.ranks else np.zeros(grid.window.cells)
     edges = np.linspace(grid.window.begin, grid.window.end, grid.window.cells + 1)
     return [round(each) for each in np.interp(moments, edges, np.concatenate([[0.0], np.cumsum(sent)]))]

@@ -1,8 +1,8 @@
-"""Grid: the steps of all ranks, added up per rank and cell of a window, so that a picture costs what its pixels do.
+"""Grid: steps of all ranks, summed per rank and cell of a window, so that a picture costs as much as its pixels.
 
-A store with few rows in the window is read whole. In a larger one that would take seconds; then every rank is asked for
-as many rows as there are cells, evenly over its steps, each by one seek: the picture says that it is sampled, and a
-window that holds fewer steps is exact again. A sampled step stands for those between it and the one before.
+A store with few rows in the window is read completely. In a larger one that would take seconds; then each rank's rows
+are sampled, one per cell, evenly over its steps, by one seek each. The picture is marked as sampled, and a window with
+fewer steps is exact again. A sampled step represents all steps since the previous sample.
 
 Grids are cached, and become the columns and cells that the page draws (`heat`, `over_time`).
 """
@@ -25,7 +25,7 @@ from gossamer.observe.telemetry import STORE_FILE
 from gossamer.observe.watch.runs import WatchedRun
 
 # -- window ------------------------------------------------------------------------------------------------------------
-# A stretch of a run's time, cut into as many equal cells as a picture has columns.
+# A time window of a run, divided into as many equal cells as a picture has columns.
 
 MOST_CELLS = 2000
 
@@ -47,7 +47,7 @@ class TimeWindow:
 
 
 def whole(db: sqlite3.Connection, cells: int) -> TimeWindow:
-    """From the first step's begin to the latest step's end: the first and last row of each rank say it."""
+    """From the begin of the first step to the end of the last, from the first and last row of each rank."""
     ranks = ranks_of(db)
     edges = [edge for rank in ranks for edge in _edges(db, rank)]
     begin, end = (min(edges), max(edges)) if edges else (0.0, 1.0)
@@ -59,7 +59,7 @@ def clamped(cells: int) -> int:
 
 
 def ranks_of(db: sqlite3.Connection) -> list[int]:
-    """The ranks that made a step, by one seek each."""
+    """The ranks with steps, by one seek each."""
     ranks: list[int] = []
     while True:
         after = ranks[-1] if ranks else -1
@@ -70,7 +70,7 @@ def ranks_of(db: sqlite3.Connection) -> list[int]:
 
 
 def _edges(db: sqlite3.Connection, rank: int) -> list[float]:
-    """A rank's first and last moment."""
+    """First and last time of a rank."""
     found = []
     for order, moment in (("ASC", "at - coalesce(seconds, 0)"), ("DESC", "at")):
         asked = f"SELECT {moment} FROM step WHERE rank = ? ORDER BY step {order} LIMIT 1"
@@ -78,11 +78,11 @@ def _edges(db: sqlite3.Connection, rank: int) -> list[float]:
     return found
 
 
-TRAINING = ("compute", "waiting", "data")  # of the training thread: they add up to `seconds`
-COMMUNICATION = ("encode", "wire", "decode")  # of the communication thread, hidden behind computing or not
+TRAINING = ("compute", "waiting", "data")  # of the training thread: their sum is `seconds`
+COMMUNICATION = ("encode", "wire", "decode")  # of the communication thread, hidden behind computation or not
 SUMS = ("steps", "seconds", *TRAINING, *COMMUNICATION, "bytes_sent", "bytes_pulled", "skipped")
-WHOLE_ROWS = 200_000  # that are read in a quarter of a second
-SAMPLES = 25_000  # rows, where it has more
+WHOLE_ROWS = 200_000  # read in a quarter of a second
+SAMPLES = 25_000  # rows to sample from a larger window
 
 Floats = NDArray[np.float64]
 
@@ -104,7 +104,7 @@ SAMPLED = """
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """sums[name]: (ranks, cells), NaN where a rank ended no step; fastest, slowest: (ranks, cells), seconds."""
+    """sums[name]: (ranks, cells), NaN without a step; fastest, slowest: (ranks, cells), seconds."""
 
     window: TimeWindow
     ranks: list[int]
@@ -114,7 +114,7 @@ class Grid:
     sampled: bool
 
     def per_step(self, name: str) -> Floats:
-        """(ranks, cells): what a step took of it, on average over the cell's steps."""
+        """(ranks, cells): the quantity per step, averaged over the cell's steps."""
         return self.sums[name] / self.sums["steps"]
 
     def total(self, name: str) -> float:
@@ -150,8 +150,10 @@ def _sum(name: str) -> str:
 
 
 def _fill(grid: Grid, row: int, found: Sequence[tuple[float, ...]], scaled_to: int | None) -> None:
-    """found: of one rank, (rank, cell, a row's steps, fastest, slowest, *SUMS). A row that sums more steps than a cell
-    holds is spread over the cells that it covers. scaled_to: so many steps stand behind those that were sampled."""
+    """Fill a row of the grid. Rows with more steps than a cell are spread over the cells that they cover.
+
+    found: tuples of one rank, (rank, cell, steps of a row, fastest, slowest, *SUMS). scaled_to: number of steps that
+    the samples represent."""
     if not found:
         return
     table = np.array(found, dtype=np.float64)
@@ -171,17 +173,17 @@ def _fill(grid: Grid, row: int, found: Sequence[tuple[float, ...]], scaled_to: i
 
 
 def _gaps(cells: NDArray[np.int64]) -> Floats:
-    """How many cells each sampled step stands for: those since the one before, and no more than twice as many as is
-    common, so that a rank that was away stays so."""
+    """Number of cells that each sampled step represents: those since the previous sample, but at most twice the median,
+    so that absences of a rank stay empty."""
     gaps = np.diff(cells, prepend=cells[:1]).astype(np.float64)
     common = np.median(gaps[gaps > 0]) if (gaps > 0).any() else 0.0
     return np.where(gaps <= 2 * common, np.maximum(gaps - 1, 0.0), 0.0)
 
 
 def _spread(grid: Grid, row: int, covered: Iterable[tuple[int, float]]) -> None:
-    """covered: cells, and over how many of them reaches the longest row that ends there."""
+    """covered: cells, and the number of cells that the longest row ending there covers."""
     empty = np.isnan(grid.sums["steps"][row])
-    told_by = np.where(empty, -1, np.arange(grid.window.cells))  # the cell whose rows cover this one
+    told_by = np.where(empty, -1, np.arange(grid.window.cells))  # the cell with the rows that cover this one
     for cell, count in covered:
         before = told_by[max(0, cell - int(count)) : cell]
         before[before < 0] = cell
@@ -194,7 +196,7 @@ def _spread(grid: Grid, row: int, covered: Iterable[tuple[int, float]]) -> None:
 
 
 def _steps_within(db: sqlite3.Connection, rank: int, window: TimeWindow) -> tuple[int, int | None]:
-    """A rank's first and last step in the window, by halving: moments grow with steps."""
+    """First and last step of a rank in the window, by bisection: times increase with steps."""
     ends = "SELECT (SELECT min(step) FROM step WHERE rank = ?1), (SELECT max(step) FROM step WHERE rank = ?1)"
     least, most = db.execute(ends, (rank,)).fetchone()
     if most is None:
@@ -208,7 +210,7 @@ def _steps_within(db: sqlite3.Connection, rank: int, window: TimeWindow) -> tupl
 
 
 def _first_at(db: sqlite3.Connection, rank: int, least: int, most: int, moment: float) -> int:
-    """The least step number at which the rank's next row is not before the moment; `most` where none is."""
+    """The smallest step from which the rank's next row is not before `moment`; `most` if there is no such row."""
     while least < most:
         middle = (least + most) // 2
         asked = "SELECT at FROM step WHERE rank = ? AND step >= ? ORDER BY step LIMIT 1"
@@ -221,7 +223,7 @@ def _first_at(db: sqlite3.Connection, rank: int, least: int, most: int, moment: 
 
 
 def _rows(db: sqlite3.Connection, ranks: list[int], edges: dict[int, tuple[int, int | None]]) -> int:
-    """Rows of one rank within the window, for all: counting them all would take as long as reading them."""
+    """Number of rows of one rank within the window, times the ranks: counting all would take as long as reading."""
     if not ranks:
         return 0
     rank = ranks[len(ranks) // 2]
@@ -230,7 +232,7 @@ def _rows(db: sqlite3.Connection, ranks: list[int], edges: dict[int, tuple[int, 
 
 
 # -- grid cache --------------------------------------------------------------------------------------------------------
-# A grid that several pictures of a page show is read once, until the run's store changes.
+# A grid is read once for all pictures of a page, until the run's store changes.
 
 KEPT = 16  # grids; one of 256 ranks in 300 cells takes 8 MB
 
@@ -238,14 +240,14 @@ Key = tuple[object, ...]
 
 
 class GridCache:
-    """Safe for threads, of which one reads while the others wait for the same."""
+    """Thread-safe; threads that need the same grid wait for the first one to read it."""
 
     def __init__(self) -> None:
         self._grids: OrderedDict[Key, Grid] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, run: WatchedRun, cells: int, span: tuple[float, float] | None = None) -> Grid:
-        """The grid of the whole run, or of `span` (unix seconds). Raises StoreError where there is no store."""
+        """The grid of the whole run, or of `span` (unix seconds). Raises StoreError without a store."""
         with self._lock, run.reading() as db:
             key = (run.folder, cells, span, *_stamp(run))
             if key not in self._grids:
@@ -258,7 +260,7 @@ class GridCache:
 
 
 def _stamp(run: WatchedRun) -> tuple[object, ...]:
-    """Changes with every commit to the store: its size and time, and those of its write-ahead log."""
+    """Changes with every commit to the store: size and time of the file and of its write-ahead log."""
     found: list[object] = []
     for name in (STORE_FILE, f"{STORE_FILE}-wal"):
         try:
@@ -270,15 +272,15 @@ def _stamp(run: WatchedRun) -> tuple[object, ...]:
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
-# Grids as the columns and cells that the page draws, rounded to what an eye can tell apart.
+# Grids as the columns and cells that the page draws, rounded to visible precision.
 
 DIGITS = 4
 HEAT = ("waiting", "compute", "data", "seconds", "slowest", "wire", "encode", "decode", "bytes_sent", "steps")
 
 
 def heat(grid: Grid, field: str) -> dict[str, Any]:
-    """One row of cells per rank. waiting: as a share of the time; bytes_sent and steps: per second; others: seconds a
-    step, the greatest of each cell for `slowest`."""
+    """One row of cells per rank. waiting: fraction of the time; bytes_sent and steps: per second; others: seconds per
+    step, for `slowest` the maximum of each cell."""
     return {
         "ranks": grid.ranks,
         "begin": grid.window.begin,
@@ -300,10 +302,10 @@ def _values(grid: Grid, field: str) -> Floats:
 
 
 def over_time(grid: Grid) -> dict[str, Any]:
-    """Where a step's time went, and the pace, steps per second: means over ranks of each rank's mean step in a cell, so
-    which ranks ended how many steps there makes no difference."""
+    """Parts of the step time, and the pace in steps per second: means over ranks of each rank's mean step in a cell, so
+    that the number of steps per rank does not matter."""
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
-        warnings.simplefilter("ignore", RuntimeWarning)  # a cell in which no rank ended a step
+        warnings.simplefilter("ignore", RuntimeWarning)  # a cell without a step of any rank
         per_step = {
             name: np.nanmean(grid.per_step(name), axis=0) if grid.ranks else np.full(grid.window.cells, np.nan)
             for name in ("seconds", *TRAINING, *COMMUNICATION, "bytes_sent", "bytes_pulled")
@@ -326,7 +328,7 @@ def over_time(grid: Grid) -> dict[str, Any]:
 
 
 def listed(line: Floats) -> list[float]:
-    """Numbers of DIGITS digits; what is not finite is encoded as null."""
+    """Numbers with DIGITS digits; non-finite ones are encoded as null."""
     with np.errstate(divide="ignore", invalid="ignore"):
         scale = 10.0 ** (DIGITS - 1 - np.floor(np.log10(np.abs(line))))
         rounded = np.where((line == 0) | ~np.isfinite(scale), line, np.round(line * scale) / scale)

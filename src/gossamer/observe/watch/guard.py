@@ -1,7 +1,7 @@
-"""Guard: lets in who has the link, from this page alone, and tells browsers to run nothing but the page's own files.
+"""Guard: accepts requests with the link's token from this page only, and restricts browsers to the page's own files.
 
-A token in the link proves that one may look. The Host header must name a way to this server (a page elsewhere, whose
-name was pointed at this machine, has another), and an Origin, where one is sent, must be the page itself.
+The token in the link authorizes a reader. The Host header must be a known name of this server, which prevents DNS
+rebinding, and an Origin header, if present, must be the page itself.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ HEADERS = (
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 )
-MOST_QUERY_BYTES = 2**15  # 24 names of metrics, which may be long
+MOST_QUERY_BYTES = 2**15  # for 24 names of metrics, which may be long
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-OPEN_TO_ALL = "/static/"  # the page's own files, which tell nothing of a run
+OPEN_TO_ALL = "/static/"  # the page's own files, without data of runs
 
 
 class Guard:
-    """ASGI middleware around the page's server: reads only, and answers 403 to who has no business here.
+    """ASGI middleware for the page's server: allows reading only, and answers 403 to unauthorized requests.
 
-    token: a secret of 24 random bytes; names: the host names, without port, under which the page may be asked for.
+    token: a secret of 24 random bytes; names: allowed host names, without port.
     """
 
     def __init__(self, app: Any, token: str, names: Collection[str]) -> None:
@@ -59,18 +59,18 @@ class Guard:
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
         if scope["method"] not in ("GET", "HEAD"):
-            return 405, "This page only reads."
+            return 405, "This page is read-only."
         if _without_port(host).lower() not in self._names:
             return (
                 403,
-                "This server answers under other names. Ask by the link that it printed, or add --allow-host NAME.",
+                "Unknown host name. Use the link that this server printed, or add --allow-host NAME.",
             )
         if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
-            return 403, "Another page may not ask this server."
+            return 403, "Requests from other pages are refused."
         if len(scope["query_string"]) > MOST_QUERY_BYTES:
-            return 414, f"The query has more than {MOST_QUERY_BYTES} bytes. Ask for fewer metrics at once."
+            return 414, f"The query has more than {MOST_QUERY_BYTES} bytes. Request fewer metrics at once."
         if not scope["path"].startswith(OPEN_TO_ALL) and not self._knows(scope["query_string"]):
-            return 403, "The link is not complete: its token is missing or wrong. Copy the whole link that was printed."
+            return 403, "The link is incomplete: its token is missing or wrong. Copy the whole printed link."
         return 0, ""
 
     def _knows(self, query: bytes) -> bool:

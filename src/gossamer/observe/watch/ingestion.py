@@ -1,7 +1,7 @@
-"""Ingestion: fills the stores of runs whose launcher does not, such as runs of torchrun, while the page is open.
+"""Ingestion: fills the stores of runs without a launcher, such as runs of torchrun, while the page is open.
 
-A run that has a launcher, or had one to its end, needs none; one whose launcher was killed does. Where a run's folder
-cannot be written, a copy of its store in a temporary folder is filled in its place.
+Runs with a launcher until their end need none; runs with a killed launcher do. If a run's folder is not writable, a
+temporary copy of its store is filled instead.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from gossamer.observe.watch.summary import read_run
 
 LOOK_SECONDS = 1.0
 STOP_SECONDS = 5.0
-LAUNCHER_FILES = ".run-*/launcher.jsonl"  # there while a launcher is, and until those who watch it saw it killed
+LAUNCHER_FILES = ".run-*/launcher.jsonl"  # exists during a run, and after a kill until the watchdog removes it
 COPIED = (
-    "{folder} cannot be written, so what its ranks tell from now on is read into a copy of its store, which is gone "
-    "when this page ends"
+    "{folder} is not writable, so new data of its ranks go to a temporary copy of its store, which is removed when "
+    "this page ends"
 )
 
 
 @contextmanager
 def writable(runs: Sequence[WatchedRun], note: Callable[[str], None]) -> Iterator[tuple[WatchedRun, ...]]:
-    """The same runs, with copies of the stores that nobody here can write. note: hears of each.
+    """The runs, with copies of the stores that are not writable here. note: called for each.
 
-    A store that is being written elsewhere cannot even be read beside a log that nobody here can open.
+    A store that another process writes cannot even be read without access to its write-ahead log.
     """
     with ExitStack() as copies:
         yield tuple(run if os.access(run.folder, os.W_OK) else _copied(run, copies, note) for run in runs)
@@ -51,7 +51,7 @@ def _copied(run: WatchedRun, copies: ExitStack, note: Callable[[str], None]) -> 
 
 @contextmanager
 def ingesting(runs: Sequence[WatchedRun], note: Callable[[str], None]) -> Iterator[None]:
-    """Read what the runs that have no launcher write, in a thread. note: hears once why a store stays as it is."""
+    """Ingest runs without a launcher, in a thread. note: called once if a store cannot be filled."""
     alone = [run for run in runs if not _has_a_launcher(run)]
     over = threading.Event()
     thread = threading.Thread(target=_look, args=(alone, over, note), name="page ingestion", daemon=True)
@@ -64,7 +64,7 @@ def ingesting(runs: Sequence[WatchedRun], note: Callable[[str], None]) -> Iterat
 
 
 def _has_a_launcher(run: WatchedRun) -> bool:
-    """Whether it fills the store, or has told of the run's end."""
+    """Whether a launcher fills the store, or has recorded the end of the run."""
     try:
         with run.reading() as db:
             known = read_run(db)
@@ -82,7 +82,7 @@ def _look(runs: Sequence[WatchedRun], over: threading.Event, note: Callable[[str
                 while reader.look() and not over.is_set():
                     pass
             except (sqlite3.Error, OSError, GossamerError) as problem:
-                note(f"what follows of a run is not read any more: {problem}")
+                note(f"new data of a run are no longer read: {problem}")
                 readers.remove(reader)
     for reader in readers:
         with suppress(sqlite3.Error):
@@ -95,5 +95,5 @@ def _opened(run: WatchedRun, note: Callable[[str], None]) -> Ingest | None:
         reader.look()
         return reader
     except (sqlite3.Error, OSError, GossamerError) as problem:
-        note(f"{run.folder} is shown as it is: {problem}")
+        note(f"{run.folder} is shown without new data: {problem}")
         return None

@@ -1,4 +1,4 @@
-"""Runs: which folders a person wants to watch, and their stores, opened to read."""
+"""Runs: the watched folders, and their stores, opened to read."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pathlib import Path
 from gossamer.errors import GossamerError
 from gossamer.observe.telemetry import STORE_FILE, open_store
 
-TRACES = ("events-*.jsonl", ".run-*", "rank-*.log", "rank*.txt", "record.json")  # what else a run leaves in its folder
+TRACES = ("events-*.jsonl", ".run-*", "rank-*.log", "rank*.txt", "record.json")  # other files of a run in its folder
 NO_RUN = (
-    "there is no run in {path}: neither a {store} nor logs of one. Name the folder that `gossamer run` says it logs "
-    "to, such as runs/2026-01-31_12-00-00"
+    "there is no run in {path}: it has neither a {store} nor logs. Name the folder of a run's logs, as printed by "
+    "`gossamer run`, such as runs/2026-01-31_12-00-00"
 )
 NONE_YET = (
-    "no run was named, and there is none in {path}. Write `gossamer watch FOLDER`, or start one: gossamer run --watch "
+    "no run was named, and {path} has none. Write `gossamer watch FOLDER`, or start one: gossamer run --watch "
     "--workers 2 train.py"
 )
 
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """A run's folder, and what it is called on the page."""
+    """A run's folder, and its name on the page."""
 
     key: str
     folder: Path
-    copy: Path | None = None  # of its store, where the folder itself cannot be written
+    copy: Path | None = None  # copy of its store, if the folder is not writable
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ class WatchedRun:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The run's store, read-only. Raises StoreError, with a sentence, where it cannot be read (yet)."""
+        """The run's store, read-only. Raises StoreError with a message if it cannot be read (yet)."""
         db = self.open()
         try:
             yield db
@@ -54,7 +54,7 @@ class WatchedRun:
 
 
 def find_runs(folders: Sequence[Path], around: Path = Path("runs")) -> tuple[WatchedRun, ...]:
-    """The runs in `folders`, or the newest in `around` where there are none. Raises GossamerError for other folders."""
+    """The runs in `folders`; without folders the newest in `around`. Raises GossamerError for other folders."""
     for folder in folders:
         if not is_run(folder):
             raise GossamerError(NO_RUN.format(path=folder, store=STORE_FILE))
@@ -74,5 +74,5 @@ def _newest(around: Path) -> list[Path]:
 
 
 def _decoded(text: bytes) -> str:
-    """What a worker printed may be no UTF-8, and is shown all the same."""
+    """Decode output of a worker, which may be invalid UTF-8."""
     return text.decode(errors="replace")

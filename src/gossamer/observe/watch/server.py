@@ -1,4 +1,4 @@
-"""Server: serves the page on one port of this machine until it is told to stop, and makes the link to it."""
+"""Server: serves the page on one port of this machine until it is stopped, and makes the link to it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ STOP_SECONDS = 5.0
 
 
 def check_installed() -> None:
-    """Raises GossamerError, with the line to write, where the page's server lacks a package."""
+    """Raise GossamerError, with the line to write, if the page's server lacks a package."""
     if missing := [name for name in NEEDS if find_spec(name) is None]:
         raise GossamerError(
             f"The page needs {' and '.join(missing)}, which is not installed here. "
-            'Write: pip install "gossamer[watch]" (or add --terminal, which needs nothing)'
+            'Write: pip install "gossamer[watch]" (or use --terminal, which needs no package)'
         )
 
 
 class PageServer:
-    """Listens from construction on, so that a port that is taken is told at once; serves in `serve` or a thread.
+    """Listens from construction on, so that a port in use is reported at once; serves in `serve` or a thread.
 
-    host: an address of this machine; loopback lets in nobody from elsewhere. names: further host names in links to it.
+    host: an address of this machine; loopback excludes other machines. names: additional host names in links to it.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class PageServer:
 
     @contextmanager
     def _handling_signals(self) -> Iterator[None]:
-        """Replaces uvicorn's own context manager, which also handles signals that the process ignores."""
+        """Replaces uvicorn's context manager, which also handles signals that the process ignores."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -91,7 +91,7 @@ class PageServer:
 
     @contextmanager
     def in_thread(self) -> Iterator[str]:
-        """Serve beside what this process does; the link."""
+        """Serve in a thread during the block; yields the link."""
         thread = threading.Thread(target=self.serve, name="page server", daemon=True)
         thread.start()
         try:
@@ -108,8 +108,8 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise GossamerError(
-            f"the page cannot listen on {host} port {port} ({reason}). Leave --port out for one that is free, or name "
-            "another; --host takes an address of this machine"
+            f"the page cannot listen on {host} port {port} ({reason}). Leave out --port for a free one, or name "
+            "another, and --host needs an address of this machine"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Summary: what a run is, how far it is, and how each of its ranks does; cheap enough to be asked every second."""
+"""Summary: a run's facts and progress, and the state of each rank; cheap enough for one query per second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.telemetry.stragglers import HANG, NOT_OVER
 
 Row = dict[str, Any]
-LATEST_ROWS = 20  # of a rank, from which its pace is told
+LATEST_ROWS = 20  # of a rank, for its pace
 LATEST = """
     SELECT max(step) AS step, max(at) AS at, sum(steps) AS steps, sum(seconds) AS seconds, sum(compute) AS compute,
     sum(encode) AS encode, sum(wire) AS wire, sum(decode) AS decode, sum(waiting) AS waiting, sum(data) AS data,
@@ -26,7 +26,7 @@ VITAL_NAMES = """
         SELECT (SELECT min(name) FROM vital WHERE name > known.name) FROM known WHERE known.name IS NOT NULL
     ) SELECT name FROM known WHERE name IS NOT NULL
 """
-RECENT_SECONDS = 120.0  # in which every machine says something
+RECENT_SECONDS = 120.0  # every machine reports within this time
 
 
 def read_run(db: sqlite3.Connection) -> Row:
@@ -37,11 +37,11 @@ def _value(text: str | None) -> Any:
     try:
         return json.loads(text or "null")
     except ValueError:
-        return text  # half-written, or by hand: shown as it is
+        return text  # incomplete or edited by hand: shown unchanged
 
 
 def read_ranks(db: sqlite3.Connection) -> list[Row]:
-    """Each rank with its latest pace: per-step means of its last rows, and where in training it is."""
+    """Each rank with its pace, per-step means of its last rows, and its position in training."""
     ranks = []
     for row in db.execute("SELECT * FROM rank ORDER BY rank"):
         rank = dict(row)
@@ -56,7 +56,7 @@ def read_ranks(db: sqlite3.Connection) -> list[Row]:
 
 
 def read_findings(db: sqlite3.Connection, limit: int = 50) -> list[Row]:
-    """Stragglers, the latest of each rank and cause first, with how often it was found, and whether it is so now."""
+    """Stragglers, the latest of each rank and cause first, with the number of findings, and whether it is current."""
     asked = """SELECT rank, cause, max(at) AS at, step, evidence, count(*) AS times, min(at) AS first
         FROM finding GROUP BY rank, cause ORDER BY max(at) DESC LIMIT ?"""
     latest = f"SELECT rank, cause, max(at) FROM finding {NOT_OVER} GROUP BY cause = '{HANG}'"
@@ -88,8 +88,7 @@ def read_vitals(db: sqlite3.Connection, ranks: list[Row]) -> dict[str, dict[str,
 
 
 def summarize(db: sqlite3.Connection) -> Row:
-    """The numbers of a run's head line, its ranks, and how much there is of what is rare; failures: those that no other
-    caused."""
+    """Numbers of a run's head line, its ranks, and the counts of rare events. failures: root failures only."""
     run, ranks = read_run(db), read_ranks(db)
     paces = [rank["pace"] for rank in ranks if rank["pace"]]
     means = {name: float(np.mean([pace[name] for pace in paces])) for name in PACE} if paces else None
@@ -115,19 +114,19 @@ def summarize(db: sqlite3.Connection) -> Row:
 
 
 # -- environments ------------------------------------------------------------------------------------------------------
-# What ranks do not have in common, of versions, platforms and settings.
+# Differences between ranks, of versions, platforms and settings.
 
-MOST_CHARACTERS = 200  # that a page shows of a value
+MOST_CHARACTERS = 200  # of a value on the page
 
 
 def read_differences(db: sqlite3.Connection) -> list[dict[str, Any]]:
-    """By name: {"name", "values": [{"value" (None: it has none), "ranks"}]}, the value that most have first."""
+    """By name: {"name", "values": [{"value" (null: not set), "ranks"}]}, the most common value first."""
     told = {rank["rank"]: rank["environment"] for rank in read_ranks(db)}
     return differences({rank: each for rank, each in told.items() if isinstance(each, dict)})
 
 
 def differences(environments: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """environments: by rank. Ranks that have told nothing are no part of them."""
+    """environments: by rank. Ranks without a report are ignored."""
     found = []
     for name in sorted({name for each in environments.values() for name in each}):
         ranks: dict[str | None, list[int]] = {}

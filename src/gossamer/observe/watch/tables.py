@@ -21,9 +21,9 @@ LONGEST_TEXT = 20_000  # characters of a traceback
 
 
 def read_network(db: sqlite3.Connection) -> Row:
-    """Pairs of ranks (a list per column, since they may be many) with the latest round trip (s), the latest rate at
-    which they were full (bytes/s), and all that they sent; collectives picked, and drawn. rate_at_first: the connection
-    was never full since the group began, and this is the rate measured then."""
+    """Pairs of ranks (a list per column, since they may be many) with the latest round trip (s), the latest rate while
+    saturated (bytes/s), and all bytes sent; picked collectives, and their drawings. rate_at_first: the connection was
+    never saturated since the group began, and the rate is the initial measurement."""
     pairs = """SELECT source, target, max(at) AS at, round_trip, sum(used_bytes) AS used_bytes,
         sum(retransmits) AS retransmits FROM link GROUP BY source, target"""
     full = """SELECT source, target, bytes_per_second, max(at) AS at FROM link WHERE bytes_per_second IS NOT NULL
@@ -50,7 +50,7 @@ def read_network(db: sqlite3.Connection) -> Row:
 
 
 def _drawings(picked: Iterable[Row]) -> list[Row]:
-    """Each collective once, that of the most bytes first."""
+    """Each collective once, for its largest number of bytes first."""
     largest: dict[tuple[str, int], int] = {}
     for each in picked:
         key = str(each.get("collective")), int(each.get("world") or 0)
@@ -63,7 +63,7 @@ def _drawings(picked: Iterable[Row]) -> list[Row]:
 
 
 def read_tensors(db: sqlite3.Connection) -> list[Row]:
-    """Every tensor as its ranks last told of it: means over them, and bytes of one step of one rank."""
+    """Every tensor in its last report: means over ranks, and bytes of one step of one rank."""
     latest = """SELECT name, rank, max(step) AS step, numel, bytes, residual_norm, gradient_norm, energy_share
         FROM tensor GROUP BY name, rank"""
     asked = f"""SELECT name, count(*) AS ranks, max(step) AS step, max(numel) AS numel, avg(bytes) AS bytes,
@@ -73,7 +73,7 @@ def read_tensors(db: sqlite3.Connection) -> list[Row]:
 
 
 def read_failures(db: sqlite3.Connection, limit: int = 300) -> list[Row]:
-    """The failure that came first, and was no echo of another, on top; each with the ranks that it took along."""
+    """The root failure first; each failure with the ranks that it caused to end."""
     asked = f"SELECT * FROM failure WHERE {NOT_ON_REQUEST} ORDER BY caused_by IS NOT NULL, at, rank LIMIT ?"
     failures = [_readable(dict(row)) for row in db.execute(asked, (limit,))]
     for failure in failures:
@@ -83,7 +83,7 @@ def read_failures(db: sqlite3.Connection, limit: int = 300) -> list[Row]:
 
 
 def read_events(db: sqlite3.Connection, limit: int = 300) -> list[Row]:
-    """The latest of what happens rarely, newest first."""
+    """The latest rare events, newest first."""
     asked = "SELECT * FROM event ORDER BY id DESC LIMIT ?"
     return [{**dict(row), "content": _content(row["content"])} for row in db.execute(asked, (limit,))]
 
@@ -103,7 +103,7 @@ def _content(text: str | None) -> Row:
 
 
 # -- hops --------------------------------------------------------------------------------------------------------------
-# Who sends to whom, round by round; rounds that look alike are one picture.
+# Messages of each round between ranks; equal rounds are one picture.
 
 MOST_RANKS = 64
 MOST_CHARACTERS = 1000
@@ -114,17 +114,22 @@ Drawing = dict[str, Any]
 
 
 def drawn(text: str, world: int) -> list[Drawing] | None:
-    """Pictures of a collective among `world` ranks, in order: {first, last: rounds; does: "add" or "copy"; hops: pairs
-    of who sends and who receives; share: of the tensor, that the largest message of a round carries}.
+    """Pictures of a collective among `world` ranks, in order.
 
-    text: its repr, which is parsed and never evaluated. None of what is no collective, and of more than 64 ranks.
+    Args:
+        text: its repr, which is parsed and never evaluated.
+        world: number of ranks.
+
+    Returns:
+        Dicts {first, last: rounds; does: "add" or "copy"; hops: pairs of sender and receiver; share: fraction of the
+        tensor in the largest message of a round}; None for other texts, and for more than 64 ranks.
     """
     made = _made(text)
     if made is None or not 1 < world <= MOST_RANKS:
         return None
     try:
         return _pictures(made, world)
-    except (TypeError, ValueError):  # settings of another world
+    except (TypeError, ValueError):  # settings for another number of ranks
         return None
 
 
@@ -160,16 +165,16 @@ def _made(text: str) -> Collective | None:
 
 
 # -- log lines ---------------------------------------------------------------------------------------------------------
-# What ranks and launchers printed, merged by time, filtered, a page at a time.
+# Printed lines of ranks and launchers, merged by time, filtered, in pages.
 
-LONGEST_LINE = 4000  # characters that a page shows of a line
+LONGEST_LINE = 4000  # characters of a line on the page
 MOST_LINES = 1000
 LEVELS = {"info": ("info", "warning", "error"), "warning": ("warning", "error"), "error": ("error",)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogFilter:
-    """Which lines: of a rank (-1: the launcher's), from a level on, that hold a text (without regard to ASCII case)."""
+    """Filter of lines: by rank (-1: the launcher), by minimum level, and by text (ASCII case-insensitive)."""
 
     rank: int | None = None
     level: str = "info"
@@ -181,7 +186,8 @@ def read_lines(
 ) -> list[dict[str, Any]]:
     """The latest lines with an id below `before`, or the first ones above `after`; ordered by time.
 
-    A line is cut after LONGEST_LINE characters, with what it lacks in `more`, and steers no terminal.
+    A line is cut after LONGEST_LINE characters, with the number of missing ones in `more`, and has no terminal control
+    sequences.
     """
     marks = ", ".join("?" * len(LEVELS.get(wanted.level, LEVELS["info"])))
     conditions: list[tuple[str, tuple[Any, ...]]] = [

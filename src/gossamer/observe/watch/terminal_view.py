@@ -1,4 +1,4 @@
-"""Terminal view: a run without a browser: how far it is, every rank, stragglers, failures, last lines."""
+"""Terminal view of a run: progress, every rank, stragglers, failures, last lines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STYLES = {"failed": "bold red", "lost": "red", "waiting": "yellow", "training": 
 def watch_in_terminal(
     runs: Sequence[WatchedRun], console: Console, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Show the runs until Ctrl-C or, where they have all ended or this is no terminal, once."""
+    """Show the runs until Ctrl-C; once without a terminal or if all have ended."""
     if not console.is_terminal:
         console.print(screen(runs))
         return
@@ -79,7 +79,7 @@ def _parts(run: WatchedRun, db: sqlite3.Connection) -> list[RenderableType]:
     ]
     for failure in failures[:1]:
         took = (
-            f"; it took rank{'s' * (len(failure['took']) > 1)} {', '.join(map(str, failure['took']))} along"
+            f"; it caused the end of rank{'s' * (len(failure['took']) > 1)} {', '.join(map(str, failure['took']))}"
             if failure["took"]
             else ""
         )
@@ -96,14 +96,14 @@ def _numbers(summary: dict[str, Any]) -> str:
     told = [summary["ended"] or "going on", f"step {summary['step'] or NONE}"]
     if pace:
         told += [f"{seconds_text(pace['seconds'])} a step", f"{share_text(pace['waiting'] / pace['seconds'])} waiting"]
-        told += [f"{bytes_text(pace['bytes_sent'])} sent a step and rank"]
+        told += [f"{bytes_text(pace['bytes_sent'])} sent per step and rank"]
     if foretold := summary["run"].get("foretold_seconds_per_step"):
         told.append(f"foretold {seconds_text(foretold)} a step{_interval(summary)}")
     return " · ".join(told)
 
 
 def _interval(summary: dict[str, Any]) -> str:
-    """Where a step was foretold to lie, and whether it does."""
+    """The interval of the estimated step time, and whether the measured one is inside."""
     interval, pace = summary["run"].get("foretold_interval"), summary["pace"]
     if not interval:
         return ""
@@ -137,8 +137,8 @@ def _ranks(ranks: list[dict[str, Any]], slow: set[int]) -> RenderableType:
 
 
 def spark(values: Sequence[float]) -> str:
-    """A character per value, from the least to the greatest."""
-    halves = [value / 2 for value in values]  # the difference of two floats may be infinite, that of halves is not
+    """A character per value, from the minimum to the maximum."""
+    halves = [value / 2 for value in values]  # differences of halves are finite, those of floats may not be
     low, high = min(halves), max(halves)
     return "".join(BLOCKS[round((value - low) / ((high - low) or 1) * (len(BLOCKS) - 1))] for value in halves)
 

@@ -1,4 +1,4 @@
-"""Advice file: all that an advice knows, as JSON of a version, whose lengths and types are checked where it is read."""
+"""Advice file: a whole advice as versioned JSON. Lengths and types are validated when it is read."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from gossamer.errors import GossamerError
 from gossamer.version import __version__
 
 ADVICE_VERSION = 1
-MOST_POINTS = 240  # of a curve, as many as a picture shows
+MOST_POINTS = 240  # of a curve, the resolution of a picture
 MOST_ROWS = 10_000
 
 Text = Annotated[str, msgspec.Meta(max_length=20_000)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
-Range = tuple[float | None, float | None, float | None]  # value, low, high; None where it is not known
+Range = tuple[float | None, float | None, float | None]  # value, low, high; None if unknown
 Pairs = Annotated[tuple[tuple[float, float, float], ...], msgspec.Meta(max_length=MOST_POINTS)]
 
 
 class AdviceError(GossamerError, ValueError):
-    """A file that is no advice, or one of a version that cannot be read."""
+    """The file is not an advice, or has an unknown version."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateRow:
-    """A recipe that was thought of, what its step was foretold to be, and why it was left out, if it was."""
+    """A candidate recipe, its estimated step, and the reason if it was excluded."""
 
     recipe: Text
     step_seconds: Amount = 0.0
     bytes_sent: Amount = 0.0
     memory_bytes: Count = 0
     expected_steps: Amount = 1.0
-    step_seconds_low: float | None = None  # where forecasts have intervals
+    step_seconds_low: float | None = None  # if estimates have intervals
     step_seconds_high: float | None = None
     excluded: Text | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContenderRow:
-    """A recipe that was raced. curve: (step, virtual seconds, value), thinned. out: why it did not go on."""
+    """A recipe in the race. curve: (step, virtual seconds, value), thinned. out: why it was eliminated."""
 
     recipe: Text
     learning_rate_factor: Amount = 1.0
     steps: Count
     seconds: Amount
     bytes_sent: Amount
-    loss: float | None = None  # of the last quarter of the race
+    loss: float | None = None  # mean of the last quarter of the race
     curve: Pairs = ()
     out: Text | None = None
     speedup: Range | None = None
@@ -67,7 +67,7 @@ class ContenderRow:
 
 @dataclass(frozen=True, kw_only=True)
 class FindingRow:
-    """Whether the gradients give a family of recipes something to work with, and why."""
+    """Whether a family of recipes suits the gradients, and why."""
 
     family: Text
     works: bool
@@ -76,7 +76,7 @@ class FindingRow:
 
 @dataclass(frozen=True, kw_only=True)
 class RungRow:
-    """A round of the race: at which virtual second, who was there, who did not go on."""
+    """A round of the race: its virtual second, its recipes, and the eliminated ones."""
 
     seconds: Amount
     names: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST_ROWS)]
@@ -85,7 +85,7 @@ class RungRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfirmedRow:
-    """A recipe that was run for real: what was foretold beside what was measured."""
+    """A recipe with a real run: estimated and measured step times."""
 
     recipe: Text
     foretold_step_seconds: float | None
@@ -97,7 +97,7 @@ class ConfirmedRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """recipe: the chosen one, Dense() where nothing is to be changed. Lists: the baseline first, then the best."""
+    """recipe: the recommended one, Dense() if no change is recommended. Lists: baseline first, then the best."""
 
     advice_version: Count = ADVICE_VERSION
     gossamer: Text = __version__
@@ -132,17 +132,17 @@ def write_advice(file: Path, advice: Advice) -> None:
 
 
 def read_advice(file: Path) -> Advice:
-    """Raises AdviceError, naming what could not be read."""
+    """Read and validate an advice. Raises AdviceError with the invalid part."""
     try:
         text = bounded_file.read_text(file)
         if nesting(text) > DEEPEST_LEVELS:
             raise ValueError("it nests too deeply")
         advice = msgspec.json.decode(text, type=Advice)
-    except (OSError, ValueError) as problem:  # ValueError: msgspec's, too
+    except (OSError, ValueError) as problem:  # including msgspec's errors
         raise AdviceError(f"{file} cannot be read as an advice: {problem}") from None
     if advice.advice_version != ADVICE_VERSION:
         raise AdviceError(
-            f"{file} is an advice of version {advice.advice_version}, and here {ADVICE_VERSION} is read. Write it "
-            "anew: gossamer advise"
+            f"{file} is an advice of version {advice.advice_version}, and this version of Gossamer reads "
+            f"{ADVICE_VERSION}. Create it again: gossamer advise"
         )
     return advice

@@ -1,4 +1,4 @@
-"""Advisor: profiles a script, foretells every candidate's step, races the best of them, and says what to use."""
+"""Advisor: profiles a script, estimates every candidate's step, races the best ones, and recommends a recipe."""
 
 from __future__ import annotations
 
@@ -40,33 +40,34 @@ from gossamer.plan.simulate import ForecastClock, NetworkSchedule, SimulatedJob,
 
 
 STEPS = 4
-SAME = 1e-4  # of a loss: sums in another order differ by less
+SAME = 1e-4  # relative; sums in another order differ by less
 NOT_REPEATED = (
-    "two runs of the script with one recipe and the same arguments log other losses, {first:.6g} and {second:.6g} in "
-    "step {step}: it draws without a seed. Recipes then differ by chance, too, and the intervals do not know of it. "
-    "Write torch.manual_seed(0) before the model is made, and draw data by world.shard(..., seed=0)"
+    "two runs of the script with one recipe and the same arguments logged different losses, {first:.6g} and "
+    "{second:.6g} in step {step}: it uses unseeded random numbers. Differences between recipes then include chance, "
+    "which the intervals ignore. Write torch.manual_seed(0) before the model is made, and "
+    "world.shard(..., seed=0) for the data"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptFacts:
-    """What a few steps tell. step_seconds: of this machine, for one step of all workers, one after the other."""
+    """Facts from a few steps. step_seconds: of this machine, for one step of all workers in turn."""
 
     model: Attached
     optimizer_type: type[Optimizer]
     step_seconds: float
-    remark: str | None  # where the script does not repeat itself
+    remark: str | None  # if the script is not deterministic
 
 
 class _UnitClock:
-    """A second a step, whatever the recipe."""
+    """A clock with one second per step for every recipe."""
 
     def step(self, recipe: Recipe, at: float) -> StepTimes:
         return StepTimes(seconds=1.0)
 
 
 def check_script(script: Path, arguments: Sequence[str], workers: int, target_metric: str | None = None) -> ScriptFacts:
-    """Raises RaceError for a script that fails, ends at once, or logs nothing that could be compared."""
+    """Run a few steps. Raises RaceError for a script that fails, ends at once, or logs no loss."""
     models: list[Attached] = []
     optimizers: list[type[Optimizer]] = []
 
@@ -85,7 +86,7 @@ def check_script(script: Path, arguments: Sequence[str], workers: int, target_me
         unsubscribe()
         hook.remove()
     if not models or not optimizers:
-        raise RaceError(f"{script} made no step by an optimizer, so there is nothing to compare recipes by")
+        raise RaceError(f"{script} made no optimizer step, so recipes cannot be compared")
     if not any(first.get(name) for name in (*LOSSES, target_metric or "")):
         raise RaceError(NO_LOSS)
     return ScriptFacts(
@@ -94,7 +95,7 @@ def check_script(script: Path, arguments: Sequence[str], workers: int, target_me
 
 
 def _few_steps(script: Path, arguments: Sequence[str], workers: int) -> tuple[float, Mapping[str, Sequence[Point]]]:
-    """Seconds of this machine a step, the first one left out, and what was logged."""
+    """Seconds per step on this machine, without the first one, and the logged metrics."""
     job = SimulatedJob(script, arguments, "Dense()", workers, clock=_UnitClock())
     try:
         job.advance(steps=1)
@@ -104,12 +105,12 @@ def _few_steps(script: Path, arguments: Sequence[str], workers: int) -> tuple[fl
     finally:
         job.close()
     if progress.failure is not None:
-        raise RaceError(f"{script} fails with Dense(), so there is nothing to compare with: {progress.failure}")
+        raise RaceError(f"{script} fails with Dense(), the baseline: {progress.failure}")
     return seconds, progress.metrics
 
 
 def difference(first: Mapping[str, Sequence[Point]], second: Mapping[str, Sequence[Point]]) -> str | None:
-    """What to say of two runs that should have logged the same; None where they did."""
+    """Remark on two runs that should have logged the same losses; None if they did."""
     for name in LOSSES:
         for (step, _, value), (_, _, again) in zip(first.get(name, ()), second.get(name, ()), strict=False):
             if not isclose(value, again, rel_tol=SAME):
@@ -131,7 +132,7 @@ def whole_advice(
     findings: Sequence[GradientFinding] = (),
     confirmed: Sequence[ConfirmedRow] = (),
 ) -> Advice:
-    """candidates: in the order of what is expected of them. compute_seconds: of a step without communication."""
+    """Assemble the advice. candidates: in order of expectation. compute_seconds: of a step without communication."""
     return Advice(
         recipe=answer.recipe,
         learning_rate_factor=answer.learning_rate_factor,
@@ -193,10 +194,16 @@ Say = Callable[[str], None]
 
 @dataclass(kw_only=True)
 class Advisor:
-    """The stages, in order: `check`, `profile`, `foretell`, `race`, `advice`; each stands on what those before found.
+    """The stages, in order: `check`, `profile`, `foretell`, `race`, `advice`; each uses the results of earlier ones.
 
-    copies: how many workers share this machine. budget_seconds, most_steps: what the race may take, the latter of all
-    workers' steps together. most: recipes to race beside Dense(). say: hears what is being done.
+    Args:
+        setting: script, arguments, workers and network of the request.
+        network: to advise for.
+        copies: number of workers that share this machine.
+        budget_seconds: wall time of the race.
+        most_steps: limit of the race, in steps of all workers together.
+        most: maximum of recipes in the race, in addition to Dense().
+        `say`: called with the current activity.
     """
 
     setting: Setting
@@ -208,20 +215,20 @@ class Advisor:
     say: Say = lambda sentence: None
     facts: ScriptFacts = field(init=False)
     measured: WorkloadProfile = field(init=False)
-    pricer: StepPricer = field(init=False)  # of steps like the one that was measured
+    pricer: StepPricer = field(init=False)  # from the measured step
     statistics: GradientStatistics | None = field(init=False, default=None)
-    foretold: Sequence[Foretold] = field(init=False, default=())  # Dense(), others to race, then those left out
+    foretold: Sequence[Foretold] = field(init=False, default=())  # Dense(), other recipes to race, then excluded ones
     result: RaceResult = field(init=False)
 
     def check(self) -> ScriptFacts:
-        """A few steps. Raises RaceError for a script whose recipes cannot be compared within the budget."""
+        """Run a few steps. Raises RaceError if recipes cannot be compared within the budget."""
         target = self.setting.target.metric if self.setting.target else None
         self.facts = check_script(Path(self.setting.script), self.setting.arguments, self.setting.workers, target)
         self.most = min(self.most, affordable(self.budget_seconds, self.facts.step_seconds))
         return self.facts
 
     def profile(self) -> WorkloadProfile:
-        """A step's computing, and how its gradients are made."""
+        """Measure the compute time of a step, and statistics of its gradients."""
         self.measured, self.statistics = profile_with_gradients(
             Path(self.setting.script), self.setting.arguments, self.setting.workers, self.copies
         )
@@ -229,7 +236,7 @@ class Advisor:
         return self.measured
 
     def foretell(self) -> Sequence[Foretold]:
-        """All candidates, those to race first."""
+        """Estimate all candidates; those to race come first."""
         found = candidates(
             self.facts.model, self.facts.optimizer_type, self.statistics, self.setting.workers, self.network
         )
@@ -242,7 +249,7 @@ class Advisor:
         return self.foretold
 
     def race(self) -> RaceResult:
-        """Those that are left, against Dense()."""
+        """Race the remaining candidates against Dense()."""
         clock = ForecastClock(self.pricer.profile, NetworkSchedule(((0.0, self.network),)), self.setting.workers)
 
         def start(recipe: str, factor: float) -> RaceJob:
@@ -269,7 +276,7 @@ class Advisor:
         return self.result
 
     def advice(self, remarks: Sequence[str] = ()) -> Advice:
-        """What all of it says. remarks: what else is to be known."""
+        """The advice from all stages. remarks: to be added to it."""
         said = [*remarks, *([self.facts.remark] if self.facts.remark else [])]
         found = answer(self.result, self.setting, self._thresholds(), said)
         return whole_advice(
@@ -283,7 +290,7 @@ class Advisor:
         )
 
     def _thresholds(self) -> list[LeadRange]:
-        """By the steps that the race has seen of those that went to its end, or by the prior where it saw too few."""
+        """Lead ranges from the measured steps ratios of the finalists, or from priors if too few were measured."""
         ratios = {
             each.recipe: each.against.steps_ratio
             for each in reversed(self.result.contenders)
@@ -297,21 +304,21 @@ class Advisor:
 
 
 def affordable(budget_seconds: float, step_seconds: float) -> int:
-    """How many recipes may race beside Dense(). Raises RaceError where the budget is too small for one."""
+    """Number of recipes that can race in addition to Dense(). Raises RaceError if the budget is too small for one."""
     count = int(budget_seconds / (FEWEST_STEPS * step_seconds)) - 1
     if count < 1:
         needed = 2 * FEWEST_STEPS * step_seconds
         raise RaceError(
-            f"all workers together take {seconds_text(step_seconds)} for a step here, so nothing could be told of any "
-            f"recipe within {seconds_text(budget_seconds)}. Write --minutes {ceil(needed / 60)} or more, give the "
-            "script arguments for a smaller model, or compare step times alone: "
+            f"a step of all workers takes {seconds_text(step_seconds)} on this machine, so the race cannot compare "
+            f"recipes within {seconds_text(budget_seconds)}. Write --minutes {ceil(needed / 60)} or more, pass the "
+            "script arguments of a smaller model, or compare step times only: "
             "gossamer explain --network SPEC RECIPE SCRIPT"
         )
     return count
 
 
 def top(result: RaceResult, count: int) -> list[Contender]:
-    """The best that went to the end at the script's own learning rate, with Dense() among them."""
+    """The best finalists with the script's own learning rate, including Dense()."""
     left = [each for each in result.contenders[1:] if each.out is None and each.learning_rate_factor == 1]
     return [*left[: count - 1], result.baseline]
 
@@ -330,7 +337,7 @@ def _row(found: Foretold) -> CandidateRow:
 
 
 def _numbers(statistics: GradientStatistics | None) -> Mapping[str, float | None]:
-    """What is one number, by name."""
+    """Statistics that are single numbers, by name."""
     if statistics is None:
         return {}
     told = {**statistics.to_json(), "noise_scale_batches": statistics.noise_scale_batches}

@@ -1,6 +1,6 @@
-"""Answer: says in three lines what to use, what it gains and what it costs, and what would change that.
+"""Answer: the recommendation in three lines, its gain, its cost, and the networks that would change it.
 
-Where nothing is faster than plain Dense() beyond noise, the answer is to change nothing.
+If no recipe is faster than plain Dense() beyond noise, the answer is to change nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gossamer.plan.advise.curves import ConfidenceInterval, Target, seconds_to, 
 from gossamer.plan.advise.race import Contender, RaceResult
 from gossamer.plan.advise.thresholds import LeadRange
 
-WORTHWHILE = 1.1  # times as fast, at least: what gains less is not worth another recipe
+WORTHWHILE = 1.1  # minimum speedup that is worth another recipe
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """recipe: to use. use, gain, cost: a line each. would_change: what else would be first, and where."""
+    """recipe: the recommended one. use, gain, cost: one line each. would_change: best recipes on other networks."""
 
     recipe: str
     learning_rate_factor: float
@@ -35,7 +35,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What was asked. network: as the user wrote it."""
+    """The request. network: as written by the user."""
 
     script: str
     arguments: Sequence[str]
@@ -44,7 +44,7 @@ class Setting:
     target: Target | None = None
 
     def command(self, recipe: str) -> str:
-        """What to paste. The network is the one that is there, so it is not emulated."""
+        """The command to run it. It does not emulate the network, which is the real one."""
         run = ["gossamer", "run", "--workers", str(self.workers), "--recipe", recipe, self.script, *self.arguments]
         return shlex.join(run)
 
@@ -52,7 +52,7 @@ class Setting:
 def answer(
     race: RaceResult, setting: Setting, thresholds: Sequence[LeadRange] = (), remarks: Sequence[str] = ()
 ) -> Answer:
-    """What a race's result says. remarks: what else is to be known of it."""
+    """The answer from a race. remarks: to be added to it."""
     said = (*remarks, *race.remarks, *_target_remarks(race, setting.target))
     best = winner(race)
     changes = tuple(map(threshold_text, thresholds))
@@ -61,9 +61,9 @@ def answer(
             recipe=race.baseline.recipe,
             learning_rate_factor=race.reference.learning_rate_factor,
             change=False,
-            use=f"change nothing: train with {race.baseline.recipe}, which is what DDP does{_rate(race.reference)}",
+            use=f"change nothing: train with {race.baseline.recipe}, the same as DDP{_rate(race.reference)}",
             gain=_nothing_gained(race),
-            cost="it costs nothing in loss",
+            cost="no change in loss",
             command=setting.command(race.baseline.recipe),
             would_change=changes,
             remarks=said,
@@ -82,7 +82,7 @@ def answer(
 
 
 def winner(race: RaceResult) -> Contender | None:
-    """The best that went to the end, if it is surely and notably faster than the baseline to the same loss."""
+    """The best finalist, if it is significantly and notably faster than the baseline to the same loss."""
     others = [each for each in race.contenders if each.out is None and each.recipe != race.baseline.recipe]
     if not others or others[0].against is None:
         return None
@@ -92,7 +92,7 @@ def winner(race: RaceResult) -> Contender | None:
 
 
 def threshold_text(threshold: LeadRange) -> str:
-    """Such as: a rate below 40 Mbit/s: DiLoCo(period=20)."""
+    """Text such as "rate below 40 Mbit/s: DiLoCo(period=20)"."""
     text = rate_text if threshold.of == "rate" else seconds_text
     if threshold.below is None:
         where = f"{threshold.of} above {text(threshold.above)}" if threshold.above else f"any {threshold.of}"
@@ -111,8 +111,8 @@ def _rate(contender: Contender) -> str:
 def _gain(best: Contender, race: RaceResult, setting: Setting) -> str:
     assert best.against is not None
     speedup = best.against.speedup
-    over = f"{race.reference.name}, foretold for {setting.network}"
-    text = f"{speedup.value:.2f} times as fast to the same {race.metric} ({_between(speedup)}) as {over}"
+    over = f"{race.reference.name}, estimated for {setting.network}"
+    text = f"{speedup.value:.2f}x as fast to the same {race.metric} ({_between(speedup)}) as {over}"
     if setting.target is None:
         return text
     ends = [seconds_to(each.curve(setting.target.metric), setting.target) for each in (best, race.reference)]
@@ -123,30 +123,30 @@ def _gain(best: Contender, race: RaceResult, setting: Setting) -> str:
 def _cost(best: Contender, race: RaceResult) -> str:
     assert best.against is not None
     lost = best.against.loss_at_equal_steps
-    where = f"{race.metric} after as many steps"
+    where = f"{race.metric} at equal steps"
     if not isfinite(lost.high):
-        return f"what it costs in {where} could not be told: too few steps"
+        return f"the cost in {where} could not be measured: too few steps"
     if not lost.excludes_zero:
         return f"no difference in {where} beyond noise: {lost.value:+.3g} ({_between(lost, '+.3g')})"
     text = f"{lost.value:+.3g} in {where} ({_between(lost, '+.3g')})"
     if lost.value < 0:
         return f"{text}: lower than with {race.baseline.recipe}"
-    return f"{text}, which the gain has made up for"
+    return f"{text}, included in the gain"
 
 
 def _nothing_gained(race: RaceResult) -> str:
     best = next((each for each in race.contenders[1:] if each.recipe != race.baseline.recipe and each.against), None)
     if best is None or best.against is None:
-        return "nothing else came to the end of the race"
+        return "no other recipe reached the end of the race"
     speedup = best.against.speedup
     if not isfinite(speedup.high):
-        return f"nothing could be told from noise: {best.name} made too few steps beside {race.baseline.recipe}"
+        return f"no significant difference: {best.name} made too few steps for a comparison with {race.baseline.recipe}"
     if speedup.value == 0:
-        return f"the best other, {best.name}, never came to the {race.metric} of {race.reference.name}"
-    told = f"the best other, {best.name}, is {speedup.value:.2f} times as fast ({_between(speedup)})"
+        return f"the best other recipe, {best.name}, did not reach the {race.metric} of {race.reference.name}"
+    told = f"the best other recipe, {best.name}, is {speedup.value:.2f}x as fast ({_between(speedup)})"
     if speedup.low <= 1:
         return f"{told}: not beyond noise"
-    return f"{told}: less than {WORTHWHILE:g} times is not worth another recipe"
+    return f"{told}: less than {WORTHWHILE:g}x is not worth another recipe"
 
 
 def _between(interval: ConfidenceInterval, form: str = ".2f") -> str:

@@ -1,15 +1,15 @@
-"""Candidates: recipes of the whole grammar, why some are left out, and the loss that each is expected to cost: a prior.
+"""Candidates: recipes of the whole grammar, the reasons to exclude some, and a prior of the loss that each costs.
 
 A prior is the loss of a recipe minus that of Dense() after the same number of steps. Divided by the loss that a
-training gains when its length grows by a factor of e, it is the logarithm of how many times as long the training would
-have to be. Strategies and compressors multiply. Priors only order the candidates for a race, and the steps that the
-race measures replace them. They are no retained benefit: those that do not come from docs/benchmarks/ladder.md were
-measured at the learning rate of Dense(), not at the recipe's own.
+training gains when it becomes longer by a factor of e, it is the logarithm of the factor by which the training would
+have to be longer. Factors of strategies and compressors multiply. Priors only order the candidates for a race, and the
+race's measurements replace them. They are no retained benefit: those that do not come from docs/benchmarks/ladder.md
+were measured at the learning rate of Dense(), not at the recipe's own.
 
 source: docs/compressors.md ("bytelm-adamw", "bytelm", 100 steps, training loss; "AdamW"),
         docs/benchmarks/ladder.md (bytelm-57k-b2, 2221 steps, held out, AdamW, each at its own learning rate),
         docs/local.md (1000 steps, held out, AdamW at 0.001; "conclusions"). All of the small byte model: on
-        another model the order may differ. Values marked ASSUMED lie between measured ones, or come from trainings of
+        another model the order may differ. Values marked ASSUMED are between measured ones, or come from trainings of
         200 steps with one seed, which are too short to rank recipes.
 """
 
@@ -38,7 +38,7 @@ from gossamer.plan.profile.gradient_statistics import (
 from gossamer.train.engine.bucket import assign_fragments
 from gossamer.train.moments.aligned_moment import ALIGNABLE
 
-# -- what a recipe is expected to lose ---------------------------------------------------------------------------------
+# -- expected loss of a recipe -----------------------------------------------------------------------------------------
 
 
 #: Nats that Dense() gains from 50 to 100 steps, over ln 2: docs/compressors.md, bytelm-adamw and bytelm.
@@ -51,14 +51,14 @@ ASSUMED = "assumed, only to order candidates for a race"
 
 @dataclass(frozen=True)
 class LossGap:
-    """How much higher a loss ends than that of Dense(), in nats, and where that was measured."""
+    """Final loss minus that of Dense(), in nats, and where it was measured."""
 
     adam: float
     sgd: float
     source: str
 
     def passes(self, optimizer_type: type[Optimizer], share: float = 1.0) -> float:
-        """Backward passes to a loss over Dense()'s, where `share` of this gap is expected. Others count as Adam."""
+        """Backward passes to a loss over Dense()'s, for a `share` of this gap. Other optimizers count as Adam."""
         if issubclass(optimizer_type, SGD):
             return exp(share * self.sgd / SGD_NATS_PER_E_FOLD)
         return exp(share * self.adam / ADAM_NATS_PER_E_FOLD)
@@ -109,7 +109,7 @@ LOW_RANK = {
 
 _DEMO_IN_BITS = "DeMo(Route(Rotated(Chain(TopK(density={}), SignMagnitude())), rest=Float4(feedback=False)))"
 _UPDATE_IN_BITS = "Route(AdamUpdate(Chain(TopK(density={}), SignMagnitude())), rest=Feedback(Sharded(Float4())))"
-OPTIMIZER_PARTS = {  # that take a part of the optimizer's work; others' rates of learning would have to be found first
+OPTIMIZER_PARTS = {  # compressors that do a part of the optimizer's work; others would need their own learning rates
     "DGC(density=0.01)": LossGap(0.0, 0.099, COMPRESSORS),
     "DGC(density=0.001)": LossGap(0.0, 0.3, ASSUMED),
     "OneBitAdam(warmup=40)": LossGap(0.026, 0.0, COMPRESSORS),
@@ -130,7 +130,7 @@ OPTIMIZER_PARTS = {  # that take a part of the optimizer's work; others' rates o
 EVERY_STEP = FEW_BITS | FEW_ENTRIES | LOW_RANK | OPTIMIZER_PARTS
 
 _ONE_BIT_AND_REST = "Route(Feedback(Sharded(OneBit())), rest=Feedback(Sharded(Float4())))"
-DIFFERENCES = {  # of parameters, after some steps of one's own
+DIFFERENCES = {  # compressors of parameter differences after local steps
     "Dense()": LossGap(0.0, 0.0, LOCAL),
     "Dense(dtype='bfloat16')": LossGap(0.0, 0.0, ASSUMED),
     "Int8()": LossGap(0.0, 0.0, LOCAL),
@@ -141,7 +141,7 @@ DIFFERENCES = {  # of parameters, after some steps of one's own
     "TopK(density=0.03)": LossGap(0.102, 0.102, LOCAL),
     "Chain(TopK(density=0.05), SignMagnitude())": LossGap(0.159, 0.159, LOCAL),
 }
-LETTERS = {  # to neighbors, of differences to public copies
+LETTERS = {  # compressors of differences to public copies, for neighbors
     "Dense()": NOTHING,
     "Int8()": LossGap(0.0, 0.0, ASSUMED),
     "Float4()": LossGap(0.02, 0.02, ASSUMED),
@@ -149,7 +149,7 @@ LETTERS = {  # to neighbors, of differences to public copies
 }
 
 _OUTER = "outer_learning_rate=1.0, outer_momentum=0.5"
-LOCAL_STEPS = {  # strategies whose workers make steps of their own
+LOCAL_STEPS = {  # strategies with local steps
     "LocalSGD(period=2, optimizer_state='align')": LossGap(0.0, 0.0, LADDER),
     "LocalSGD(period=4, optimizer_state='align')": LossGap(0.007, 0.007, LADDER),
     "LocalSGD(period=8, optimizer_state='align')": LossGap(0.047, 0.047, LADDER),
@@ -173,24 +173,24 @@ GOSSIP = {
     "Gossip()": LossGap(0.178, 0.12, ASSUMED),
     "Gossip(period=4)": LossGap(0.19, 0.13, ASSUMED),
 }
-SITES = LossGap(0.084, 0.05, ASSUMED)  # LocalSGD(per_site=...): a half of LocalSGD's
+SITES = LossGap(0.084, 0.05, ASSUMED)  # LocalSGD(per_site=...): half of LocalSGD's
 DELAYED = LossGap(0.03, 0.03, ASSUMED)  # EveryStep(delay=1)
 
-# -- what gradient statistics say of it --------------------------------------------------------------------------------
+# -- adjustment by gradient statistics ---------------------------------------------------------------------------------
 
-#: Shares of energy in gradients of the small byte model, with which the gaps above were measured: of the largest
-#: hundredth and thousandth, and of the first 1, 2, 4, 8 directions. Eight batches of one worker with AdamW at 0.001,
-#: means of what was seen after 50 steps (0.564, 0.203; 0.61, 0.95, 0.98, 0.99) and after 100.
+#: Shares of energy in gradients of the small byte model, with which the gaps above were measured: in the largest 1 %
+#: and 0.1 % of the entries, and in the first 1, 2, 4, 8 directions. Eight batches of one worker with AdamW at 0.001,
+#: means of values after 50 steps (0.564, 0.203; 0.61, 0.95, 0.98, 0.99) and after 100.
 REFERENCE_LARGEST = (0.571, 0.207)
 REFERENCE_SINGULAR = (0.68, 0.91, 0.97, 0.985)
-SPARSER, LESS_RANK = 1.5, 1.5  # times what noise would have, below which a choice finds no more than chance
-MOST_CHANGE = 1.5  # of a gap, by statistics
+SPARSER, LESS_RANK = 1.5, 1.5  # times the value of noise; below it a selection is no better than chance
+MOST_CHANGE = 1.5  # of a gap by statistics
 
 
 def gap_share(compressor: str, statistics: GradientStatistics | None) -> float:
-    """What share of a compressor's measured gap to expect: as much as one message loses more of these gradients' norm.
+    """Share of a compressor's measured gap to expect: the ratio of the relative norms that one message loses.
 
-    sqrt((1 - kept) / (1 - kept of the model that it was measured with)), for few entries and low ranks.
+    sqrt((1 - kept) / (1 - kept of the model that it was measured with)), for sparsification and low rank.
     """
     if statistics is None:
         return 1.0
@@ -210,7 +210,7 @@ def gap_share(compressor: str, statistics: GradientStatistics | None) -> float:
 
 
 def beyond_noise(kept: float, noise: float) -> bool:
-    """Whether some directions hold more energy than they would of noise, which has at most `noise` there."""
+    """Whether some directions have more energy than in noise, where it is at most `noise`."""
     return kept >= min(LESS_RANK * noise, (1 + noise) / 2)
 
 
@@ -229,13 +229,13 @@ BETWEEN_NODES = ("Int8()", "Float4()", "TopK(density=0.01)", "PowerSGD(rank=4)")
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One recipe that could be tried, and how many more backward passes it is expected to need than Dense()."""
+    """A candidate recipe, with a prior of its backward passes relative to Dense()."""
 
-    recipe: str  # as one would write it
-    strategy_passes: float = 1.0  # for what its strategy loses, over Dense()'s
-    compressor_passes: float = 1.0  # likewise its compressor
-    source: str = ""  # of these two
-    excluded: str | None = None  # why it is left out, before anything is priced
+    recipe: str  # as a user writes it
+    strategy_passes: float = 1.0  # prior for its strategy, relative to Dense()
+    compressor_passes: float = 1.0  # prior for its compressor, relative to Dense()
+    source: str = ""  # of the priors
+    excluded: str | None = None  # reason to exclude it before pricing
 
 
 def candidates(
@@ -245,11 +245,17 @@ def candidates(
     workers: int,
     network: Network,
 ) -> list[Candidate]:
-    """Every recipe worth a price, Dense() first, and those that are left out with the reason.
+    """All candidates, Dense() first, and the excluded ones with their reasons.
 
-    model: as the script attaches it with any recipe, for the shapes of its parameters. optimizer_type: the script's.
-    statistics: None where none were taken; nothing is then left out for them. network: whose sites recipes may use.
-    Two texts that resolve to one recipe are one candidate.
+    Args:
+        model: as attached by the script with any recipe, for the shapes of its parameters.
+        optimizer_type: the script's.
+        statistics: of the gradients; None to exclude no candidate because of them.
+        workers: their number.
+        network: recipes may use its sites.
+
+    Returns:
+        One candidate for each resolved recipe, also if several texts resolve to it.
     """
     found: dict[str, Candidate] = {}
     parameters = parameters_of(model)
@@ -265,7 +271,7 @@ def candidates(
 
 
 def parameters_of(model: Attached) -> dict[str, Parameter]:
-    """A model's parameters on the meta device, in about its own order: buckets begin with the last ones."""
+    """A model's parameters on the meta device, in approximately its own order: buckets begin with the last ones."""
     slots = [(dtype_of(dtype), slot) for dtype, layout in model.layouts for slot in layout]
     return {
         slot.name: Parameter(torch.empty(slot.shape, dtype=dtype, device="meta"), requires_grad=dtype.is_floating_point)
@@ -279,7 +285,7 @@ def parameters_of(model: Attached) -> dict[str, Parameter]:
 def _drawn(
     optimizer_type: type[Optimizer], statistics: GradientStatistics | None, workers: int, per_site: int
 ) -> Iterator[Candidate]:
-    """All pairs of a strategy and a compressor for what it sends."""
+    """All pairs of a strategy and a compressor."""
 
     def drawn(strategy: str, loss: LossGap, compressor: str, gap: LossGap, topology: str = "") -> Candidate:
         terms = [strategy, compressor if compressor != DENSE else "", topology]
@@ -310,7 +316,7 @@ def _drawn(
 
 
 def _on_sites(drawn: Callable[..., Candidate], per_site: int) -> Iterator[Candidate]:
-    """Within a site everything travels, between sites less."""
+    """Dense within a site, compressed between sites."""
     yield drawn("", NOTHING, DENSE, NOTHING, f"Hierarchy(per_node={per_site})")
     for compressor in BETWEEN_NODES:
         there = drawn("", NOTHING, compressor, EVERY_STEP[compressor])
@@ -321,17 +327,17 @@ def _on_sites(drawn: Callable[..., Candidate], per_site: int) -> Iterator[Candid
             yield replace(drawn(strategy, SITES, compressor, gap), excluded=None)
 
 
-# -- what is left out --------------------------------------------------------------------------------------------------
+# -- exclusion ---------------------------------------------------------------------------------------------------------
 
 
 def why_hopeless(compressor: str, statistics: GradientStatistics | None) -> str | None:
-    """Why a choice finds no more in these gradients than it would in noise; None where it does, or nothing is known."""
+    """Why a selection is no better than in noise for these gradients; None if it is better, or unknown."""
     if statistics is None:
         return None
     if compressor in FEW_ENTRIES and statistics.largest_hundredth < SPARSER * NOISE_LARGEST_HUNDREDTH:
         return (
-            f"the largest hundredth of the entries holds {statistics.largest_hundredth:.0%} of a gradient's energy, "
-            f"and that of noise would hold {NOISE_LARGEST_HUNDREDTH:.0%}: few entries tell next to nothing of it"
+            f"the largest 1 % of the entries has {statistics.largest_hundredth:.0%} of a gradient's energy, and "
+            f"in noise it would have {NOISE_LARGEST_HUNDREDTH:.0%}: sparsification would lose almost all of it"
         )
     if compressor not in LOW_RANK or statistics.singular_shares is None:
         return None
@@ -340,42 +346,38 @@ def why_hopeless(compressor: str, statistics: GradientStatistics | None) -> str 
     if beyond_noise(kept, noise):
         return None
     return (
-        f"the first {RANKS[place]} singular directions hold {kept:.0%} of the gradients' energy, and of noise in such "
-        f"matrices up to {noise:.0%}: thin factors tell next to nothing of them"
+        f"the first {RANKS[place]} singular directions have {kept:.0%} of the gradients' energy, and in noise of these "
+        f"shapes up to {noise:.0%}: a low-rank approximation would lose almost all of it"
     )
 
 
 def _check(recipe: Recipe, parameters: Mapping[str, Parameter], optimizer_type: type[Optimizer], workers: int) -> None:
-    """Raise AttachError where a session would refuse it for this model, optimizer or number of workers."""
+    """Raise AttachError if a session would refuse the recipe for this model, optimizer or number of workers."""
     stage = recipe.strategy.steady_stage
     if isinstance(stage, AveragingStage) and stage.per_site is not None:
         stage.site_size(workers)
     aligns = isinstance(stage, AveragingStage) and stage.strategy.on_merge == ALIGN
     if aligns and not issubclass(optimizer_type, ALIGNABLE):
-        raise AttachError(
-            f"it corrects momentum as Adam and SGD keep it, and this script has {optimizer_type.__name__}"
-        )
+        raise AttachError(f"it corrects the momentum of Adam and SGD, and this script has {optimizer_type.__name__}")
     if stage.schedule.fragments > 1:
         assign_fragments(parameters, stage.schedule.fragments)
     for slot in Layout.of(parameters):
         owner = recipe.compressor.owns_momentum(slot)
         if owner is not None and not issubclass(optimizer_type, owner.optimizers):
             known = " or ".join(each.__name__ for each in owner.optimizers)
-            raise AttachError(
-                f"it does a part of the work of {known}, and this script trains with {optimizer_type.__name__}"
-            )
+            raise AttachError(f"it replaces a part of {known}, and this script trains with {optimizer_type.__name__}")
 
 
-# -- what gradients tell -----------------------------------------------------------------------------------------------
+# -- findings from gradients -------------------------------------------------------------------------------------------
 
 
-SIGNS_AGREE = 0.55  # of successive batches: noise alone has 0.5
-FREE = 4.0  # times all workers' batches: where the noise scale is beyond, one step of four times as many replaces 2.5
+SIGNS_AGREE = 0.55  # in successive batches; noise alone has 0.5
+FREE = 4.0  # times all workers' batches; with more noise, a step of 4x as many replaces 2.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientFinding:
-    """Whether a family of recipes has something to work with, and the numbers that say so."""
+    """Whether a family of recipes suits the gradients, and the numbers as evidence."""
 
     family: str
     works: bool
@@ -383,17 +385,17 @@ class GradientFinding:
 
 
 def findings(statistics: GradientStatistics, workers: int) -> list[GradientFinding]:
-    """One for each family that the statistics speak of: few entries, low rank, signs, larger batches."""
+    """One finding for each family with statistics: sparsification, low rank, signs, larger batches."""
     found = [_few_entries(statistics), _low_rank(statistics), _signs(statistics), _batches(statistics, workers)]
     return [each for each in found if each is not None]
 
 
 def _few_entries(statistics: GradientStatistics) -> GradientFinding:
     return GradientFinding(
-        family="few entries: TopK and its kin",
+        family="few entries: TopK and similar",
         works=statistics.largest_hundredth >= SPARSER * NOISE_LARGEST_HUNDREDTH,
-        because=f"the largest hundredth of the entries holds {statistics.largest_hundredth:.0%} of the energy, and the "
-        f"largest thousandth {statistics.largest_thousandth:.0%}; of noise it would be {NOISE_LARGEST_HUNDREDTH:.0%} "
+        because=f"the largest 1 % of the entries has {statistics.largest_hundredth:.0%} of the energy, and the "
+        f"largest 0.1 % {statistics.largest_thousandth:.0%}; in noise it would be {NOISE_LARGEST_HUNDREDTH:.0%} "
         "and 1%",
     )
 
@@ -406,8 +408,8 @@ def _low_rank(statistics: GradientStatistics) -> GradientFinding | None:
     return GradientFinding(
         family="low rank: PowerSGD",
         works=any(beyond_noise(kept, noise) for kept, noise in both),
-        because=f"the first {', '.join(map(str, RANKS))} singular directions hold {shares} of the energy, in brackets "
-        "at most what noise would have there",
+        because=f"the first {', '.join(map(str, RANKS))} singular directions have {shares} of the energy; in brackets "
+        "the upper bound for noise",
     )
 
 
@@ -415,9 +417,9 @@ def _signs(statistics: GradientStatistics) -> GradientFinding | None:
     if statistics.sign_agreement is None:
         return None
     return GradientFinding(
-        family="signs: OneBit and its kin",
+        family="signs: OneBit and similar",
         works=statistics.sign_agreement >= SIGNS_AGREE,
-        because=f"{statistics.sign_agreement:.0%} of the entries have one sign in successive batches; of noise it "
+        because=f"{statistics.sign_agreement:.0%} of the entries have the same sign in successive batches; in noise it "
         "would be 50%",
     )
 
@@ -426,10 +428,10 @@ def _batches(statistics: GradientStatistics, workers: int) -> GradientFinding | 
     noise = statistics.noise_scale_batches
     if noise is None:
         return None
-    size = "beyond what these batches could tell" if noise == inf else f"about that of {noise:.2g} batches"
+    size = "too large for these batches to measure" if noise == inf else f"about that of {noise:.2g} batches"
     return GradientFinding(
         family="larger batches: accumulate, and long periods",
         works=noise >= FREE * workers,
-        because=f"the gradient noise scale is {size}, and {workers} workers make {workers} batches in a step: four "
+        because=f"the gradient noise scale is {size}, and {workers} workers use {workers} batches per step: four "
         f"times as many would need {statistics.steps_ratio(4 * workers, than=workers):.0%} of the steps",
     )

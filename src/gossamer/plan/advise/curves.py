@@ -1,7 +1,7 @@
-"""Loss curves of a race: when one reaches a target, means with intervals, and a contender beside the baseline.
+"""Loss curves of a race: when one reaches a target, means with intervals, and comparison with the baseline.
 
-Both train on the same batches from the same seed, so their losses at the same *step* are paired: what a batch adds to
-both, because it is a hard one, cancels in the difference. At the same virtual *second* they are at different steps.
+Both train on the same batches from the same seed, so their losses at the same *step* are paired: the effect of a hard
+batch on both cancels in the difference. At the same virtual *second* they are at different steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Point = tuple[int, float, float]  # step, virtual seconds, value
 
 @dataclass(frozen=True)
 class LossCurve:
-    """steps, seconds, values: (points,), by ascending step; one point a step, the mean of what was logged there."""
+    """steps, seconds, values: (points,), by ascending step; one point per step, the mean of its logged values."""
 
     steps: Floats
     seconds: Floats
@@ -32,7 +32,7 @@ class LossCurve:
 
     @classmethod
     def of(cls, points: Iterable[Point]) -> LossCurve:
-        """A curve of (step, virtual seconds, value); values that are not finite, or beyond LARGEST, are left out."""
+        """A curve from (step, virtual seconds, value); values that are not finite, or beyond LARGEST, are dropped."""
         table = np.array([*points], dtype=np.float64).reshape(-1, 3)
         table = table[np.abs(table[:, 2]) <= LARGEST]
         steps, places, counts = np.unique(table[:, 0], return_inverse=True, return_counts=True)
@@ -48,11 +48,11 @@ class LossCurve:
 
     @property
     def every_step(self) -> bool:
-        """Whether it is logged in most steps: then its values are of single batches, and are smoothed."""
+        """Whether most steps are logged: then values are of single batches, and are smoothed."""
         return len(self) > 2 and len(self) > 0.5 * (self.steps[-1] - self.steps[0] + 1)
 
     def until(self, seconds: float) -> LossCurve:
-        """What was logged up to a virtual second."""
+        """The curve up to a virtual second."""
         return self._kept(self.seconds <= seconds * (1 + 1e-9))
 
     def between_seconds(self, after: float, until: float) -> LossCurve:
@@ -62,11 +62,11 @@ class LossCurve:
         return self._kept((self.steps > after) & (self.steps <= until))
 
     def seconds_at(self, step: float) -> float:
-        """The virtual second of a step, between two points along a straight line."""
+        """The virtual second of a step, linearly interpolated."""
         return float(np.interp(step, self.steps, self.seconds))
 
     def moving_average(self, points: int) -> LossCurve:
-        """Means over so many consecutive points, each at the mean of their steps and seconds."""
+        """Means over consecutive points, each at the mean of their steps and seconds."""
         width = max(1, min(points, len(self)))
         if not len(self):
             return self
@@ -74,7 +74,7 @@ class LossCurve:
         return LossCurve(*(np.convolve(column, kernel, mode="valid") for column in self._columns))
 
     def thinned(self, points: int) -> LossCurve:
-        """At most so many points: means of neighbors, for pictures and files."""
+        """At most this many points: means of neighbors, for pictures and files."""
         if len(self) <= points:
             return self
         edges = np.linspace(0, len(self), points + 1).astype(int)
@@ -89,7 +89,7 @@ class LossCurve:
         return LossCurve(*(column[which] for column in self._columns))
 
 
-# -- when a curve reaches a target -------------------------------------------------------------------------------------
+# -- time to a target --------------------------------------------------------------------------------------------------
 
 
 SMOOTHED_POINTS = 10  # of a metric of single batches
@@ -98,10 +98,10 @@ __all__ = ["BestReached", "Target", "best_reached", "read_target", "seconds_to",
 
 
 def seconds_to(curve: LossCurve, target: Target) -> float | None:
-    """The first virtual second at which the curve has reached the target; None where it has not.
+    """The first virtual second at which the curve has reached the target; None if it has not.
 
-    A metric that is logged in every step is of single batches: its mean over 10 steps counts, at the last of them. One
-    that is logged now and then is taken as it is, and interpolated between its points.
+    A metric that is logged in every step is of single batches: its mean over 10 steps is used, at the last of them. One
+    that is logged now and then is not smoothed, and interpolated between its points.
     """
     shown = _shown(curve)
     reached = shown.values < target.value if target.below else shown.values > target.value
@@ -117,7 +117,7 @@ def seconds_to(curve: LossCurve, target: Target) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class BestReached:
-    """The value nearest to a target, by whom, and at which virtual second."""
+    """The value closest to a target, its curve, and its virtual second."""
 
     name: str
     value: float
@@ -125,7 +125,7 @@ class BestReached:
 
 
 def best_reached(curves: Mapping[str, LossCurve], target: Target) -> BestReached | None:
-    """What came nearest to the target among named curves; None where nobody logged its metric."""
+    """The value closest to the target among named curves; None if no curve has its metric."""
     found = []
     for name, curve in curves.items():
         shown = _shown(curve)
@@ -137,21 +137,21 @@ def best_reached(curves: Mapping[str, LossCurve], target: Target) -> BestReached
 
 
 def unreached_text(curves: Mapping[str, LossCurve], target: Target) -> str:
-    """What to say of a target that nobody reached."""
+    """Message for a target that no curve reached."""
     best = best_reached(curves, target)
     if best is None:
         return (
-            f"nobody logged {target.metric}, so {target} could not be looked for. Log it: "
+            f"no recipe logged {target.metric}, so {target} cannot be evaluated. Log it: "
             f"session.log({target.metric}=...)"
         )
     return (
-        f"nobody reached {target} within the race: the best was {best.value:.4g}, by {best.name} after "
-        f"{best.seconds:.4g} virtual seconds. Give it more --minutes, or a target that is nearer"
+        f"no recipe reached {target} within the race: the best value was {best.value:.4g}, by {best.name} after "
+        f"{best.seconds:.4g} virtual seconds. Use more --minutes, or an easier target"
     )
 
 
 def _shown(curve: LossCurve) -> LossCurve:
-    """At the last second of each mean, since it was known no earlier."""
+    """The curve to evaluate: each mean at the last second of its points, since it was not known earlier."""
     if not curve.every_step or len(curve) < 2 * SMOOTHED_POINTS:
         return curve
     means = curve.moving_average(SMOOTHED_POINTS)
@@ -167,7 +167,7 @@ FEWEST_BATCHES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidenceInterval:
-    """An estimate and the interval that holds the truth with probability `confidence`."""
+    """An estimate, and the interval that contains the true value with probability `confidence`."""
 
     value: float
     low: float
@@ -181,7 +181,7 @@ class ConfidenceInterval:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanEstimate:
-    """A mean, its standard error, and the degrees of freedom by which that is known."""
+    """A mean, its standard error, and the degrees of freedom of the standard error."""
 
     value: float
     standard_error: float
@@ -195,19 +195,19 @@ class MeanEstimate:
 
 
 def mean_estimate(values: Floats) -> MeanEstimate:
-    """Mean of values in the order of time, and its standard error by batch means.
+    """Mean of values in order of time, and its standard error by batch means.
 
-    Means of consecutive batches are nearly independent where single values are not, and a line through them takes a
-    trend away, which is no noise:
+    Means of consecutive batches are nearly independent although single values are not. A line through them removes a
+    trend, which is not noise:
         b_k = mean of batch k,  r_k = b_k - (line through b)_k,  se^2 = sum r_k^2 / (K - 2) / K
-    law:    covers the mean of the trend with the nominal probability where batches are independent and normal
+    law:    covers the mean of the trend with the nominal probability if batches are independent and normal
     source: Schmeiser 1982, Operations Research 30(3), "Batch size effects in the analysis of simulation output"
     """
     count = min(BATCHES, len(values) // 2)
     if count < FEWEST_BATCHES:
         value = float(values.mean()) if len(values) else float("nan")
         return MeanEstimate(value=value, standard_error=inf, freedom=0)
-    kept = values[len(values) % count :]  # the latest of them, in batches of one length
+    kept = values[len(values) % count :]  # the latest ones, in batches of equal length
     means = kept.reshape(count, -1).mean(1)
     places = np.arange(count) - (count - 1) / 2
     slope = float(places @ means) / float(places @ places)
@@ -217,7 +217,7 @@ def mean_estimate(values: Floats) -> MeanEstimate:
 
 
 def student_quantile(confidence: float, freedom: int) -> float:
-    """How many standard errors the two-sided interval of Student's t reaches, to within 1 % from 4 degrees on.
+    """Half width of the two-sided interval of Student's t in standard errors, within 1 % from 4 degrees on.
 
     source: Abramowitz & Stegun 1964, 26.7.5 (an expansion about the normal quantile); 1 and 2 degrees are exact.
     """
@@ -236,37 +236,37 @@ def student_quantile(confidence: float, freedom: int) -> float:
     return float(sum(term / freedom**power for power, term in enumerate(terms)))
 
 
-# -- beside the baseline -----------------------------------------------------------------------------------------------
+# -- comparison with the baseline --------------------------------------------------------------------------------------
 
 
 WINDOW = 0.25  # the last part of a race, over which losses are averaged
 FEWEST_POINTS = 2 * FEWEST_BATCHES  # in a window
-LOOKS = (2, 3, 6, 12)  # parts of the contender's steps, at whose ends a baseline that ran ahead is looked at
+LOOKS = (2, 3, 6, 12)  # divisors of the contender's steps at which a baseline that is ahead is evaluated
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgainstBaseline:
-    """A contender beside the baseline at one virtual second. Losses: of windows, the last quarter up to there.
+    """A contender compared with the baseline at one virtual second. Losses are means over the last quarter.
 
-    speedup: virtual seconds of the baseline to where it is, over the contender's to the same loss; 0 below where the
-    contender has not been there yet.
+    speedup: virtual seconds of the baseline divided by the contender's to the same loss. The lower end is 0 if the
+    contender has not reached that loss yet.
     """
 
     speedup: ConfidenceInterval
-    steps_ratio: float  # of the steps that the contender needs to a loss, over the baseline's; inf where never there
-    loss_at_equal_steps: ConfidenceInterval  # the contender's less the baseline's, paired
-    loss_at_equal_seconds: ConfidenceInterval  # likewise, not paired
+    steps_ratio: float  # steps of the contender to a loss over the baseline's; inf if never reached
+    loss_at_equal_steps: ConfidenceInterval  # the contender's minus the baseline's, paired
+    loss_at_equal_seconds: ConfidenceInterval  # the contender's minus the baseline's, not paired
 
 
 def against_baseline(
     contender: LossCurve, baseline: LossCurve, seconds: float, confidence: float = 0.95
 ) -> AgainstBaseline:
-    """Compare at virtual second `seconds`, up to which both are known. Losses: the lower, the better.
+    """Compare at virtual second `seconds`, up to which both are known. Lower losses are better.
 
-    The baseline may have run ahead of it: a step of it may take as long as a hundred of the contender's. It is looked
-    at no further than half the contender's steps then, which leaves that as many again to make up for being behind; or
-    at a third, a sixth or a twelfth, the furthest at which it has surely made up for it. All looks together have the
-    confidence asked for.
+    The baseline may be ahead in steps: one of its steps may take as long as a hundred of the contender's. Then it is
+    evaluated at half of the contender's steps at most, so that the contender has as many steps again to reach its loss;
+    or at a third, a sixth or a twelfth, the latest at which the contender has significantly reached it. All evaluations
+    together have the requested confidence.
     """
     contender, there = contender.until(seconds), baseline.until(seconds)
     made = there.steps[-1] if len(there) else 0.0
@@ -284,7 +284,7 @@ def against_baseline(
 
 
 def paired_difference(contender: LossCurve, baseline: LossCurve) -> MeanEstimate:
-    """The contender's loss less the baseline's, at the last quarter of the steps that both have made."""
+    """The contender's loss minus the baseline's, over the last quarter of the steps that both have made."""
     steps, mine, others = np.intersect1d(contender.steps, baseline.steps, assume_unique=True, return_indices=True)
     if not len(steps):
         return MeanEstimate(value=float("nan"), standard_error=inf, freedom=0)
@@ -293,7 +293,7 @@ def paired_difference(contender: LossCurve, baseline: LossCurve) -> MeanEstimate
 
 
 def difference_at(contender: LossCurve, other: LossCurve, seconds: float) -> MeanEstimate:
-    """A contender's loss less another's in the last quarter of the virtual seconds, by batches of their own."""
+    """A contender's loss minus another's in the last quarter of the virtual seconds, with separate batches."""
     first, second = (
         mean_estimate(each.between_seconds((1 - WINDOW) * seconds, seconds).values) for each in (contender, other)
     )
@@ -307,7 +307,7 @@ def difference_at(contender: LossCurve, other: LossCurve, seconds: float) -> Mea
 def _look(
     contender: LossCurve, baseline: LossCurve, confidence: float
 ) -> tuple[MeanEstimate, ConfidenceInterval, float]:
-    """How far apart they are at the baseline's last steps, the speedup to there, and the ratio of steps."""
+    """Difference of losses at the baseline's last steps, the speedup to there, and the ratio of steps."""
     paired = paired_difference(contender, baseline)
     return paired, *_speedup(contender, baseline, paired, confidence)
 
@@ -315,10 +315,10 @@ def _look(
 def _speedup(
     contender: LossCurve, baseline: LossCurve, paired: MeanEstimate, confidence: float
 ) -> tuple[ConfidenceInterval, float]:
-    """And the ratio of steps: where the contender's own curve has made up for what it is behind at equal steps.
+    """The speedup and the ratio of steps: where the contender's own curve has reached the baseline's loss.
 
-    Its moving average m, as wide as the window, is at m(c) in the window's middle c; it is where the baseline was
-    when m(s) = m(c) - d. Noise of d is the pairs'; where s lies apart from c, of both means of the contender, too.
+    Its moving average m, as wide as the window, is m(c) in the window's middle c. It has reached the baseline's loss
+    when m(s) = m(c) - d. The noise of d is that of the pairs; if s differs from c, also of both means of the contender.
     """
     unknown = ConfidenceInterval(value=float("nan"), low=0.0, high=inf, confidence=confidence)
     if not paired.freedom:
@@ -333,7 +333,7 @@ def _speedup(
     reached_by_baseline = baseline.seconds_at(center)
 
     def ratio(loss: float) -> float:
-        """0 where the contender has never been there."""
+        """The ratio; 0 if the contender has not reached this loss."""
         seconds = _first_seconds(mean, loss)
         return reached_by_baseline / seconds if seconds else 0.0
 
@@ -341,7 +341,7 @@ def _speedup(
     apart = min(1.0, abs(step - center) / (last - begin))
     error = sqrt(paired.standard_error**2 + 2 * apart * own.standard_error**2)
     half = student_quantile(confidence, paired.freedom) * error
-    most = reached_by_baseline / float(contender.seconds[-1])  # where it has not been there so far
+    most = reached_by_baseline / float(contender.seconds[-1])  # if it has not reached the loss so far
     interval = ConfidenceInterval(
         value=ratio(level), low=ratio(level - half), high=ratio(level + half) or most, confidence=confidence
     )
@@ -349,7 +349,7 @@ def _speedup(
 
 
 def _window_begin(steps: Floats) -> float:
-    """The step after which the window begins: the last quarter, or more where that has too few points."""
+    """The step before the window: the last quarter, or more if that has too few points."""
     quarter = (1 - WINDOW) * float(steps[-1])
     return min(quarter, float(steps[-FEWEST_POINTS - 1])) if len(steps) > FEWEST_POINTS else quarter
 
@@ -360,7 +360,7 @@ def _first_step(mean: LossCurve, loss: float) -> float:
 
 
 def _first_seconds(mean: LossCurve, loss: float) -> float | None:
-    """The second at which the curve crosses a loss, interpolated between its points; None where it does not."""
+    """The second at which the curve crosses a loss, interpolated between its points; None if it does not."""
     reached = mean.values <= loss
     if not reached.any():
         return None

@@ -1,4 +1,4 @@
-"""Measured links: a network from what `gossamer doctor --json` found between the machines, and what to say of it."""
+"""Measured links: a network from the report of `gossamer doctor --json`, and remarks on it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from gossamer.comm.network.site_detection import measured
 from gossamer.plan.doctor import DoctorReport, rate_text
 from gossamer.plan.doctor.report import host_from, pair_from
 
-CONTRADICTS = 1.5  # times a rate or a round trip, or more: that is another network
-LEAST_SECONDS = 2e-3  # of round trips that count: below, the machines' own doing is most of it
+CONTRADICTS = 1.5  # a larger factor of rate or round trip means another network
+LEAST_SECONDS = 2e-3  # shorter round trips consist mostly of the machines' own delays
 HOW = (
     "Measure them: gossamer doctor --nnodes N --node-rank K --rendezvous HOST:PORT --json links.json, on every machine"
 )
 
 
 def read_links(file: Path, workers: int) -> tuple[Network, tuple[str, ...]]:
-    """The network that a doctor's report describes, and remarks on its machines. Raises NetworkError."""
+    """The network of a doctor's report, and remarks on its machines. Raises NetworkError."""
     report = _report(file)
     if len(report.hosts) < workers:
         raise NetworkError(
-            f"{file} tells of {len(report.hosts)} ranks, and {workers} workers need one each. Write --workers "
+            f"{file} has {len(report.hosts)} ranks, and {workers} workers need one each. Write --workers "
             f"{len(report.hosts)}, or measure more."
         )
     ranks = range(workers)
@@ -39,7 +39,7 @@ def read_links(file: Path, workers: int) -> tuple[Network, tuple[str, ...]]:
             continue
         found = (pair.minimum_round_trip_seconds, pair.forth_bits_per_second, pair.back_bits_per_second)
         if any(each is None or each <= 0 for each in found):
-            raise NetworkError(f"{file}: nothing was measured between ranks {a} and {b}. {HOW}")
+            raise NetworkError(f"{file}: there is no measurement between ranks {a} and {b}. {HOW}")
         round_trip, forth, back = (float(each or 0.0) for each in found)
         seconds[a][b] = seconds[b][a] = round_trip
         up[a], down[b] = max(up[a], forth), max(down[b], forth)
@@ -51,7 +51,7 @@ def read_links(file: Path, workers: int) -> tuple[Network, tuple[str, ...]]:
 
 
 def contradictions(told: Network, found: Network) -> tuple[str, ...]:
-    """What a network as it was told and as it was measured do not agree upon."""
+    """Differences between a network as described and as measured."""
     return tuple(_contradictions(told, found))
 
 
@@ -60,14 +60,14 @@ def _contradictions(told: Network, found: Network) -> Iterator[str]:
         rates = said.up_bits_per_second, seen.up_bits_per_second
         if max(rates) >= CONTRADICTS * min(rates):
             yield (
-                f"host {host} sends {rate_text(rates[1])} as measured, and {rate_text(rates[0])} by {told.text}: the "
-                "advice is for the latter. Leave --network out for the measured one"
+                f"host {host} has a measured rate of {rate_text(rates[1])}, and {rate_text(rates[0])} in {told.text}: "
+                "the advice is for the latter. Leave out --network for the measured one"
             )
     farthest = [max(_round_trips(each)) for each in (told, found)]
     if max(farthest) >= LEAST_SECONDS and max(farthest) >= CONTRADICTS * min(farthest):
         yield (
-            f"the longest round trip is {1000 * farthest[1]:.3g} ms as measured, and {1000 * farthest[0]:.3g} ms by "
-            f"{told.text}: the advice is for the latter. Leave --network out for the measured one"
+            f"the longest round trip is {1000 * farthest[1]:.3g} ms as measured, and {1000 * farthest[0]:.3g} ms in "
+            f"{told.text}: the advice is for the latter. Leave out --network for the measured one"
         )
 
 
@@ -76,14 +76,14 @@ def _round_trips(network: Network) -> list[float]:
 
 
 def _machine_remarks(report: DoctorReport, workers: int) -> Iterator[str]:
-    """Of machines that are not alike: what is foretold takes all to be like this one."""
+    """Remarks on machines that differ, since estimates assume that all are like this one."""
     hosts = report.hosts[:workers]
     kinds = {(host.cores, host.gpus) for host in hosts}
     if len(kinds) > 1:
         told = "; ".join(f"rank {host.rank}: {host.cores} cores{_gpus(host.gpus)}" for host in hosts)
         yield (
-            f"the machines are not alike ({told}), and the advice takes all to compute as fast as this one. In lock "
-            "step the slowest holds up all others: what is gained is then a smaller part of a step"
+            f"the machines differ ({told}), and the advice assumes that all compute as fast as this one. In lock step "
+            "the slowest one limits all others, and the gain is then a smaller part of a step"
         )
 
 
@@ -92,7 +92,7 @@ def _gpus(names: tuple[str, ...]) -> str:
 
 
 def _report(file: Path) -> DoctorReport:
-    """From the doctor's JSON, which holds more than its report."""
+    """Read the doctor's JSON, which contains more than its report."""
     try:
         fields = read_json(bounded_file.read_bytes(file))
         hosts = tuple(host_from(json.dumps(each)) for each in fields["hosts"])

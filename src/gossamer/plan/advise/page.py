@@ -1,4 +1,4 @@
-"""Page: draws an advice as one HTML file, light and dark, that fetches nothing."""
+"""Page: an advice as one HTML file, light and dark, without further requests."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gossamer.observe.pages.charts import Axis, ChartLine, Dot, axis_around, dot
 from gossamer.observe.pages.page import card, command_line, document, key, table
 from gossamer.plan.advise.advice_file import Advice, CandidateRow, ContenderRow, Range
 
-AHEAD = 4  # times as far as all others: where the baseline ran on so far, they would share a corner
-COLORED = 6  # contenders that have a color of their own: the baseline and the best
+AHEAD = 4  # if the baseline is this many times ahead of all others, the axis is limited to them
+COLORED = 6  # contenders with their own colors: the baseline and the best
 RACE_SAYS = (
-    "Virtual seconds: what these steps would take on this network, by the forecast. All have the same seed and the "
-    "same batches. Curves are thinned to means of neighbors; a gray one went out where it ends."
+    "Virtual seconds: estimated time of these steps on this network. All have the same seed and the same batches. "
+    "Curves are thinned to means of neighbors; a gray one was eliminated at its end."
 )
 PARETO_SAYS = (
-    "After as many steps as {baseline} has made: how much more loss, and what a step takes. Lower and further left is "
-    "better; the dotted line joins those that none beats in both. Bars: the interval of the difference, paired by step."
+    "Excess loss at as many steps as {baseline} has made, over the cost of a step. Lower and further left is better; "
+    "the dotted line is the Pareto front. Bars: the interval of the difference, paired by step."
 )
 
 
@@ -39,22 +39,22 @@ def _content(advice: Advice) -> Iterator[str]:
     yield '<div class="grid">'
     if advice.contenders:
         yield _race(advice)
-        yield _pareto(advice, "seconds", "virtual seconds a step", seconds_text)
-        yield _pareto(advice, "bytes_sent", "bytes that a worker sends a step", bytes_text)
-        yield card("What was tried", _tried(advice), whole=True)
+        yield _pareto(advice, "seconds", "virtual seconds per step", seconds_text)
+        yield _pareto(advice, "bytes_sent", "bytes sent per worker and step", bytes_text)
+        yield card("Recipes in the race", _tried(advice), whole=True)
     if advice.confirmed:
-        yield card("For real", _confirmed(advice), "What was foretold beside what was measured.", whole=True)
+        yield card("Real runs", _confirmed(advice), "Estimated and measured step times.", whole=True)
     if advice.would_change:
         listed = "".join(f"<li>{escape(each)}</li>" for each in advice.would_change)
         yield card(
-            "What would change the answer",
+            "Other networks",
             f'<ul class="plain">{listed}</ul>',
-            "Who is expected to be first on another network, by the forecast and the steps that the race has seen.",
+            "Expected best recipe on other networks, from the estimates and the steps of the race.",
         )
     if advice.gradients:
-        yield card("The gradients", _gradients(advice), "Means over tensors and some successive batches.", whole=True)
+        yield card("Gradients", _gradients(advice), "Means over tensors and some successive batches.", whole=True)
     if advice.candidates:
-        yield card("What was foretold", _foretold(advice), whole=True)
+        yield card("Estimates", _foretold(advice), whole=True)
     yield "</div>"
     yield f"<footer>gossamer {escape(advice.gossamer)}</footer>"
 
@@ -64,7 +64,7 @@ def _answer(advice: Advice) -> str:
         "workers": str(advice.workers),
         "network": advice.network,
         "script": " ".join([advice.script, *advice.arguments]),
-        "computing a step": seconds_text(advice.compute_seconds) if advice.compute_seconds else "",
+        "compute time of a step": seconds_text(advice.compute_seconds) if advice.compute_seconds else "",
         "recipes raced": str(len({each.recipe for each in advice.contenders})),
         "virtual seconds": short(advice.race_seconds),
         "target": advice.target or "",
@@ -114,13 +114,13 @@ def _seconds_axis(race_seconds: float, lines: Sequence[ChartLine]) -> Axis:
 
 
 def _loss_axis(metric: str, lines: Sequence[ChartLine]) -> Axis:
-    """Where most points lie: losses that a run begins with would press all others down."""
+    """The range of most points: initial losses would flatten the curves."""
     late = [value for line in lines for value in line.up[len(line.up) // 20 :]]
     return axis_around(metric, late)
 
 
 def _pareto(advice: Advice, amount: str, title: str, text: Callable[[float], str]) -> str:
-    """The cost in loss at equal steps, over what a step takes; without those of another learning rate."""
+    """Excess loss at equal steps over the cost of a step, without contenders with another learning rate."""
     dots = [
         Dot(
             label=str(place),
@@ -139,14 +139,13 @@ def _pareto(advice: Advice, amount: str, title: str, text: Callable[[float], str
         if (place == 0 or row.loss_at_equal_steps is not None)
     ]
     across = axis_around(title, [dot.across for dot in dots], logarithmic=True, text=text)
-    up = axis_around(f"{advice.metric}, less the first's", [dot.up for dot in dots], margin=0.12)
+    up = axis_around(f"{advice.metric}, minus the first's", [dot.up for dot in dots], margin=0.12)
     picture = dot_chart(dots, across, up, f"cost in {advice.metric} over {title}")
     return card(f"Loss against {title}", picture, PARETO_SAYS.format(baseline=advice.contenders[0].recipe))
 
 
 def _bar(value: float, low: float | None, high: float | None) -> tuple[float, float]:
-    """From where to where an interval is drawn: as far as there is room where an end is not known; not at all where
-    neither is."""
+    """Ends of an interval to draw: unbounded at an unknown end, and a point if both are unknown."""
     if low is None and high is None:
         return value, value
     return -inf if low is None else low, inf if high is None else high
@@ -160,7 +159,7 @@ LEFT_COLUMNS = ("recipe", "family", "")
 
 def _tried(advice: Advice) -> str:
     header = (
-        *("no.", "recipe", "steps", "seconds a step", "bytes a step", advice.metric, "times as fast"),
+        *("no.", "recipe", "steps", "seconds per step", "bytes per step", advice.metric, "speedup"),
         *("loss at equal steps", ""),
     )
     return table(header, [_tried_row(place, row, advice) for place, row in enumerate(advice.contenders)], LEFT_COLUMNS)
@@ -210,7 +209,7 @@ def _confirmed(advice: Advice) -> str:
         rows.append(
             f'<tr><td class="name">{escape(row.recipe)}</td>{"".join(f"<td>{each}</td>" for each in cells)}</tr>'
         )
-    return table(("recipe", "foretold", "measured", "error", "steps", "loss at equal time"), rows, LEFT_COLUMNS)
+    return table(("recipe", "estimated", "measured", "error", "steps", "loss at equal time"), rows, LEFT_COLUMNS)
 
 
 def _gradients(advice: Advice) -> str:
@@ -219,7 +218,7 @@ def _gradients(advice: Advice) -> str:
         f'<td class="why">{escape(each.because)}</td></tr>'
         for each in advice.findings
     ]
-    told = table(("family", "something to work with", ""), rows, LEFT_COLUMNS) if rows else ""
+    told = table(("family", "suitable", ""), rows, LEFT_COLUMNS) if rows else ""
     return f"{told}<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{text}</dd>' for name, text in _statistics(advice))}</dl>"
 
 
@@ -235,7 +234,7 @@ def _share_or_number(name: str, value: float) -> str:
 def _foretold(advice: Advice) -> str:
     left = [row for row in advice.candidates if row.excluded is None]
     gone = [row for row in advice.candidates if row.excluded is not None]
-    header = ("recipe", "seconds a step", "bytes a step", "kept in memory", "steps, of the first's", "")
+    header = ("recipe", "seconds per step", "bytes per step", "state", "steps over the first's", "")
     body = table(header, [_foretold_row(row) for row in left], LEFT_COLUMNS)
     if not gone:
         return body

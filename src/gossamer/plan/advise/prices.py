@@ -1,9 +1,9 @@
-"""Prices: seconds, bytes and memory of every candidate's step on a network, and which are worth a trial.
+"""Prices: seconds, bytes and memory of every candidate's step on a network, and the candidates worth a trial.
 
 Codecs are timed once, models laid out once.
 
-What saves less than a tenth of a step over what loses nothing is not worth a change (Agarwal et al. 2022, MLSys,
-arXiv:2103.00543: most of what was proposed is that; Han et al. 2024, arXiv:2407.01378: compare with half precision).
+A saving of less than a tenth of a step relative to lossless recipes is not worth a change (Agarwal et al. 2022, MLSys,
+arXiv:2103.00543: true of most proposals; Han et al. 2024, arXiv:2407.01378: compare with half precision).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from gossamer.train.traffic.traffic import TrafficEstimate, estimate_traffic
 # -- a step ------------------------------------------------------------------------------------------------------------
 
 
-MOST_TIMED = 2**22  # entries of a bucket that a codec is timed with; larger ones take longer in proportion
-COUNTER_BYTES = 8  # of a buffer of one whole number, such as BatchNorm's count of batches
+MOST_TIMED = 2**22  # entries of a bucket to time a codec; times of larger ones are proportional
+COUNTER_BYTES = 8  # of a scalar integer buffer, such as BatchNorm's count of batches
 AVERAGED_COUNTER_BYTES = 4  # counters are averaged along with numbers in float32
 
 
 @dataclass(frozen=True)
 class _Codec:
-    """Seconds of a compressor for each entry of a bucket, by the names in BucketProfile."""
+    """Seconds of a compressor per entry of a bucket, named as in BucketProfile."""
 
     computing: Sequence[float]
     engine: Sequence[float]
@@ -55,10 +55,10 @@ class _Codec:
 
 @dataclass
 class StepPricer:
-    """Foretells steps of any recipe for one script, from its profile in lock step with nothing compressed.
+    """Estimates steps of any recipe for one script, from its profile in lock step without compression.
 
-    What a compressor computes does not depend on when it is asked to, so it is timed once, with random numbers, for
-    every number of operations that a bucket may take; a strategy's own work on parameters is timed once, uncompressed.
+    The cost of a compressor does not depend on the time of its call, so it is timed once, with random numbers, for
+    every number of operations that a bucket may have; a strategy's own work on parameters is timed once, uncompressed.
     """
 
     base: WorkloadProfile  # with resolve(None)
@@ -68,7 +68,7 @@ class StepPricer:
     _profiles: dict[Recipe, WorkloadProfile] = field(default_factory=dict)
 
     def profile(self, recipe: Recipe) -> WorkloadProfile:
-        """What the script's step would be with a resolved recipe: its computing, that recipe's buckets and codecs."""
+        """The profile of the script's step with a resolved recipe: its compute time, and that recipe's buckets."""
         if recipe not in self._profiles:
             with worker_threads(self.workers):
                 self._profiles[recipe] = self._profile(recipe)
@@ -79,14 +79,14 @@ class StepPricer:
         return estimate_step_time(recipe, self.profile(recipe), network, self.workers)
 
     def traffic(self, recipe: Recipe) -> TrafficEstimate:
-        """Bytes that a resolved recipe sends and keeps."""
+        """Bytes that a resolved recipe sends and stores."""
         return estimate_traffic(recipe, self.profile(recipe).model, workers=self.workers)
 
     # -- the model under a recipe --------------------------------------------------------------------------------------
 
     @cached_property
     def _parameters(self) -> Mapping[str, Parameter]:
-        """On the meta device, in about the model's own order: buckets begin with the last ones."""
+        """Parameters on the meta device, in approximately the model's order: buckets begin with the last ones."""
         shapes = [(name, shape, each.dtype) for each in self.base.buckets for name, shape in each.shapes.items()]
         return {
             name: Parameter(torch.empty(tuple(shape), dtype=dtype_of(dtype), device="meta"))
@@ -95,14 +95,14 @@ class StepPricer:
 
     @cached_property
     def _ready_seconds(self) -> Mapping[str, float]:
-        """When the bucket of each parameter is complete."""
+        """Time at which the bucket of each parameter is complete."""
         return {name: each.ready_seconds for each in self.base.buckets for name in each.shapes}
 
     def _stage(self, recipe: Recipe) -> Stage:
         return recipe.strategy.among(self.workers).steady_stage
 
     def _layouts(self, recipe: Recipe) -> list[tuple[int, str, Layout]]:
-        """(fragment, dtype, layout) of each bucket, as a session would lay them out."""
+        """(fragment, dtype, layout) of each bucket, in a session's layout."""
         count = self._stage(recipe).schedule.fragments
         parts = assign_fragments(self._parameters, count) if count > 1 else [self._parameters]
         return [
@@ -113,7 +113,7 @@ class StepPricer:
 
     @property
     def _averaged_buffer_bytes(self) -> float:
-        """Of BatchNorm's statistics and the like, with their counters."""
+        """Bytes of averaged buffers, such as BatchNorm's statistics, with their counters."""
         sizes = self.base.buffer_bytes
         return float(sum(AVERAGED_COUNTER_BYTES if nbytes == COUNTER_BYTES else nbytes for nbytes in sizes))
 
@@ -136,7 +136,7 @@ class StepPricer:
         )
 
     def _site_buckets(self, per_site: int) -> list[BucketProfile]:
-        """Gradients travel dense within a site."""
+        """Buckets within a site, where gradients are sent dense."""
         return [
             self._timed(Recipe(), AT_ONCE, each.dtype, Layout.of(each.shapes), per_site) for each in self.base.buckets
         ]
@@ -172,7 +172,7 @@ class StepPricer:
         return self._codecs[key]
 
     def _strategy_seconds(self, recipe: Recipe, stage: Stage, dtype: str, layout: Layout) -> tuple[float, float]:
-        """Of the training thread before and after a round, for each entry."""
+        """Seconds of the training thread before and after a round, per entry."""
         if not stage.scheduled or isinstance(stage, GossipStage):
             return 0.0, 0.0
         kind = (type(recipe.strategy), stage.local_parameters)
@@ -195,7 +195,7 @@ def _time(dtype: str, layout: Layout, stage: Stage, compressor: Compressor, work
 
 
 def _shrunk(layout: Layout, most: int = MOST_TIMED) -> Layout:
-    """The same tensors with fewer rows each, where they have more entries together than that."""
+    """The same tensors with fewer rows, if they have more than `most` entries together."""
     share = min(1.0, most / layout.numel)
     return Layout.of({slot.name: _fewer_rows(slot.shape, share) for slot in layout})
 
@@ -209,46 +209,46 @@ def _fewer_rows(shape: Sequence[int], share: float) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Foretold:
-    """What is expected of a recipe. Seconds and bytes are of one step of the optimizer, on average over a period."""
+    """Estimate for a recipe. Seconds and bytes are of one optimizer step, averaged over a period."""
 
-    recipe: str  # as one would write it
+    recipe: str  # as a user writes it
     step_seconds: float = 0.0
-    interval: ForecastInterval | None = None  # in which step_seconds will lie when it is measured
-    bytes_sent: float = 0.0  # by a worker
-    memory_bytes: int = 0  # kept between steps beside the model and its optimizer, by a worker
-    passes: int = 1  # backward passes of a worker in a step, of as many batches
-    rounds: float = 0.0  # in which workers hear of each other, for a backward pass
-    strategy_passes: float = 1.0  # backward passes to a loss over Dense()'s: a prior, that a race corrects
-    compressor_passes: float = 1.0  # likewise, and both multiply
-    source: str = ""  # of these two
-    excluded: str | None = None  # why it is left out; step_seconds is then 0 where nothing was priced
+    interval: ForecastInterval | None = None  # prediction interval of the measured step_seconds
+    bytes_sent: float = 0.0  # per worker
+    memory_bytes: int = 0  # state between steps per worker, without model and optimizer
+    passes: int = 1  # backward passes (batches) of a worker per step
+    rounds: float = 0.0  # communication rounds per backward pass
+    strategy_passes: float = 1.0  # backward passes to a loss over Dense()'s: a prior, corrected by the race
+    compressor_passes: float = 1.0  # the same for the compressor; both multiply
+    source: str = ""  # of the priors
+    excluded: str | None = None  # why it is excluded; then step_seconds is 0 if it was not priced
 
     @property
     def pass_seconds(self) -> float:
-        """Seconds for each batch of a worker, by which recipes compare that make another number of them a step."""
+        """Seconds per batch of a worker, to compare recipes with different numbers of batches per step."""
         return self.step_seconds / self.passes
 
     @property
     def expected_passes(self) -> float:
-        """Backward passes to a loss, over Dense()'s."""
+        """Backward passes to a loss, relative to Dense()'s."""
         return self.strategy_passes * self.compressor_passes
 
     @property
     def expected_steps(self) -> float:
-        """Steps of the optimizer to a loss, over Dense()'s, each of which is one backward pass."""
+        """Optimizer steps to a loss, relative to Dense()'s, which have one backward pass each."""
         return self.expected_passes / self.passes
 
     @property
     def expected_seconds(self) -> float:
-        """Seconds to a loss for which Dense() needs one step: what candidates are ordered by."""
+        """Seconds to a loss for which Dense() needs one step: the order of candidates."""
         return self.step_seconds * self.expected_steps
 
 
-Progress = Callable[[int, int, str], None]  # how many candidates are priced, of how many, which is the next
+Progress = Callable[[int, int, str], None]  # priced candidates, all candidates, the next recipe
 
 
 def _say_nothing(done: int, of: int, recipe: str) -> None:
-    """Nobody waits for it."""
+    """Default for `on_progress`."""
 
 
 def foretell(
@@ -260,10 +260,16 @@ def foretell(
     *,
     pricer: StepPricer | None = None,
 ) -> list[Foretold]:
-    """Price every candidate, in their order; what is excluded stays, unpriced.
+    """Price every candidate, in their order; excluded ones are kept without a price.
 
-    profile: of the script with `resolve(None)`, lock step and nothing compressed: all others' follow from it and from
-    codecs that are timed here. pricer: one for this profile, whose timings are used again.
+    Args:
+        candidates: to price.
+        profile: of the script with `resolve(None)`, lock step without compression; all others are derived from it and
+            from codecs that are timed here.
+        network: of the workers.
+        workers: their number.
+        on_progress: called before each candidate.
+        pricer: for this profile, to reuse its timings.
     """
     pricer = pricer or StepPricer(profile, workers)
     found: list[Foretold] = []
@@ -299,14 +305,14 @@ def _priced(known: Foretold, pricer: StepPricer, network: Network) -> Foretold:
     )
 
 
-# -- which are worth a trial -------------------------------------------------------------------------------------------
+# -- selection for a trial ---------------------------------------------------------------------------------------------
 
 
 HALF = "Dense(dtype='bfloat16')"
-LEAST_GAIN = 0.1  # of a pass's seconds, below which a change is not worth its trouble
-MOST_BEHIND = 3.0  # times the best's expected seconds: by as much the prior of steps may be wrong
-MOST_OF_A_KIND = 2  # that are tried of one strategy with one compressor, whatever their numbers
-MEMORY_SHARE = 0.5  # of a machine's, that what recipes remember may take
+LEAST_GAIN = 0.1  # minimum saving of a pass's seconds
+MOST_BEHIND = 3.0  # times the best's expected seconds: the possible error of the prior
+MOST_OF_A_KIND = 2  # maximum per pair of strategy and compressor, with any parameters
+MEMORY_SHARE = 0.5  # fraction of a machine's memory for the state of recipes
 
 WRAPPERS = ("Feedback", "Hierarchical", "Rotated", "Route", "Sharded", "SparseSum", "Warmup")
 
@@ -314,7 +320,7 @@ Reason = Callable[[Foretold], str | None]
 
 
 def survivors(foretold: Sequence[Foretold], statistics: GradientStatistics | None, most: int) -> list[Foretold]:
-    """At most so many candidates to try: Dense() first, then by expected seconds. See `judged` for the others."""
+    """At most `most` candidates to try: Dense() first, then by expected seconds. See `judged` for the others."""
     return [each for each in judged(foretold, statistics, most) if each.excluded is None]
 
 
@@ -324,10 +330,10 @@ def judged(
     most: int,
     memory_limit_bytes: float | None = None,
 ) -> list[Foretold]:
-    """All candidates: first those to try, Dense() and then by expected seconds; then the others, with the reason.
+    """All candidates: first those to try, Dense() and then by expected seconds; then excluded ones with reasons.
 
-    statistics: by which candidates() has left some out already; None where none were taken. memory_limit_bytes: of
-    what one worker may remember beside its model; None: half of this machine's.
+    statistics: used by candidates() to exclude some already; None without any. memory_limit_bytes: limit of one
+    worker's state without its model; None for half of this machine's memory.
     """
     limit = machine_bytes() * MEMORY_SHARE if memory_limit_bytes is None else memory_limit_bytes
     left, out = _split(foretold, partial(_too_large, limit=limit))
@@ -340,12 +346,12 @@ def judged(
 
 
 def machine_bytes() -> float:
-    """The memory of this machine."""
+    """The memory of this machine in bytes."""
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _split(foretold: Iterable[Foretold], reason: Reason) -> tuple[list[Foretold], list[Foretold]]:
-    """Those that stay, and those that are excluded already or now. Dense() stays: all others are held against it."""
+    """Candidates that remain, and those excluded before or now. Dense() remains: it is the baseline."""
     stay: list[Foretold] = []
     out: list[Foretold] = []
     for each in foretold:
@@ -358,12 +364,12 @@ def _too_large(each: Foretold, limit: float) -> str | None:
     if each.memory_bytes <= limit:
         return None
     return (
-        f"it would remember {bytes_text(each.memory_bytes)} beside the model, and {bytes_text(limit)} are free for that"
+        f"its state would need {bytes_text(each.memory_bytes)} without the model, and {bytes_text(limit)} are available"
     )
 
 
 def _gain(foretold: Sequence[Foretold]) -> Reason:
-    """Why one is not fast enough, held against what loses nothing: Dense(), or half precision where that gains."""
+    """Reason to exclude a recipe that is too slow compared with Dense(), or with half precision if that is faster."""
     seconds = {each.recipe: each.pass_seconds for each in foretold}
     dense = seconds[DENSE]
     half = seconds.get(HALF, dense)
@@ -382,7 +388,7 @@ def _gain(foretold: Sequence[Foretold]) -> Reason:
 
 
 def _dominated(each: Foretold, others: Sequence[Foretold]) -> str | None:
-    """Why another one is better in all: as fast or faster, with a strategy and a compressor that lose no more."""
+    """Reason to exclude a recipe: another one is as fast, and its strategy and compressor lose no more."""
     for other in others:
         if _beats(other, each):
             return (
@@ -393,20 +399,20 @@ def _dominated(each: Foretold, others: Sequence[Foretold]) -> str | None:
 
 
 def _beats(one: Foretold, other: Foretold) -> bool:
-    """A partial order: what loses less by its strategy and more by its compressor is neither better nor worse."""
+    """A partial order: a better strategy with a worse compressor is neither better nor worse."""
     mine, theirs = ((each.pass_seconds, each.strategy_passes, each.compressor_passes) for each in (one, other))
     return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
 def _behind(foretold: Sequence[Foretold]) -> Reason:
-    """Why one is too far behind for a prior to be wrong by so much."""
+    """Reason to exclude a recipe that is slower by more than a prior's possible error."""
     best = min(foretold, key=lambda each: each.expected_seconds)
 
     def reason(each: Foretold) -> str | None:
         times = each.expected_seconds / best.expected_seconds
         if times <= MOST_BEHIND:
             return None
-        return f"it is expected to take {times:.1f} times as long to a loss as {best.recipe}, and is not tried"
+        return f"expected time to a loss is {times:.1f}x that of {best.recipe}, so it is not tried"
 
     return reason
 
@@ -421,14 +427,14 @@ def _first(ordered: Sequence[Foretold], most: int) -> tuple[list[Foretold], list
         if kinds[kind] >= MOST_OF_A_KIND:
             why = f"{MOST_OF_A_KIND} recipes of its kind, {kind}, are expected to reach a loss sooner"
         elif len(tried) >= most:
-            why = f"{most} recipes are expected to reach a loss sooner, and more are not tried"
+            why = f"{most} recipes are expected to reach a loss sooner, the maximum to try"
         kinds[kind] += why is None
         (late if why else tried).append(replace(each, excluded=why))
     return tried, late
 
 
 def kind_of(recipe: str) -> str:
-    """The names of a recipe's terms without their numbers, nor what only wraps others: "LocalSGD + TopK + Complete"."""
+    """Names of a recipe's terms without parameters and wrappers: "LocalSGD + TopK + Complete"."""
     resolved = resolve(recipe)
     names = [type(term).__name__ for term in resolved.compressor.held()]
     compressor = next((name for name in names if name not in WRAPPERS), names[0])

@@ -2,13 +2,13 @@
 
     16 -> 8 -> 4 -> 2 -> 2 and the learning rates x 0.5, x 2 of the first and of the baseline
 
-Every rung has the same share of the budget, and all that are left come to the same virtual second in it; the half
-with the higher loss there goes out. A virtual second of one recipe may take this machine many times as long as
-another's: who is as dear as that, and in the half that would go out, goes at once, so that the minutes are spent
-where the answer is decided. The baseline, Dense(), always stays. All have the same seed and the same batches. No
-learning rate is scaled by recipe, since every candidate's step means what Dense()'s does: the mean of all workers'
-batches, or of their steps. Whether another rate suits it better is tried in the last rung, for the first and for the
-baseline alike, or the first would win by being tuned.
+Every rung has the same share of the budget, and all remaining recipes reach the same virtual second in it; the half
+with the higher loss is eliminated. A virtual second of one recipe may take this machine many times as long as one of
+another: a recipe that is so expensive, and in the half to be eliminated, is eliminated at once, which leaves more time
+for the best ones. The baseline, Dense(), always remains. All have the same seed and the same batches. Learning rates
+are not scaled by recipe, since a step of every candidate is comparable with Dense()'s: the mean of all workers'
+batches, or of their steps. Other learning rates are tried in the last rung, for the best recipe and for the baseline
+alike, because otherwise the recipe would win by tuning.
 
 source: Jamieson & Talwalkar 2016, AISTATS, "Non-stochastic best arm identification and hyperparameter optimization";
         Li et al. 2018, JMLR 18(185), "Hyperband"
@@ -35,11 +35,11 @@ from gossamer.plan.advise.curves import (
     seconds_to,
 )
 
-LOSSES = ("loss", "validation_loss")  # the first that all log is what they are compared by
+LOSSES = ("loss", "validation_loss")  # the comparison uses the first one that all log
 
 
 class RaceProgress(Protocol):
-    """How far a job has come; see simulate.JobProgress."""
+    """Progress of a job; see simulate.JobProgress."""
 
     @property
     def steps(self) -> int: ...
@@ -67,20 +67,20 @@ StartJob = Callable[[str, float], RaceJob]  # (recipe, learning rate factor)
 
 @dataclass(kw_only=True)
 class Contender:
-    """recipe: as one would write it. starting, spent: seconds of this machine before its steps, and for them."""
+    """A recipe in the race. starting, spent: seconds of this machine before its steps, and for them."""
 
     recipe: str
     learning_rate_factor: float = 1.0
     steps: int = 0
     seconds: float = 0.0  # virtual
-    bytes_sent: float = 0.0  # mean per worker, in all
+    bytes_sent: float = 0.0  # mean per worker, total
     metrics: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     ended: bool = False
     failure: str | None = None
     starting: float = 0.0
     spent: float = 0.0
-    out: str | None = None  # why it did not go on; None for those that stayed to the end
-    against: AgainstBaseline | None = None  # at the last moment when both were known
+    out: str | None = None  # why it was eliminated; None for finalists
+    against: AgainstBaseline | None = None  # at the latest common time
 
     @property
     def name(self) -> str:
@@ -91,7 +91,7 @@ class Contender:
         return LossCurve.of(self.metrics.get(metric, ()))
 
     def heard(self, progress: RaceProgress, spent: float) -> None:
-        """Take over how far its job has come."""
+        """Update from the progress of its job."""
         self.steps, self.seconds, self.bytes_sent = progress.steps, progress.seconds, progress.bytes_sent
         self.metrics, self.ended = progress.metrics, progress.ended
         self.spent += spent
@@ -102,24 +102,24 @@ class Contender:
         self.failure, self.out = reason, f"failed: {reason}"
 
 
-# -- who goes out ------------------------------------------------------------------------------------------------------
+# -- elimination -------------------------------------------------------------------------------------------------------
 
 
-FINALISTS = 2  # beside the baseline
-FIRST_STEPS = 8  # of each challenger, before it is judged
-DEAR = 2.0  # times its even part of what a virtual second of all takes
+FINALISTS = 2  # in addition to the baseline
+FIRST_STEPS = 8  # of each challenger before it can be eliminated
+DEAR = 2.0  # times its equal share of the cost of a virtual second
 
 
 def kept_of(challengers: int) -> int:
-    """Of so many, those that go on from a halving."""
+    """Number of challengers that remain after a halving."""
     return max(FINALISTS, ceil(challengers / 2))
 
 
 def dear_and_behind(ranked: Sequence[Contender], pace: Callable[[Contender], float]) -> Contender | None:
-    """The dearest of those that would go out at a halving now, if it takes more than DEAR times its even part.
+    """The most expensive recipe in the worse half, if it costs more than DEAR times its equal share.
 
-    ranked: the best first. pace: this machine's part of the budget that a virtual second of one takes. Who is dear and
-    ahead stays: that is where the answer is decided.
+    ranked: the best first. pace: fraction of the budget per virtual second. An expensive recipe in the better half
+    remains, since it may win.
     """
     dearest = DEAR * sum(map(pace, ranked)) / max(1, len(ranked))
     behind = [each for each in ranked[kept_of(len(ranked)) :] if each.steps >= FIRST_STEPS and pace(each) > dearest]
@@ -130,25 +130,25 @@ def dear_and_behind(ranked: Sequence[Contender], pace: Callable[[Contender], flo
 
 
 RETUNED = (0.5, 2.0)
-LAST_SHARES = 4  # of the last rung, where other learning rates begin anew, for one share of every other rung
-OVERRUN = 0.1  # of the budget: what a step takes is known only once it is made
-ENOUGH_STEPS = 256  # of the baseline, before a race may be decided early
-SURE = 0.99  # of what is decided before the budget is spent: it is looked at again and again
-FEWEST_STEPS = 16  # of the baseline: with fewer nothing can be told
-NO_TIME = "not raced: that would have taken more --minutes"
+LAST_SHARES = 4  # shares of the last rung, in which other learning rates start again; other rungs have one
+OVERRUN = 0.1  # of the budget, since the duration of a step is known only afterwards
+ENOUGH_STEPS = 256  # of the baseline before a race can be decided early
+SURE = 0.99  # confidence of an early decision, which is tested repeatedly
+FEWEST_STEPS = 16  # of the baseline; fewer are not conclusive
+NO_TIME = "not in the race: it would need more --minutes"
 NO_LOSS = (
-    "the script logs no loss, so recipes can be compared by the time of a step only, and that says nothing of how far "
-    "a step leads. Add to its loop: session.log(loss=loss.item())"
+    "the script logs no loss, so recipes can only be compared by step time, which does not include their progress per "
+    "step. Add to its loop: session.log(loss=loss.item())"
 )
 
 
 class RaceError(GossamerError):
-    """A race that cannot be run or that tells nothing."""
+    """A race that cannot be run, or without a result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rung:
-    """One round of the halving. seconds: virtual, to which all came. out: names of those that did not go on."""
+    """One round of the halving. seconds: virtual, reached by all. out: names of the eliminated ones."""
 
     seconds: float
     names: tuple[str, ...]
@@ -158,7 +158,7 @@ class Rung:
 
 @dataclass(frozen=True, kw_only=True)
 class RaceResult:
-    """seconds: virtual, of the last comparison. contenders: the baseline first, then the best, to the first out."""
+    """seconds: virtual, of the last comparison. contenders: the baseline first, then from the best to the first out."""
 
     metric: str
     seconds: float
@@ -167,7 +167,7 @@ class RaceResult:
     confidence: float  # of every contender's interval
     remarks: tuple[str, ...]
 
-    reference: Contender  # the baseline at the best learning rate that was tried; what others are compared with
+    reference: Contender  # the baseline at its best learning rate, which the others are compared with
 
     @property
     def baseline(self) -> Contender:
@@ -175,11 +175,11 @@ class RaceResult:
         return self.contenders[0]
 
     def losses(self, contender: Contender) -> LossCurve:
-        """What the race saw of it: its metric up to the last comparison."""
+        """Its metric up to the last comparison."""
         return contender.curve(self.metric).until(self.seconds)
 
     def last_loss(self, contender: Contender) -> float | None:
-        """Its mean over the last quarter of the seconds that it came to, at most the race's."""
+        """Mean loss over the last quarter of its virtual seconds, at most the race's."""
         until = min(self.seconds, contender.seconds)
         late = contender.curve(self.metric).between_seconds((1 - WINDOW) * until, until).values
         return float(late.mean()) if len(late) else None
@@ -187,8 +187,19 @@ class RaceResult:
 
 @dataclass(kw_only=True)
 class Race:
-    """start: makes a job of (recipe, learning rate factor). budget_seconds: of this machine. most_steps: of all jobs
-    together. now: seconds of this machine. say: hears what happens. Raises RaceError where nothing can be told."""
+    """Runs a race.
+
+    Args:
+        start: makes a job from (recipe, learning rate factor).
+        baseline: recipe of the baseline.
+        budget_seconds: wall time on this machine.
+        most_steps: limit of steps of all jobs together.
+        now: clock of this machine in seconds.
+        `say`: called with progress.
+
+    Raises:
+        RaceError: the race has no result.
+    """
 
     start: StartJob
     baseline: str
@@ -202,7 +213,7 @@ class Race:
     _everyone: list[Contender] = field(default_factory=list, init=False)
     _rungs: list[Rung] = field(default_factory=list, init=False)
     _remarks: list[str] = field(default_factory=list, init=False)
-    _seconds: float = field(default=0.0, init=False)  # virtual, to which all have come
+    _seconds: float = field(default=0.0, init=False)  # virtual, reached by all
     _metric: str = field(default="", init=False)
 
     def run(self) -> RaceResult:
@@ -228,12 +239,12 @@ class Race:
             self._advance_until(1.0, last=True)
         return self._result(first)
 
-    # -- moving ------------------------------------------------------------------------------------
+    # -- progress ----------------------------------------------------------------------------------
 
     def _first_step(self, first: Contender, others: Sequence[Contender], share: float) -> None:
-        """The baseline's first step: all come to its end. It tells the metric and what a virtual second costs.
+        """Advance all to the end of the baseline's first step, which gives the metric and the cost of a virtual second.
 
-        As many take part as may come to the first halving within this share of the budget, in the order they came in.
+        Only as many recipes enter, in their order, as can reach the first halving within this share of the budget.
         """
         self._advance(first, steps=1)
         self._check_baseline(first)
@@ -251,17 +262,24 @@ class Race:
                 ahead += self._cost(each) * max(0.0, FIRST_STEPS / each.steps - 1)
         self._seconds = first.seconds
         if left_out := sum(each.out == NO_TIME for each in others):
-            self._remarks.append(f"{left_out} of {len(others)} recipes were not raced: it would take more --minutes")
+            self._remarks.append(
+                f"{left_out} of {len(others)} recipes were not in the race: it would need more --minutes"
+            )
 
     def _advance_until(
         self, share: float, fewest: int = 0, last: bool = False, again: Callable[[], Sequence[Contender]] = tuple
     ) -> None:
-        """Bring all that are left further, slice by slice, until so much of the budget is spent, and all but the
-        baseline have made the fewest steps. last: the last rung, which may be decided early, and in which the baseline
-        keeps up. again: those whose other learning rates are to be tried up to there, for which as much is left as that
-        takes."""
+        """Advance all remaining recipes, slice by slice, until this share of the budget is spent, and all except the
+        baseline have made the fewest steps.
+
+        Args:
+            share: of the budget.
+            fewest: minimum of steps.
+            last: whether it is the last rung, which may be decided early, and in which the baseline keeps up.
+            again: contenders with other learning rates to try up to there; budget is reserved for them.
+        """
         first = self._everyone[0]
-        if last:  # also where nobody can afford another of its steps: nothing could be told of it
+        if last:  # even if another of its steps exceeds the budget: without it there is no result
             self._keep_up(first)
         while not (self._ended() or (last and self._decided())):
             slice_seconds = self._next_slice(share, again(), last)
@@ -278,11 +296,11 @@ class Race:
                 self._spare()
 
     def _spare(self) -> None:
-        """Let those go that are dear and behind, once they could be judged."""
+        """Eliminate expensive recipes that are behind, after enough steps."""
         left = [each for each in self._left()[1:] if each.seconds]
         while (each := dear_and_behind(sorted(left, key=self._place), self._pace_of)) is not None:
             left.remove(each)
-            self._goes(each, f"behind after {self._seconds:.3g} virtual seconds, which take long here")
+            self._goes(each, f"behind after {self._seconds:.3g} virtual seconds, and slow on this machine")
 
     def _pace_of(self, contender: Contender) -> float:
         return self._pace(contender, last=False)
@@ -293,8 +311,8 @@ class Race:
         self._close(contender)
 
     def _keep_up(self, first: Contender) -> None:
-        """Let the baseline make as many steps as it is looked at: where its steps are the longest, the race's seconds
-        hold few of them."""
+        """Advance the baseline to the steps at which it is compared: if its steps are the longest, the race's seconds
+        contain few of them."""
         steps = max((each.steps for each in self._left()), default=0) // LOOKS[0]
         if steps > first.steps and not first.ended:
             self._advance(first, steps=steps)
@@ -304,14 +322,14 @@ class Race:
         return min((each.steps for each in self._left()[1:]), default=FIRST_STEPS)
 
     def _next_slice(self, share: float, retuned: Sequence[Contender], last: bool) -> float:
-        """Virtual seconds: as long as all so far, or what this share of the budget affords."""
+        """Virtual seconds of the next slice: as long as all so far, or limited by this share of the budget."""
         again = [each for each in retuned for _ in RETUNED]
         pace = sum(self._pace(each, last) for each in (*self._left(), *again) if each.seconds)
         affordable = share - self._spent() - sum(self._cost(each) + self._starting(each) for each in again)
         return min(self._seconds, affordable / pace if pace else self._seconds)
 
     def _pace(self, contender: Contender, last: bool) -> float:
-        """The part of the budget that a virtual second of the race takes for one. last: if the baseline keeps up."""
+        """Fraction of the budget per virtual second of the race for one recipe. last: whether the baseline keeps up."""
         steps_per_second = contender.steps / contender.seconds
         if last and contender is self._everyone[0]:
             others = [each.steps / each.seconds / LOOKS[0] for each in self._left()[1:] if each.seconds]
@@ -319,7 +337,7 @@ class Race:
         return self._cost(contender) / max(1, contender.steps) * steps_per_second
 
     def _bring(self, contenders: Sequence[Contender], seconds: float) -> None:
-        """To so many virtual seconds in all. What a step takes may differ, so some stand a step before it."""
+        """Advance to `seconds` virtual seconds in total. Step times differ, so some are up to a step earlier."""
         for each in contenders:
             self._advance(each, seconds=seconds)
             if each.out is not None:
@@ -327,7 +345,7 @@ class Race:
                 self._close(each)
 
     def _advance(self, contender: Contender, **limit: float) -> None:
-        """limit: steps or seconds, as jobs take them. What a recipe's job refuses to do is its failure."""
+        """limit: steps or seconds, as for jobs. An error of the job is the failure of its recipe."""
         began, name = self.now(), contender.name
         try:
             if name not in self._jobs:
@@ -347,29 +365,29 @@ class Race:
     # -- the budget --------------------------------------------------------------------------------
 
     def _spent(self) -> float:
-        """The part of the budget that is spent, of the time or of the steps, whichever is more."""
+        """Spent fraction of the budget, of time or steps, whichever is more."""
         steps = sum(each.steps for each in self._everyone)
         return max((self.now() - self._began) / self.budget_seconds, steps / self.most_steps)
 
     def _cost(self, contender: Contender) -> float:
-        """The part of the budget that went into one contender's steps."""
+        """Fraction of the budget spent on one contender's steps."""
         return max(contender.spent / self.budget_seconds, contender.steps / self.most_steps)
 
     def _starting(self, contender: Contender) -> float:
-        """The part of the budget that went into beginning one."""
+        """Fraction of the budget spent on starting one contender."""
         return contender.starting / self.budget_seconds
 
     def _left(self) -> list[Contender]:
         return [each for each in self._everyone if each.out is None]
 
     def _ended(self) -> bool:
-        """Whether a script has come to its end: nobody can be compared with it later than there."""
+        """Whether a script has ended, so that later comparisons are impossible."""
         return any(each.ended and each.seconds <= self._seconds * (1 + 1e-9) for each in self._left())
 
-    # -- comparing ---------------------------------------------------------------------------------
+    # -- comparison --------------------------------------------------------------------------------
 
     def _halve(self, first: Contender, contenders: Sequence[Contender], keep: int | None = None) -> list[Contender]:
-        """Those that go on, the best first."""
+        """The remaining recipes, the best first."""
         ranked = sorted((each for each in contenders if each.out is None), key=self._place)
         kept = kept_of(len(ranked)) if keep is None else keep
         for each in ranked[kept:]:
@@ -382,33 +400,33 @@ class Race:
         return ranked[:kept]
 
     def _place(self, contender: Contender) -> tuple[float, float]:
-        """By when it reached the target, then by loss."""
+        """Order by the time to the target, then by loss."""
         curve = contender.curve(self.target.metric).until(self._seconds) if self.target else None
         reached = seconds_to(curve, self.target) if curve is not None and self.target and len(curve) else None
         loss = self._loss(contender)
         return (inf if reached is None else reached, loss if isfinite(loss) else inf)
 
     def _loss(self, contender: Contender) -> float:
-        """Its mean in the last quarter of the race so far: what is lower is better."""
+        """Mean loss in the last quarter of the race so far; lower is better."""
         curve = self._losses(contender)
         late = curve.between_seconds((1 - WINDOW) * self._seconds, self._seconds).values
         return float(late.mean()) if len(late) else float(curve.values[-1]) if len(curve) else nan
 
     def _losses(self, contender: Contender) -> LossCurve:
-        """Of the race so far."""
+        """Losses of the race so far."""
         return self._oriented(contender.curve(self._metric).until(self._seconds))
 
     def _oriented(self, curve: LossCurve) -> LossCurve:
-        """The lower, the better: turned around where a target wants the metric to rise."""
+        """The curve with a sign such that lower is better, for a metric that should rise."""
         rising = self.target is not None and self.target.metric == self._metric and not self.target.below
         return LossCurve(curve.steps, curve.seconds, -curve.values) if rising else curve
 
     def _compare(self, contender: Contender, first: Contender, confidence: float = 0.95) -> None:
-        everything = self._oriented(first.curve(self._metric))  # also where the baseline ran ahead of the race
+        everything = self._oriented(first.curve(self._metric))  # also if the baseline is ahead of the race
         contender.against = against_baseline(self._losses(contender), everything, self._seconds, confidence)
 
     def _decided(self) -> bool:
-        """Whether the best of those left is surely faster, or all are surely slower, than the baseline."""
+        """Whether the best remaining recipe is significantly faster than the baseline, or all are slower."""
         first, *others = self._left()
         if first.steps < ENOUGH_STEPS or not others:
             return not others
@@ -422,18 +440,18 @@ class Race:
     # -- the last rung -----------------------------------------------------------------------------
 
     def _retuned(self) -> list[Contender]:
-        """The baseline and the best of the others."""
+        """The baseline and the best other recipe."""
         first, *others = self._left()
         return [first, *sorted(others, key=self._place)[:1]]
 
     def _retune(self, finalists: Sequence[Contender]) -> bool:
-        """Try other learning rates of the best and of the baseline; whether the budget reached that far."""
+        """Try other learning rates of the best recipe and the baseline. Return whether the budget was sufficient."""
         if not finalists:
             return False
         retuned = self._retuned()
         needed = len(RETUNED) * sum(self._cost(each) + self._starting(each) for each in retuned)
         if self._spent() + needed > 1 + OVERRUN:
-            self._remarks.append("no other learning rate was tried: that would have taken more --minutes")
+            self._remarks.append("no other learning rate was tried: it would need more --minutes")
             return False
         for each in retuned:
             others = [Contender(recipe=each.recipe, learning_rate_factor=factor) for factor in RETUNED]
@@ -441,7 +459,7 @@ class Race:
             self._bring(others, self._seconds)
         first, tuned = retuned[0], [each for each in self._left() if each.recipe == retuned[0].recipe]
         for each in tuned:
-            if each.steps < first.steps and not each.ended:  # the baseline ran ahead, and is compared with that far
+            if each.steps < first.steps and not each.ended:  # the baseline is ahead, and is compared at that step
                 self._advance(each, steps=first.steps)
         return True
 
@@ -449,19 +467,19 @@ class Race:
         others = [each for each in self._everyone if each is not first]
         left = [each for each in others if each.out is None]
         reference = self._reference(first, [each for each in left if each.recipe == first.recipe])
-        confidence = 1 - 0.05 / max(1, len(left))  # Bonferroni: the best of several is taken at its word
+        confidence = 1 - 0.05 / max(1, len(left))  # Bonferroni, since the best of several is reported
         for each in left:
             self._compare(each, reference, confidence)
         gone = [each for each in others if each.out is not None]
         if first.steps < FEWEST_STEPS:
             self._remarks.append(
-                f"Dense() made {first.steps} steps only, with which little can be told. Give the race more --minutes, "
-                "or the script a smaller model"
+                f"Dense() made only {first.steps} steps, too few for a reliable comparison. Use more --minutes, or a "
+                "smaller model in the script"
             )
         if self._ended():
             self._remarks.append(
-                f"a script came to its end after {self._seconds:.3g} virtual seconds, so nobody is compared later. "
-                "Give it arguments by which it makes more steps for a longer race"
+                f"a script ended after {self._seconds:.3g} virtual seconds, so recipes are compared up to there. Pass "
+                "it arguments for more steps for a longer race"
             )
         return RaceResult(
             metric=self._metric,
@@ -478,7 +496,7 @@ class Race:
         )
 
     def _reference(self, first: Contender, retuned: Sequence[Contender]) -> Contender:
-        """The baseline at the learning rate that is surely the best, which is the script's unless another is."""
+        """The baseline at its significantly best learning rate, otherwise the script's own."""
         curves = {each.name: self._oriented(each.curve(self._metric)) for each in (first, *retuned)}
         confidence = 1 - 0.05 / len(RETUNED)
         lower = [
@@ -490,12 +508,9 @@ class Race:
 
     def _check_baseline(self, first: Contender) -> None:
         if first.failure is not None:
-            raise RaceError(
-                f"{first.name} itself failed after {first.steps} steps, so there is nothing to compare with: "
-                f"{first.failure}"
-            )
+            raise RaceError(f"{first.name}, the baseline, failed after {first.steps} steps: {first.failure}")
 
 
 def _rungs(challengers: int) -> int:
-    """Halvings until two are left."""
+    """Number of halvings until two remain."""
     return max(0, ceil(log2(max(1, challengers) / FINALISTS)))

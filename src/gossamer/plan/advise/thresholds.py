@@ -1,4 +1,4 @@
-"""Thresholds: at which rates and round trips of a network another recipe would be the first."""
+"""Thresholds: rates and round trips of a network at which another recipe would be first."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from gossamer.comm.network import Network
 from gossamer.comm.network.model import Path
 from gossamer.plan.advise.prices import Foretold, StepPricer
 
-FACTORS = tuple(10 ** (exponent / 2) for exponent in range(-4, 5))  # 0.01 to 100, two for each power of ten
+FACTORS = tuple(10 ** (exponent / 2) for exponent in range(-4, 5))  # 0.01 to 100, two per power of ten
 ROUND_TRIPS = tuple(10 ** (exponent / 2) for exponent in range(-8, 1))  # 0.1 ms to 1 s
-AS_NEAR = 1.1  # between the two prices that a threshold lies between
+AS_NEAR = 1.1  # ratio of the two values around a threshold
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeadRange:
-    """A range of one property of the network, and the recipe that is expected to be first there."""
+    """A range of one property of the network, and the recipe expected to be first in it."""
 
     of: str  # "rate" or "round trip"
     recipe: str
-    above: float  # bits per second or seconds of the slowest line or longest path; 0 where there is no lower end
-    below: float | None  # likewise; None where there is no upper end
+    above: float  # bits per second of the slowest link, or seconds of the longest path; 0 for no lower end
+    below: float | None  # None for no upper end
 
 
 def thresholds(
@@ -35,17 +35,17 @@ def thresholds(
     *,
     expected_steps: Sequence[float] | None = None,
 ) -> list[LeadRange]:
-    """Ranges of the rate (0.01 to 100 times that of all lines) and of the round trip, each in ascending order, and who
-    is expected to be the first to reach a loss there. Everything else of the network stays.
+    """Ranges of the rate (0.01 to 100 times that of all links) and of the round trip, each in ascending order, with the
+    recipe expected to reach a loss first. Other properties of the network are constant.
 
-    expected_steps: of each finalist to a loss, over Dense()'s, as a race has found them; None: their own priors.
+    expected_steps: steps of each finalist to a loss, relative to Dense()'s, as measured by a race; None for priors.
     """
     steps = [each.expected_steps for each in finalists] if expected_steps is None else expected_steps
     there = replace(network, hosts=network.hosts[: pricer.workers])
 
     @cache
     def first(changed: Callable[[Network, float], Network], value: float) -> str:
-        """The recipe that is first where one property has this value."""
+        """The best recipe for this value of the property."""
         at = changed(there, value)
         seconds = [
             pricer.step_time(resolve(each.recipe, pricer.workers), at).step_seconds * needed
@@ -64,7 +64,7 @@ def thresholds(
 
 
 def ranges(values: Sequence[float], first: Callable[[float], str]) -> list[tuple[str, float, float | None]]:
-    """(who, from, to) along ascending positive values: between two of them with different answers by bisection.
+    """(recipe, from, to) along ascending positive values, with bisection between values with different answers.
 
     A recipe that is first only between two neighboring values may be missed.
     """
@@ -79,7 +79,7 @@ def ranges(values: Sequence[float], first: Callable[[float], str]) -> list[tuple
 
 
 def _edges(low: float, high: float, before: str, after: str, first: Callable[[float], str]) -> list[tuple[str, float]]:
-    """(who was first until there, edge) of every change between two values."""
+    """(recipe below the edge, edge) of every change between two values."""
     if before == after:
         return []
     middle = sqrt(low * high)
@@ -93,7 +93,7 @@ def _edges(low: float, high: float, before: str, after: str, first: Callable[[fl
 
 
 def slowest_bits_per_second(network: Network) -> float:
-    """Of all lines that hosts have or share."""
+    """Minimum of all links, of hosts and shared ones."""
     lines = [rate for host in network.hosts for rate in (host.up_bits_per_second, host.down_bits_per_second)]
     return min([*lines, *(path.bits_per_second for path in network.paths.values() if path.bits_per_second)])
 
@@ -103,7 +103,7 @@ def longest_round_trip_seconds(network: Network) -> float:
 
 
 def with_rate(network: Network, bits_per_second: float) -> Network:
-    """The same with all lines scaled so that the slowest has this rate."""
+    """The network with all links scaled so that the slowest has this rate."""
     factor = bits_per_second / slowest_bits_per_second(network)
     hosts = tuple(
         replace(
@@ -121,7 +121,7 @@ def with_rate(network: Network, bits_per_second: float) -> Network:
 
 
 def with_round_trip(network: Network, seconds: float) -> Network:
-    """The same with all round trips scaled so that the longest takes so many seconds; where none takes any, with it."""
+    """The network with all round trips scaled so that the longest is `seconds`; if all are 0, with this one."""
     longest = longest_round_trip_seconds(network)
 
     def scaled(path: Path) -> Path:

@@ -1,8 +1,8 @@
-"""Compressor benchmarks: GB/s of encoding and decoding on one core, beside what copying memory takes.
+"""Compressor benchmarks: GB/s of encoding and decoding on one core, compared with copying memory.
 
-cases          which compressors are timed, with which parameters
-workloads      what is timed of each: rows of a table, and yardsticks (copy, add, matrix products)
-replay         one worker's part of an aggregation, with answers that were recorded before
+cases          compressors with their parameters
+workloads      rows of the table: compressors and yardsticks (copy, add, matrix products)
+replay         one worker's part of an aggregation, with recorded answers
 interleave     fair timing: all timers take turns in every round
 suite          all rows in one interleaved run, with rates and shares of torch.add's rate
 two_process    one process alone, then two at once, each a `worker`

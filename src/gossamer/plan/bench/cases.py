@@ -1,4 +1,4 @@
-"""Benchmark cases: every compressor, with hyperparameters that suit what is timed."""
+"""Benchmark cases: every compressor, with hyperparameters that suit the benchmark."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gossamer.base.term import Term
 
 Variants = Mapping[str, Sequence[str]]
 
-# For normally distributed gradients. Of the wrappers only the one that encodes twice: what the others cost is what they
-# hold, and a few additions. Of projections none: they are PowerSGD's first product and its last.
+# For normally distributed gradients. Of the wrappers only the one that encodes twice: others cost as much as the
+# wrapped compressor and a few additions. No projections: they are PowerSGD's first product and its last.
 KERNELS: Variants = {
     "Dense": ["Dense(dtype='bfloat16')"],
     "Int8": ["Int8()", "Int8(stochastic=True)"],
@@ -23,7 +23,7 @@ KERNELS: Variants = {
     "SharedMask": ["SharedMask(density=0.01)"],
     "Threshold": ["Threshold(value=4.0, capacity=0.01)"],
     "Chain": ["Chain(TopK(density=0.01), Int8())", "Chain(TopK(density=0.01), SignMagnitude())"],
-    "BinMeans": [],  # plain torch only, as EDEN but for its rotation
+    "BinMeans": [],  # plain torch only; like EDEN without its rotation
     "EDEN": [],
     "RandomProjection": [],
     "Feedback": [],
@@ -43,17 +43,17 @@ KERNELS: Variants = {
 
 
 def case_texts(variants: Variants) -> list[str]:
-    """Texts of all compressors: as `variants` has them by class, else with their defaults."""
+    """Texts of all compressors: those of `variants` by class, else with default parameters."""
     names = [name for name, noun in NOUNS.items() if noun.kind == Compressor.kind]
     return [text for name in names for text in variants.get(name, [f"{name}()"])]
 
 
 def with_feedback(text: str) -> Compressor:
-    """The compressor of a text, wrapped in Feedback where a recipe would wrap it."""
+    """Parse a compressor, and wrap it in Feedback if a recipe would."""
     (term,) = parse(text).terms
     return Feedback(_compressor(term)) if _compressor(term).wants_feedback else _compressor(term)
 
 
 def _compressor(term: Term) -> Compressor:
-    assert isinstance(term, Compressor), f"{term!r} is no compressor"
+    assert isinstance(term, Compressor), f"{term!r} is not a compressor"
     return term

@@ -1,4 +1,4 @@
-"""Interleaved timing: all timers run once in every round, so that what slows the machine slows all alike."""
+"""Interleaved timing: all timers run once in every round, so that disturbances of the machine affect all alike."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 Key = TypeVar("Key")
-Timer = Callable[[], Sequence[float]]  # seconds, one number for each part of what it does
+Timer = Callable[[], Sequence[float]]  # seconds of each part
 
 
 def interleave(
     timers: Mapping[Key, Timer], rounds: int, tick: Callable[[Key], None] = lambda key: None
 ) -> dict[Key, list[Sequence[float]]]:
-    """Run each timer once a round; the first round warms up and is not kept. `tick` hears of each before it runs."""
+    """Run each timer once per round; the first round is a warm-up. `tick` is called with each key before its timer."""
     found: dict[Key, list[Sequence[float]]] = {key: [] for key in timers}
     for turn in range(rounds + 1):
         for key, timer in timers.items():
@@ -37,7 +37,7 @@ def seconds_of(work: Callable[[], object]) -> Timer:
 
 
 def spread(values: Sequence[float]) -> float:
-    """The middle half's width as a share of the median."""
+    """Interquartile range divided by the median."""
     if len(values) < 2:
         return 0.0
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")

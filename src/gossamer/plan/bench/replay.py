@@ -1,4 +1,4 @@
-"""Replayed exchange: one worker's part of an aggregation, with recorded answers, so that only its work is timed."""
+"""Replayed exchange: one worker's part of an aggregation with recorded answers, to time its own work only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gossamer.base.runner import simulate
 
 SEED = 11
 MOMENTUM = 0.9
-ROLL = 7919  # places by which the gradients of two workers are shifted
+ROLL = 7919  # shift between the gradients of two workers
 
 
 @dataclass
@@ -41,16 +41,16 @@ class ReplayedExchange:
     at: AggregationContext
     out: Tensor
     answers: list[Any] = field(default_factory=list)  # recorded, by operation
-    read_bytes: int = 0  # of input before each operation; after an all-to-all, of its answer instead
+    read_bytes: int = 0  # of input before each operation; after an all-to-all, of its answer
     sent_bytes: int = 0  # payloads of all operations
-    settle: Callable[[], object] = lambda: None  # waits for the device, before every look at the clock
+    settle: Callable[[], object] = lambda: None  # synchronizes the device before each reading of the clock
 
     def script(self) -> Aggregation:
         return self.compressor.aggregate(self.x, self.state, self.at, self.out)
 
     @property
     def least_encode_bytes(self) -> int:
-        """What is read, state read and written once, payloads written once."""
+        """Input read once, state read and written once, payloads written once."""
         remembered = sum(packed.flat.nbytes for packed in self.state.values())
         return self.read_bytes + 2 * remembered + self.sent_bytes
 
@@ -70,9 +70,9 @@ class ReplayedExchange:
         began = self._now()
         try:
             script.send(answer)
-        except StopIteration:  # payloads and answers are freed later, and not the compressor's work
+        except StopIteration:  # payloads and answers are freed later, outside the timing
             return sum(spent), self._now() - began
-        raise AssertionError(f"{self.compressor!r} has more to say than it had before")
+        raise AssertionError(f"{self.compressor!r} has more operations than before")
 
     def _now(self) -> float:
         self.settle()
@@ -86,9 +86,9 @@ def prepare(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> list[ReplayedExchange]:
-    """An exchange for each size of the group; they share the first worker's state where it is the same.
+    """An exchange for each group size. Exchanges with the same state of the first worker share it.
 
-    A real first step is made by the largest such group, so that residuals are what residuals are.
+    The largest such group makes a real first step, so that residuals are realistic.
     """
     x = gradient(layout, device, dtype)
     out = torch.empty_like(x.flat)
@@ -107,7 +107,7 @@ def prepare(
 
 
 def _remembered(compressor: Compressor, layout: Layout, world: int) -> object:
-    """A key for the shapes of the first worker's state in such a group."""
+    """A key for the shapes of the first worker's state in a group of this size."""
     blank = FlatTensors.zeros(layout, dtype=torch.float32, device=torch.device("meta"))
     return tuple(
         (key, packed.layout) for key, packed in compressor.init(blank, AggregationContext(world=world)).items()
@@ -120,7 +120,7 @@ def gradient(layout: Layout, device: torch.device | str = "cpu", dtype: torch.dt
 
 
 def of_rank(x: FlatTensors, rank: int) -> FlatTensors:
-    """Another worker's gradient: the same numbers in other places."""
+    """Another worker's gradient: the same numbers at other positions."""
     return FlatTensors(x.flat.roll(ROLL * rank), x.layout)
 
 
@@ -141,9 +141,9 @@ def _after_one_step(compressor: Compressor, x: FlatTensors, world: int) -> list[
 
 
 def _recording(exchange: ReplayedExchange) -> Generator[CollectiveOp, Any, AggregationResult]:
-    """The exchange's script, which also records its answers."""
+    """The exchange's script; it also records its answers."""
     script, answer = exchange.script(), None
-    fresh = exchange.x.flat.nbytes  # to be read before the next operation
+    fresh = exchange.x.flat.nbytes  # input of the next operation
     while True:
         try:
             op = script.send(answer)
@@ -157,7 +157,7 @@ def _recording(exchange: ReplayedExchange) -> Generator[CollectiveOp, Any, Aggre
 
 
 def _kept(op: CollectiveOp, answer: Any) -> Any:
-    """A copy of the answer where it may lie in the asker's own buffers, as a mean does."""
+    """A copy of the answer if it may be in the compressor's own buffers, such as a mean."""
     match op:
         case AllReduceMean():
             return answer.clone()
@@ -170,7 +170,7 @@ def _kept(op: CollectiveOp, answer: Any) -> Any:
 
 
 def _repeat(op: CollectiveOp, answers: Any) -> Any:
-    """Give a recorded answer again."""
+    """Return a recorded answer."""
     match op:
         case AllReduceMean(_, out):
             return answers.clone() if out is None else out.copy_(answers)

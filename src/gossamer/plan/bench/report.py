@@ -23,18 +23,18 @@ from gossamer.plan.bench.workloads import (
 )
 
 ABOUT = (
-    "GB/s of gradient (4 bytes an element a second). x copy: seconds over those of tensor.copy_ on as many elements. "
-    "of add: the fewest bytes that the rule must read and write, at the rate of torch.add(x, y, out=z), over the "
-    "seconds taken; loops that write past the caches move more than torch.add does, so it may exceed 100 %. "
-    f"Decoding adds up the payloads of so many workers; {MANY} of them in a bucket of a {SMALLER}th. Sharded's "
-    "encoding ends when its part's mean was encoded, too: of one worker, which is alone, everything for a second time."
+    "GB/s of gradient (4 bytes per element). x copy: time relative to tensor.copy_ of as many elements. of add: time "
+    "of the minimum bytes that the compressor must read and write, at the rate of torch.add(x, y, out=z), over the "
+    "measured time; loops that write past the caches move more than torch.add does, so it may exceed 100 %. "
+    f"Decoding sums the given number of payloads; {MANY} of them in a bucket of 1/{SMALLER} of the size. Sharded's "
+    "encoding includes encoding the mean of its part; with one worker that is everything a second time."
 )
 
-ABOUT_PAIRS = "Whole aggregations of one payload a second: of one process, and of two at once together, in turn."
+ABOUT_PAIRS = "Whole aggregations of one payload per second: of one process, and of two at once together, interleaved."
 
 
 def cells(measured: Sequence[BenchmarkResult]) -> list[dict[str, str]]:
-    """The table's lines by column."""
+    """Rows of the table by column."""
     about = {(one.subject, one.kernels): "" for one in measured if one.part == ENCODE}
     return [_line([one for one in measured if (one.subject, one.kernels) == key]) for key in about]
 
@@ -52,7 +52,7 @@ def _line(of: Sequence[BenchmarkResult]) -> dict[str, str]:
     for payloads in (*FEW, MANY):
         decode = _largest(of, DECODE, payloads)
         line[f"decode {payloads}"] = _rate(decode)
-        line["of add" + " " * payloads] = f"{decode.add_rate_share:.0%}"  # columns of one name, told apart by blanks
+        line["of add" + " " * payloads] = f"{decode.add_rate_share:.0%}"  # columns with one name differ in blanks
     line[f"{SMALL_TENSORS} x {SMALL_NUMEL:,} / 1"] = f"{_small_ratio(of):.2f}"
     line["spread"] = f"{max(one.spread for one in of if one.tensors == TENSORS):.0%}"
     return line
@@ -68,13 +68,13 @@ def _rate(one: BenchmarkResult) -> str:
 
 
 def _small_ratio(of: Sequence[BenchmarkResult]) -> float:
-    """A bucket of many small tensors over one tensor of as many elements: seconds of encoding and decoding."""
+    """Encoding and decoding time of a bucket of many small tensors relative to one tensor with as many elements."""
     many, one = (sum(each.median_seconds for each in of if each.tensors == tensors) for tensors in (SMALL_TENSORS, 1))
     return many / one
 
 
 def remarks(measured: Sequence[BenchmarkResult]) -> Iterator[str]:
-    """A sentence each on memory bandwidth, matrix products and sparse payloads."""
+    """Remarks on memory bandwidth, matrix products and sparse payloads."""
     for one in measured:
         if one.subject in (COPY, ADD):
             rate = one.least_bytes / one.median_seconds / 1e9
@@ -82,15 +82,15 @@ def remarks(measured: Sequence[BenchmarkResult]) -> Iterator[str]:
     for products in (one for one in measured if one.subject == PRODUCTS):
         for name, seconds in _low_rank(measured, products.elements).items():
             over = seconds / products.median_seconds
-            yield f"{name} takes {over:.2f} times as long as its own {PRODUCTS} ({products.median_seconds:.3g} s)."
+            yield f"{name} takes {over:.2f}x as long as its own {PRODUCTS} ({products.median_seconds:.3g} s)."
     for one in measured:
         if one.subject == ONTO:
             each = 1e9 * one.median_seconds / one.entries
-            yield f"{ONTO} {one.elements:,} elements, {one.entries:,} entries: {each:.1f} ns an entry."
+            yield f"{ONTO} {one.elements:,} elements, {one.entries:,} entries: {each:.1f} ns per entry."
 
 
 def _low_rank(measured: Sequence[BenchmarkResult], elements: int) -> dict[str, float]:
-    """Seconds of the whole aggregation of each compressor that multiplies matrices, on the large bucket."""
+    """Seconds of the whole aggregation of each compressor with matrix products, on the large bucket."""
     found: dict[str, float] = {}
     for one in measured:
         if "PowerSGD" in one.subject and one.elements == elements and one.payloads == 1 and one.part != WHOLE:

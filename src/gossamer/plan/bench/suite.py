@@ -1,4 +1,4 @@
-"""Benchmark suite: times all rows in one interleaved run, and relates them to copying and adding."""
+"""Benchmark suite: times all rows in one interleaved run, and compares them with copying and adding."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from gossamer.algorithms.compressors import Compressor
 from gossamer.plan.bench.interleave import interleave, spread
 from gossamer.plan.bench.workloads import ADD, COPY, Workload, bucket, places, products, rows_of, yardsticks
 
-RANK = 4  # of the PowerSGD whose matrix products are timed
+RANK = 4  # of the PowerSGD with timed matrix products
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkResult:
-    """One part of a row."""
+    """Measurement of one part of a row."""
 
     subject: str  # a compressor or yardstick
     kernels: str  # "native" or "reference"
     elements: int
     tensors: int
-    payloads: int  # decoded
+    payloads: int  # number of decoded payloads
     entries: int  # of a sparse payload
     part: str  # encoding, decoding or the whole
-    least_bytes: int  # that must be moved
+    least_bytes: int  # minimum bytes to move
     seconds: tuple[float, ...]  # by round
     median_seconds: float
-    spread: float  # of the seconds: the middle half's width over the median
+    spread: float  # interquartile range of the seconds over the median
     gradient_bytes_per_second: float
-    copy_ratio: float  # seconds per element over those of tensor.copy_
-    add_rate_share: float  # seconds that the least bytes take at the rate of torch.add, over the seconds taken
+    copy_ratio: float  # time per element relative to tensor.copy_
+    add_rate_share: float  # time of the minimum bytes at torch.add's rate, over the measured time
 
 
 def build(compressors: Sequence[Compressor], elements: int, note: Callable[[str], None]) -> list[Workload]:
-    """Every row for a bucket of about `elements`; `note` hears what is being prepared."""
+    """Every row for a bucket of about `elements`; `note` is called with the row in preparation."""
     layout = bucket(elements)
     rows = [*yardsticks(layout), *places(layout), products(layout, RANK)]
     for compressor in compressors:
@@ -44,7 +44,7 @@ def build(compressors: Sequence[Compressor], elements: int, note: Callable[[str]
 
 
 def run_benchmarks(rows: Sequence[Workload], rounds: int, tick: Callable[[str], None]) -> list[BenchmarkResult]:
-    """Every row once a round, so that all see the same machine."""
+    """Run every row once per round, so that all see the same machine."""
     timers = {place: row.timer for place, row in enumerate(rows)}
     found = interleave(timers, rounds, lambda place: tick(f"{rows[place].subject}, {rows[place].kernels}"))
     rates = dict(_rates(rows, found))

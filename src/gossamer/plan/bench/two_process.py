@@ -1,4 +1,4 @@
-"""Two-process benchmark: aggregations a second of one process alone, and of two at once."""
+"""Two-process benchmark: aggregations per second of one process alone, and of two at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gossamer.plan.bench.interleave import spread
 
 
 class BenchError(GossamerError, RuntimeError):
-    """A measuring process ended too soon."""
+    """A benchmark process ended too early."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class PairResult:
 
     subject: str
     alone: tuple[float, ...]  # of one process
-    together: tuple[float, ...]  # of two at once, added up
+    together: tuple[float, ...]  # of two at once, summed
     gain: float  # median of together / alone
     spread: float  # of that ratio
 
@@ -34,7 +34,7 @@ class PairResult:
 def run_pair_benchmark(
     subjects: Sequence[str], elements: int, rounds: int, seconds: float, tick: Callable[[str], None]
 ) -> list[PairResult]:
-    """Alone and together in turn, each for so many seconds a round; the first round warms up and is not kept."""
+    """Alone and together in turn, for `seconds` each per round; the first round is a warm-up."""
     found: list[PairResult] = []
     with _worker(elements) as first, _worker(elements) as second:
         for subject in subjects:
@@ -71,8 +71,8 @@ class _RemoteWorker:
         line = self.process.stdout.readline()
         if not line:
             raise BenchError(
-                f"A process that measures ended with {self.process.wait()}, so there is nothing to compare; it said "
-                "why above. Where memory ran out, ask for less: --elements 1000000."
+                f"A benchmark process ended with {self.process.wait()}, so there is no result; its error is above. If "
+                "memory ran out, use fewer elements: --elements 1000000."
             )
         return json.loads(line)
 
@@ -92,7 +92,7 @@ def _worker(elements: int) -> Iterator[_RemoteWorker]:
 
 
 def _rate(workers: Sequence[_RemoteWorker], seconds: float) -> float:
-    """Aggregations per second, all workers together."""
+    """Aggregations per second of all workers together."""
     for worker in workers:
         worker.send({"seconds": seconds})
     return float(sum(worker.receive() for worker in workers))

@@ -15,7 +15,7 @@ from gossamer.plan.bench.workloads import bucket
 
 
 def serve(elements: int, commands: TextIO, answers: TextIO) -> None:
-    """{"subject": text} prepares it, {"seconds": s} aggregates for so long and answers how often in a second."""
+    """{"subject": text} prepares a compressor; {"seconds": s} aggregates for s seconds and answers with the rate."""
     torch.set_num_threads(1)
     exchange: ReplayedExchange | None = None
     for line in commands:

@@ -1,4 +1,4 @@
-"""Workloads: compressors with both kernel implementations, beside copying, adding and matrix products."""
+"""Workloads: compressors with both kernel implementations, and copying, adding and matrix products."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VARIABLE = "GOSSAMER_KERNELS"
 
 @contextmanager
 def using(name: str) -> Iterator[None]:
-    """GOSSAMER_KERNELS is `name` for a while."""
+    """Context manager that sets GOSSAMER_KERNELS to `name`."""
     before = os.environ.get(VARIABLE)
     _ask_for(name)
     try:
@@ -47,11 +47,11 @@ def _ask_for(name: str | None) -> None:
 COPY, ADD, PRODUCTS, ONTO = "copy_", "add", "matrix products", "sparse_decode onto"
 ENCODE, DECODE, WHOLE = "encode", "decode", "whole"
 TENSORS, COLUMNS = 8, 1024  # of a large bucket
-SMALLER = 16  # times fewer elements, for plain torch and for many payloads
+SMALLER = 16  # divisor of the elements, for plain torch and for many payloads
 FEW, MANY = (1, 4), 64  # payloads
 SMALL_TENSORS, SMALL_NUMEL = 200, 1000
-SMALL_SECONDS = 0.01  # of turns, of which the fastest counts: the caches are full of what ran before
-ONE_IN = 100  # of a sparse payload's places
+SMALL_SECONDS = 0.01  # of repetitions; the fastest counts, since caches are cold at first
+ONE_IN = 100  # density of a sparse payload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +61,14 @@ class Workload:
     subject: str  # a compressor or yardstick
     kernels: str  # "native" or "reference"
     layout: Layout
-    payloads: int  # decoded
+    payloads: int  # number of decoded payloads
     entries: int  # of a sparse payload
-    parts: tuple[tuple[str, int], ...]  # (part, the fewest bytes that it must move), as the timer gives seconds
+    parts: tuple[tuple[str, int], ...]  # (part, minimum bytes to move), in the timer's order
     timer: Timer
 
 
 def bucket(elements: int) -> Layout:
-    """Matrices of about so many elements in all."""
+    """Matrices with about this many elements in total."""
     columns = min(COLUMNS, max(1, elements // TENSORS // 16))
     shape = (max(1, elements // TENSORS // columns), columns)
     return Layout.of({f"weight.{number}": shape for number in range(TENSORS)})
@@ -97,7 +97,7 @@ def _rows(large: Sequence[ReplayedExchange], small: Sequence[ReplayedExchange], 
 
 
 def yardsticks(layout: Layout) -> list[Workload]:
-    """Memory bandwidth: reading and writing once, and two reads and a write."""
+    """Memory bandwidth: one read and one write; two reads and a write."""
     x = gradient(layout).flat
     y, out = torch.ones_like(x), torch.empty_like(x)
     return [
@@ -124,7 +124,7 @@ def products(layout: Layout, rank: int) -> Workload:
 
 
 def places(layout: Layout) -> list[Workload]:
-    """Adding a sparse payload onto a buffer: some entries, as many in a smaller buffer, and four times as many."""
+    """Adding a sparse payload to a buffer: some entries, as many in a smaller buffer, and four times as many."""
     n = layout.numel
     few = max(1, n // 4 // ONE_IN)
     return [_onto(size, entries) for size, entries in ((n, few), (n // 4, few), (n, 4 * few))]

@@ -1,14 +1,14 @@
-"""Forecast calibration: past pairs of foretold and measured seconds turn a forecast into an interval.
+"""Calibration: past pairs of estimated and measured seconds give the prediction interval of an estimate.
 
-Split conformal prediction: where past and future errors are exchangeable, the interval holds the measured value as
-often as it says, whatever the errors' distribution. An error is a ratio, over the spread that the forecast's own inputs
-tell, so that one made from unsteady steps is wider.
+Split conformal prediction: if past and future errors are exchangeable, the interval has the stated coverage for any
+distribution of errors. An error is a log ratio, divided by the spread of the estimate's own inputs, so that an estimate
+from unsteady steps has a wider interval.
 
-    score = log(measured / foretold) / scale,   scale = sqrt(LEAST_SPREAD^2 + spread^2)
-    interval = foretold * exp(scale * [the lower, the upper quantile of past scores])
+    score = log(measured / estimate) / scale,   scale = sqrt(LEAST_SPREAD^2 + spread^2)
+    interval = estimate * exp(scale * [the lower, the upper quantile of past scores])
 
-Quantiles are those of a forecast's kind where that has enough pairs: of like recipes on like networks, else of like
-recipes, else of all.
+Quantiles are those of similar recipes on similar networks if there are enough pairs, else of similar recipes, else of
+all.
 source: Vovk, Gammerman & Shafer 2005, Algorithmic Learning in a Random World (split conformal, 4.5: by kind); Lei et
 al. 2018, JASA (5.2: scaled by a local spread)
 """
@@ -31,8 +31,8 @@ from gossamer.comm.network import Network
 from gossamer.errors import require
 
 COVERAGE = 0.8
-LEAST_SPREAD = 0.2  # of a forecast whose inputs seem to be without any; coverage hardly hangs on it, width does
-FAR_SECONDS = 0.005  # of a round trip, from which on windows and loss decide
+LEAST_SPREAD = 0.2  # of an estimate with constant inputs; it affects the width, hardly the coverage
+FAR_SECONDS = 0.005  # of a round trip; beyond it, windows and loss dominate
 FILE = "calibration.json"
 
 Kind = tuple[str, ...]  # (), (family,) or (family, network class)
@@ -40,21 +40,21 @@ Kind = tuple[str, ...]  # (), (family,) or (family, network class)
 
 @dataclass(frozen=True, kw_only=True)
 class PastForecast:
-    """One forecast of a step, and what it then took."""
+    """An estimate of a step, and its measured time."""
 
     recipe: str
-    family: str  # as recipe_family names it
+    family: str  # see recipe_family
     network: str
-    network_class: str  # as network_class names it
+    network_class: str  # see network_class
     workers: int
     foretold_seconds: float
     measured_seconds: float
-    spread: float = 0.0  # standard deviation of the forecast's logarithm, as far as its inputs told it
+    spread: float = 0.0  # standard deviation of the estimate's logarithm, from its inputs
 
     def __post_init__(self) -> None:
         for name in ("foretold_seconds", "measured_seconds"):
             value = getattr(self, name)
-            require(isfinite(value) and value > 0, f"{name} of a past forecast is a positive number, not {value}")
+            require(isfinite(value) and value > 0, f"{name} of a past estimate must be a positive number, got {value}")
 
     @property
     def score(self) -> float:
@@ -62,41 +62,41 @@ class PastForecast:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Those it belongs to, the narrowest first."""
+        """Its kinds, the narrowest first."""
         return _kinds(self.family, self.network_class)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastInterval:
-    """Where a measured step will lie, with a probability of `coverage`."""
+    """Interval that contains the measured step time with a probability of `coverage`."""
 
     low_seconds: float
     high_seconds: float
     coverage: float
-    pairs: int  # of past forecasts that it follows from
-    kind: str  # which these were
-    spread: float  # that the forecast's own inputs told
+    pairs: int  # number of past estimates
+    kind: str  # kind of these estimates
+    spread: float  # of the estimate's own inputs
 
     def holds(self, seconds: float) -> bool:
         return self.low_seconds <= seconds <= self.high_seconds
 
     def __str__(self) -> str:
-        """80 %: 350 to 410 ms."""
+        """For example: 80 %: 350 to 410 ms."""
         return f"{share_text(self.coverage)}: {range_text(self.low_seconds, self.high_seconds)}"
 
 
 class Calibration:
-    """Past forecasts by kind. Raises ValueError where they are too few for any interval.
+    """Past estimates by kind. Raises ValueError if they are too few for an interval.
 
-    provenance: machine, command and commit of the measurements, for whoever reads the file.
+    provenance: machine, command and commit of the measurements.
     """
 
     def __init__(self, pairs: Iterable[PastForecast], provenance: Mapping[str, Any] | None = None) -> None:
         self.pairs, self.provenance = tuple(pairs), dict(provenance or {})
         require(
             len(self.pairs) >= fewest_pairs(COVERAGE),
-            f"{len(self.pairs)} past forecasts tell no {COVERAGE:.0%} interval: it takes {fewest_pairs(COVERAGE)} at "
-            "least. Make more: python benchmarks/calibration.py",
+            f"{len(self.pairs)} past estimates are too few for a {COVERAGE:.0%} interval: it takes "
+            f"{fewest_pairs(COVERAGE)} at least. Make more: python benchmarks/calibration.py",
         )
         self._scores: dict[Kind, list[float]] = {}
         for pair in self.pairs:
@@ -108,9 +108,9 @@ class Calibration:
     def interval(
         self, foretold_seconds: float, family: str, network: str, spread: float = 0.0, coverage: float = COVERAGE
     ) -> ForecastInterval:
-        """The interval around a forecast. It always holds the forecast itself, also where past ones erred one way.
+        """The interval of an estimate. It always contains the estimate itself, also if past errors had one sign.
 
-        family, network: as recipe_family and network_class name them.
+        family, network: see recipe_family and network_class.
         """
         kind = next(
             (each for each in _kinds(family, network) if len(self._scores.get(each, ())) >= fewest_pairs(coverage)), ()
@@ -135,18 +135,18 @@ class Calibration:
 
 
 def fewest_pairs(coverage: float) -> int:
-    """How many past scores a two-sided interval takes, so that it has two finite ends: 9 for 80 %."""
+    """Number of past scores for a two-sided interval with finite ends: 9 for 80 %."""
     return ceil(2 / (1 - coverage) - 1 - 1e-9)
 
 
 def quantiles(scores: list[float], coverage: float) -> tuple[float, float]:
-    """The ends between which one more score lies with a probability of at least `coverage`. scores: ascending.
+    """Ends that contain one more score with a probability of at least `coverage`. scores: ascending.
 
-    Of n + 1 exchangeable scores each is equally likely to be in any place, so that (1 - coverage) / 2 of the n + 1
-    places may lie beyond either end.
+    Of n + 1 exchangeable scores each is equally likely to have any rank, so that (1 - coverage) / 2 of the n + 1 ranks
+    may be beyond either end.
     """
     beyond = floor((len(scores) + 1) * (1 - coverage) / 2 + 1e-9)
-    require(beyond >= 1, f"{len(scores)} scores have no place beyond them for {coverage:.0%}: it takes more")
+    require(beyond >= 1, f"{len(scores)} scores are too few for a coverage of {coverage:.0%}")
     return scores[beyond - 1], scores[-beyond]
 
 
@@ -160,7 +160,7 @@ def _kinds(family: str, network: str) -> tuple[Kind, ...]:
 
 @cache
 def shipped() -> Calibration:
-    """The pairs that were measured before this version was released."""
+    """The pairs that were measured before this release."""
     return Calibration.from_json(json.loads(resources.files(__package__).joinpath(FILE).read_text(encoding="utf-8")))
 
 
@@ -168,7 +168,7 @@ def shipped() -> Calibration:
 
 
 def recipe_family(recipe: Recipe) -> str:
-    """What decides how long a step of it takes: gossip, local, delayed, dense or compressed."""
+    """Family of recipes with similar step times: gossip, local, delayed, dense or compressed."""
     stage = recipe.strategy.steady_stage
     if isinstance(stage, GossipStage):
         return "gossip"
@@ -180,7 +180,7 @@ def recipe_family(recipe: Recipe) -> str:
 
 
 def network_class(network: Network) -> str:
-    """sites where there are several, far where a round trip is 5 ms or longer, else near."""
+    """sites with several sites, far with a round trip of 5 ms or more, else near."""
     if network.paths:
         return "sites"
     return "far" if network.default.round_trip_seconds >= FAR_SECONDS else "near"

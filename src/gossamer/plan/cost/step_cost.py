@@ -1,8 +1,8 @@
-"""Step cost: one row of a cost table, for a recipe, so many workers and a network, before anything is run.
+"""Step cost: one row of a cost table, for a recipe, a number of workers and a network, before a run.
 
-Besides the mean that a traffic estimate tells of, a row has what the machine sends that sends most. In a direct or ring
-all-reduce every worker sends alike; up a tree, or next to a rank that stands aside, some send more; and a parameter
-server answers every worker.
+In addition to the means of a traffic estimate, a row has the traffic of the busiest machine. In a direct or ring
+all-reduce all workers send equally; in a tree, or next to a rank outside a power of two, some send more; and a
+parameter server answers every worker.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from gossamer.train.traffic.traffic import TrafficEstimate, estimate_traffic, sa
 
 @dataclass(frozen=True, kw_only=True)
 class MachineLoad:
-    """The busiest machine in a step, on average over a cycle."""
+    """The busiest machine in a step, averaged over a cycle."""
 
     machine: str  # "every worker", "some workers", or "a server"
     bytes_sent: float
     bytes_received: float
-    messages: float  # that it sends
-    heard_bytes: int  # payloads of others that a worker holds at once before it can add them up
+    messages: float  # sent
+    heard_bytes: int  # payloads of others that a worker holds at once before decoding
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """Bytes and seconds of a step in the long run."""
+    """Bytes and seconds of a step, long-term averages."""
 
     recipe: str
     workers: int
     bytes_sent: float  # per worker and step, mean over workers
     load: MachineLoad
     seconds: float  # of a step
-    waiting_share: float  # of it
-    codec_seconds: float  # of the communication thread, compressing and decoding
-    at_least: bool  # whether `seconds` is a lower bound, from computing and the busiest machine's line
-    residual_bytes: int  # that a worker keeps between steps
+    waiting_share: float  # fraction of the step
+    codec_seconds: float  # communication thread, compressing and decoding
+    at_least: bool  # whether `seconds` is a lower bound, from computing and the link of the busiest machine
+    residual_bytes: int  # state of a worker between steps
 
 
 def step_cost(
@@ -67,9 +67,9 @@ def step_cost(
     step_seconds: float,
     profile: Callable[[], WorkloadProfile],
 ) -> StepCost:
-    """Bytes and the busiest machine are exact; seconds are foretold where workers move in step, else a lower bound.
+    """Bytes and the busiest machine are exact; seconds are estimated for recipes in lock step, else a lower bound.
 
-    profile: asked only where seconds can be foretold. Raises NetworkError for more unequal hosts than can be played.
+    profile: called only if seconds can be estimated. Raises NetworkError for too many unequal hosts to simulate.
     """
     traffic = estimate_traffic(recipe, model, workers=workers)
     load = machine_load(recipe, model, traffic, network)
@@ -97,7 +97,7 @@ def step_cost(
 
 
 def machine_load(recipe: Recipe, model: Attached, traffic: TrafficEstimate, network: Network) -> MachineLoad:
-    """The load of the machine that sends most. network: with a host for each worker."""
+    """Load of the busiest machine. network: with a host for each worker."""
     workers = traffic.workers
     match recipe.strategy.among(workers).steady_stage:
         case SilentStage():
@@ -149,7 +149,7 @@ def _of_neighbors(recipe: Recipe, traffic: TrafficEstimate) -> MachineLoad:
 
 
 def _of_servers(traffic: TrafficEstimate) -> MachineLoad:
-    """Each server lives on a worker's machine, which pushes as all others do."""
+    """Each server is on the machine of a worker, which pushes as all others do."""
     others = traffic.workers - 1
     replies = [item.bytes_sent for item in traffic.others if item.op == "Reply"] or [0.0]
     pushes = [item.bytes_sent for item in traffic.others if item.op == "Push"] or [0.0]
@@ -163,7 +163,7 @@ def _of_servers(traffic: TrafficEstimate) -> MachineLoad:
 
 
 def gathered_bytes(op: CollectiveOp, workers: int) -> int:
-    """Payload bytes that a worker hears of all others in an operation and has to hold; means come added up."""
+    """Payload bytes that a worker receives in an operation and holds at once; means arrive summed."""
     match op:
         case AllReduceMean():
             return 0
@@ -175,13 +175,13 @@ def gathered_bytes(op: CollectiveOp, workers: int) -> int:
 
 @dataclass(frozen=True)
 class _Tables:
-    """The tables of hops by which means go."""
+    """The tables of hops of all-reduces."""
 
     wish: str
     network: Network
 
     def busiest(self, op: CollectiveOp, world: int) -> tuple[float, int]:
-        """(bytes, messages) of the rank that sends most to have an operation answered."""
+        """(bytes, messages) of the rank that sends most in an operation."""
         match op:
             case AllReduceMean(tensor):
                 return self._of_mean(tensor.numel(), tensor.element_size(), world)
@@ -210,7 +210,7 @@ class _Tables:
 
 
 def seconds_on_the_line(load: MachineLoad, network: Network) -> float:
-    """How long the busiest machine's line is busy in a step, at least: it may be the slowest of all."""
+    """Minimum time of the busiest machine's link in a step: it may be the slowest of all."""
     up = min(host.up_bits_per_second for host in network.hosts)
     down = min(host.down_bits_per_second for host in network.hosts)
     return 8 * max(load.bytes_sent / up, load.bytes_received / down)

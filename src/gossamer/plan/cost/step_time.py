@@ -1,4 +1,4 @@
-"""Step time estimate: seconds of a step on a network, from a profile measured here and the cost of operations there."""
+"""Step time estimate: seconds of a step on a network, from a profile measured here and the cost of its operations."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ from gossamer.train.traffic.traffic import mean_neighbors, neighbor_payload
 
 NOTICED_SLOWDOWN = 1.02
 NOT_PREDICTABLE = (
-    "how long a step takes is not foretold where workers do not wait for each other: try it by gossamer run"
+    "the step time cannot be estimated for workers that do not wait for each other: try it by gossamer run"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeEstimate:
-    """Seconds of one step in the long run, means over workers."""
+    """Seconds of one step, long-term means over workers."""
 
     step_seconds: float
-    waiting_seconds: float  # the training thread's, for the communication thread
-    wire_seconds: float  # of the communication thread, hidden behind computing or not
-    codec_seconds: float  # likewise
-    inputs: Mapping[str, Any]  # the numbers that the estimate follows from
-    interval: ForecastInterval | None = None  # where step_seconds will lie when it is measured; None where not asked
+    waiting_seconds: float  # training thread waiting for the communication thread
+    wire_seconds: float  # communication thread on the network, hidden behind computation or not
+    codec_seconds: float  # communication thread compressing and decoding, hidden or not
+    inputs: Mapping[str, Any]  # inputs of the estimate
+    interval: ForecastInterval | None = None  # prediction interval of the measured step_seconds; None if not requested
 
     def __str__(self) -> str:
-        """372 ms, 80 %: 350 to 410 ms."""
+        """For example: 372 ms, 80 %: 350 to 410 ms."""
         return ", ".join([seconds_text(self.step_seconds), *([str(self.interval)] if self.interval else [])])
 
     @property
     def computing_seconds(self) -> float:
-        """The training thread's, with what compressing slows it down by."""
+        """Compute time of the training thread, slowed down by compression."""
         return self.step_seconds - self.waiting_seconds
 
     @property
@@ -73,7 +73,7 @@ class StepTimeEstimate:
 
     @property
     def caution(self) -> str | None:
-        """What to know of an estimate that follows from few steps, or from a busy machine; None where all was well."""
+        """Warning about an estimate from few steps or a busy machine; None without one."""
         said = [told for told in (self._few_steps, self._busy_machine) if told]
         return "; ".join(said) or None
 
@@ -83,8 +83,8 @@ class StepTimeEstimate:
         if not timed or len(timed) >= ENOUGH_STEPS * copies:
             return None
         return (
-            f"only {len(timed)} step{'s' * (len(timed) != 1)} could be timed, of {min(timed):.2g} to {max(timed):.2g} "
-            "seconds: let the script make more for a surer estimate"
+            f"only {len(timed)} step{'s' * (len(timed) != 1)} were timed, of {min(timed):.2g} to {max(timed):.2g} "
+            "seconds: let the script make more steps for a better estimate"
         )
 
     @property
@@ -95,24 +95,33 @@ class StepTimeEstimate:
         others = f"other work kept {load.other + load.stolen:.1f} of {load.cores:.0f} cores busy while steps were timed"
         if load.slowdown < NOTICED_SLOWDOWN:
             return others
-        return f"{others}, which made them {load.slowdown:.2f} times as long: that is taken out, as if they were alone"
+        return f"{others} and made them {load.slowdown:.2f}x as long; the estimate is corrected for this"
 
 
 def is_predictable(recipe: Recipe) -> bool:
-    """Whether workers of this recipe make their steps together. How fast others are, only a trial can tell."""
+    """Whether workers of this recipe step together. Otherwise only a trial shows the speed of each."""
     return recipe.strategy.steady_stage.in_lock_step
 
 
 def estimate_step_time(
     recipe: Recipe, measured: WorkloadProfile, network: Network, workers: int, tcp: Tcp = ETHERNET
 ) -> StepTimeEstimate:
-    """Estimate a steady step of `recipe` with so many measured `workers` on `network`.
+    """Estimate a steady step of `recipe` with `workers` measured workers on `network`.
 
-    A step is a reduction of gradients, or a backward pass where parameters are averaged: then on average over a period.
-    tcp: how packets are cut; by default as on an Ethernet. Raises GossamerError unless the recipe `is_predictable`.
+    A step is a reduction of gradients, or a backward pass, averaged over a period, if parameters are averaged.
+
+    Args:
+        recipe: resolved.
+        measured: profile of one worker.
+        network: with a host for each worker.
+        workers: their number.
+        tcp: segmentation into packets; by default as on an Ethernet.
+
+    Raises:
+        GossamerError: the recipe is not `is_predictable`.
     """
     if not is_predictable(recipe):
-        raise GossamerError(f"{recipe!r} has no foretold step: {NOT_PREDICTABLE}")
+        raise GossamerError(f"{recipe!r} has no estimate: {NOT_PREDICTABLE}")
     recipe = replace(recipe, strategy=recipe.strategy.among(workers))
     there = replace(network, hosts=network.hosts[:workers])
     collective = wish_of(recipe)
@@ -142,34 +151,36 @@ def estimate_step_time(
 
 
 def input_spread(measured: WorkloadProfile, found: PerStep) -> float:
-    """The standard deviation of a forecast's logarithm, as far as the profile tells it: how much its steps and its
-    codec timings differed, each by its part in the step. Errors of the two are taken to be independent."""
+    """Standard deviation of the estimate's logarithm, from the spread of the profile's steps and codec timings, each
+    weighted by its part in the step. The two are assumed to be independent."""
     steps = measured.step_spread * (1 - found.waiting / found.seconds)
-    whole = sum(sum(bucket.computing_seconds) for bucket in measured.buckets)  # of a round, of which a step has a part
+    whole = sum(
+        sum(bucket.computing_seconds) for bucket in measured.buckets
+    )  # of a whole round; a step has a part of it
     codecs = measured.codec_spread_seconds * found.codec / whole / found.seconds if whole else 0.0
     return hypot(steps, codecs)
 
 
 def wish_of(recipe: Recipe) -> str:
-    """The collective that a session of this recipe would ask for, here. Raises GossamerError where there is no such.
+    """The collective that a session of this recipe would request here. Raises GossamerError if it is invalid.
 
-    "auto" is the mesh's here; between GPUs NCCL may turn out to be faster, which is timed when they are there.
+    "auto" means the mesh's; between GPUs NCCL may be faster, which is timed on the GPUs.
     """
     wish = requested_collective(recipe.topology.collective)
     try:
         check_wish(wish)
     except ValueError as problem:
-        raise GossamerError(f"GOSSAMER_COLLECTIVE says how means are taken, and {problem}") from None
+        raise GossamerError(f"invalid GOSSAMER_COLLECTIVE, the all-reduce algorithm: {problem}") from None
     return wish
 
 
 def _per_step(
     recipe: Recipe, measured: WorkloadProfile, network: Network, workers: int, tcp: Tcp, collective: str
 ) -> PerStep:
-    """By the steady stage. A worker alone sends nothing."""
+    """Cost of the steady stage. A single worker sends nothing."""
     stage, cost = recipe.strategy.steady_stage, partial(op_costs, network, tcp, collective)
     workers = workers if stage.communicates else 1
-    played = 1 if is_alike(network) else workers  # who stand for all
+    played = 1 if is_alike(network) else workers  # number of simulated workers, which represent all
     if workers > 1 and stage.scheduled:
         moves = trips(recipe, measured, workers, played)
         if not isinstance(stage, AveragingStage) or stage.per_site is None:
@@ -186,7 +197,7 @@ def _per_step(
 def _reductions(
     jobs: Sequence[BucketJob], passes: int, measured: WorkloadProfile, cost: AnswerTimes, workers: int, depth: int
 ) -> PerStep:
-    """Backward passes before a step's last send nothing, and leave the optimizer nothing to do."""
+    """Backward passes before a step's last one send nothing, and have no optimizer step."""
     ends: Sequence[float] = [0.0] * workers
     for _ in range(STEPS_UNTIL_STEADY):
         begins = ends
@@ -202,12 +213,12 @@ def _reductions(
 
 
 def _one_site(network: Network, size: int, tcp: Tcp, collective: str) -> RepresentativeCost:
-    """Costs within a site that stands for all, of hosts that are all alike."""
+    """Costs within one site, which represents all, of equal hosts."""
     return representative_cost(replace(network, hosts=network.hosts[:size]), tcp, collective)
 
 
 class _Sites:
-    """Costs of collectives within every site by itself."""
+    """Costs of collectives within every site separately."""
 
     def __init__(self, network: Network, size: int, tcp: Tcp, collective: str) -> None:
         ranks = [slice(first, first + size) for first in range(0, len(network.hosts), size)]
@@ -226,17 +237,17 @@ class _Sites:
 
 
 def plan(recipe: Recipe, measured: WorkloadProfile, workers: int) -> list[BucketJob]:
-    """The communication thread's work in a reduction of gradients. Alone, nothing."""
+    """The communication thread's work in a reduction of gradients; empty for a single worker."""
     return _jobs(recipe, measured.buckets, workers, measured.control_bytes) if workers > 1 else []
 
 
 def site_plan(measured: WorkloadProfile, size: int) -> list[BucketJob]:
-    """The communication thread's work in a step within a site of so many workers, where gradients travel dense."""
+    """The communication thread's work in a step within a site of `size` workers, where gradients are sent dense."""
     return _jobs(Recipe(), measured.site_buckets, size, measured.site_control_bytes)
 
 
 def trips(recipe: Recipe, measured: WorkloadProfile, workers: int, played: int | None = None) -> list[Trip]:
-    """One scheduled round of each fragment. played: of how many workers each one's part is told; None: of all."""
+    """One scheduled round of each fragment. played: number of simulated workers; None for all."""
     stage = recipe.strategy.steady_stage
     if isinstance(stage, GossipStage):
         return [_gossip_round(recipe, measured, workers, played or workers)]
@@ -244,7 +255,7 @@ def trips(recipe: Recipe, measured: WorkloadProfile, workers: int, played: int |
 
 
 def _round(recipe: Recipe, measured: WorkloadProfile, workers: int, fragment: int) -> Trip:
-    """First a participation poll; averaged state goes before the last bucket."""
+    """First a participation poll; averaged state is sent before the last bucket."""
     buckets = [bucket for bucket in measured.buckets if bucket.fragment == fragment]
     *before, last = _jobs(recipe, buckets, workers, measured.control_bytes)
     state = [nbytes for nbytes in measured.rider_bytes[fragment : fragment + 1] if nbytes]
@@ -257,7 +268,7 @@ def _round(recipe: Recipe, measured: WorkloadProfile, workers: int, fragment: in
 
 
 def _gossip_round(recipe: Recipe, measured: WorkloadProfile, workers: int, played: int) -> Trip:
-    """All buckets leave in one operation, to the neighbors of the first round; each neighbor's are added alone."""
+    """All buckets are sent in one operation, to the neighbors of the first round; each neighbor's are added alone."""
     messages = [neighbor_payload(recipe, Layout.of(each.shapes), dtype_of(each.dtype)) for each in measured.buckets]
     payload = (
         *(part for each in messages for part in each),
@@ -267,7 +278,7 @@ def _gossip_round(recipe: Recipe, measured: WorkloadProfile, workers: int, playe
     ops = tuple(
         NeighborAllGather(
             payload,
-            tuple((peer, 0.0) for peer in topology.hears(rank, workers, 0)),  # what they weigh costs nothing
+            tuple((peer, 0.0) for peer in topology.hears(rank, workers, 0)),  # weights do not affect the cost
             topology.tells(rank, workers, 0),
         )
         for rank in range(played)
@@ -286,7 +297,7 @@ def _op_alone(op: AllGather | AllReduceMean) -> BucketJob:
 
 
 def _jobs(recipe: Recipe, buckets: Sequence[BucketProfile], workers: int, control_bytes: int) -> list[BucketJob]:
-    """The last bucket takes the control report along."""
+    """The last bucket includes the control report."""
     return [_job(recipe, bucket, workers, control_bytes if bucket is buckets[-1] else 0) for bucket in buckets]
 
 

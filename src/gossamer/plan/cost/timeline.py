@@ -1,4 +1,4 @@
-"""Timeline: draws a stage's schedule, backward passes across and fragments down."""
+"""Timeline: draws a stage's schedule, with backward passes across and fragments down."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gossamer.algorithms.strategies import PeriodicSchedule, Stage
 FEWEST_PASSES = 24
 MOST_COLUMNS = 72
 MOST_ROWS = 16
-MOST_ROUNDS = 2_000  # beyond, there is no row left for any of them
+MOST_ROUNDS = 2_000  # more do not fit into the rows
 COLUMNS_PER_TICK = 10
 
 TRAINS, LEAVES, TRAVELS, LANDS, AT_ONCE = "·▲═▼◆"
@@ -19,17 +19,17 @@ TRAINS, LEAVES, TRAVELS, LANDS, AT_ONCE = "·▲═▼◆"
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A schedule in text."""
+    """A schedule as text."""
 
     passes_per_column: int
-    axis: str  # numbers of backward passes, each above the end of its column
+    axis: str  # numbers of backward passes, above the ends of their columns
     rows: tuple[tuple[str, str], ...]  # (name, marks)
     hidden_rows: int
     legend: str  # of the marks
 
 
 def draw(stage: Stage) -> Drawing:
-    """Draw at least two periods of a stage's schedule; long periods have several passes a column."""
+    """Draw at least two periods of a stage's schedule; long periods have several passes per column."""
     schedule = stage.schedule
     periods = max(2, -(-FEWEST_PASSES // schedule.period))
     passes = periods * schedule.period + schedule.delay
@@ -81,7 +81,7 @@ def _name(stage: Stage, schedule: PeriodicSchedule, fragment: int) -> str:
 
 
 def _without_overlap(rounds: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """Rounds on as few rows as it takes for none to touch another."""
+    """Rounds on as few rows as possible without overlap."""
     rows: list[list[tuple[int, int]]] = []
     for leaves, lands in rounds:
         row = next((row for row in rows if row[-1][1] < leaves), None)

@@ -1,4 +1,4 @@
-"""Workload profile: what a worker does in a step without any network, as measured."""
+"""Workload profile: measured work of a worker in a step without a network."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any
 from gossamer.base.layout import Layout
 from gossamer.events import Attached
 
-ENOUGH_STEPS = 6  # timed in each copy, if its script makes as many
+ENOUGH_STEPS = 6  # to time in each copy, if its script makes as many
 NORMAL = 1.4826  # standard deviations of a normal distribution to its median deviation
-MUCH_LOAD = 0.1  # of all cores, kept busy by others, is worth a word
+MUCH_LOAD = 0.1  # of all cores busy with other work is worth a warning
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherLoad:
-    """Who had this machine's cores in a while, in cores on average. All 0 where the kernel does not tell."""
+    """Use of this machine's cores, in cores on average. All 0 if the kernel does not report it."""
 
     cores: float = 0.0  # of the machine
-    own: float = 0.0  # that the profiled copies kept busy, their children included
-    other: float = 0.0  # that anything else did
-    stolen: float = 0.0  # that a hypervisor gave to other machines
-    running: float = 0.0  # share of the time in which the training thread ran
-    ready: float = 0.0  # in which it could have, and waited for a core
+    own: float = 0.0  # busy with the profiled copies and their children
+    other: float = 0.0  # busy with anything else
+    stolen: float = 0.0  # stolen by the hypervisor
+    running: float = 0.0  # share of time that the training thread ran
+    ready: float = 0.0  # share of time that it waited for a core
 
     @property
     def slowdown(self) -> float:
-        """How many times as long it took as it would have without others.
+        """Factor by which other work made it longer.
 
-        Cores are shared fairly, so what others used, the copies would have used in the same proportions, up to a whole
-        core for each thread. What the thread slept, it sleeps without others too. With f the share of its active time
-        in which it ran, and f' that without others:
+        Cores are shared fairly, so the copies would have used the others' cores in the same proportions, up to a whole
+        core per thread. Time in which the thread sleeps does not change. With f the share of its active time in which
+        it ran, and f' that without other work:
 
             f' = min(1, f (own + other + stolen) / own),   slowdown = 1 / (1 - (running + ready) (1 - f / f'))
         """
@@ -54,13 +54,13 @@ class BucketProfile:
 
     dtype: str
     shapes: Mapping[str, Sequence[int]]  # by tensor name
-    ready_seconds: float  # after the step began, its gradients are complete
+    ready_seconds: float  # from the begin of the step until its gradients are complete
     computing_seconds: Sequence[float]  # before the first operation, between operations, after the last
-    engine_seconds: Sequence[float]  # arithmetic within each operation, such as adding up
-    fragment: int = 0  # with which it is averaged
+    engine_seconds: Sequence[float]  # arithmetic within each operation, such as summing
+    fragment: int = 0  # of the schedule
     offering_seconds: float = 0.0  # of the training thread, before a sync round
     landing_seconds: float = 0.0  # of the training thread, after it
-    spread_seconds: float = 0.0  # standard deviation of all its computing, over the exchanges that were timed
+    spread_seconds: float = 0.0  # standard deviation of its compute time over the timed exchanges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +72,18 @@ class WorkloadProfile:
     rest_seconds: float  # from there to the end of the optimizer's step
     buckets: Sequence[BucketProfile]
     control_bytes: int = 0  # of a step's report
-    buffer_bytes: Sequence[int] = ()  # of each tensor that one rank broadcasts in every step
-    rider_bytes: Sequence[float] = ()  # of the averaged state, by fragment, on average over rounds
+    buffer_bytes: Sequence[int] = ()  # of each tensor broadcast by one rank in every step
+    rider_bytes: Sequence[float] = ()  # of the averaged state, by fragment, averaged over rounds
     site_buckets: Sequence[BucketProfile] = field(default_factory=list)  # averaged within sites in every step
     site_control_bytes: int = 0
-    crowded: bool = False  # the workers keep all cores busy, so that compressing slows the backward pass
-    copies: int = 1  # profiled side by side; 0 where the step's length was given
-    timed_steps: Sequence[float] = ()  # seconds of each step that was timed, of all copies
-    other_load: OtherLoad = field(default_factory=OtherLoad)  # while steps were timed
+    crowded: bool = False  # whether workers keep all cores busy, so that compression slows the backward pass
+    copies: int = 1  # profiled at the same time; 0 for a given step time
+    timed_steps: Sequence[float] = ()  # seconds of each timed step, of all copies
+    other_load: OtherLoad = field(default_factory=OtherLoad)  # during the timed steps
 
     @property
     def model(self) -> Attached:
-        """The model, as a session that is attached with this recipe tells of it."""
+        """The Attached event of a session with this recipe."""
         layouts = tuple((bucket.dtype, Layout.of(bucket.shapes)) for bucket in self.buckets)
         return Attached(
             recipe=self.recipe,
@@ -105,8 +105,8 @@ class WorkloadProfile:
 
     @property
     def step_spread(self) -> float:
-        """The standard deviation of a timed step over its median, by the median deviation, which one slow step does not
-        move; 0 where fewer than two were timed."""
+        """Relative standard deviation of a timed step, from the median absolute deviation, which ignores outliers; 0
+        with fewer than two steps."""
         if len(self.timed_steps) < 2:
             return 0.0
         middle = median(self.timed_steps)
@@ -114,7 +114,7 @@ class WorkloadProfile:
 
     @property
     def codec_spread_seconds(self) -> float:
-        """Of all buckets of a step. What is wrong with one timing is wrong with the next, so they add up."""
+        """Of all buckets of a step. Errors of codec timings are correlated, so they are summed."""
         return sum(bucket.spread_seconds for bucket in self.buckets)
 
     @classmethod

@@ -1,9 +1,9 @@
-"""Doctor: describes a job's machines and measures the links between them, before anything is trained.
+"""Doctor: describes a job's machines and measures the links between them, before training.
 
-worker           the script that every rank runs: describes its host, then measures every pair of ranks in turn
-ping_link        the TCP connection that a pair is measured over
-link_statistics  from raw timings to round trip, bandwidth and clock offset
-report           what was found, as JSON
+worker           the script of every rank: describes its host, then measures every pair of ranks in turn
+ping_link        the TCP connection between a pair for measurements
+link_statistics  round trip, bandwidth and clock offset from raw timings
+report           the results as JSON
 verdict          the one-line summary
 """
 

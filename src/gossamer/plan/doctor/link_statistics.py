@@ -9,17 +9,17 @@ from itertools import combinations
 from statistics import median
 
 FIRST_BYTES = 16 << 10
-WARMING_SHARE = 0.25  # of a message's bytes: bursts that a line lets pass, and windows that still grow
-ALIKE = 0.03  # are rates of two messages that nothing disturbed
+WARMING_SHARE = 0.25  # of a message's bytes to ignore: bursts of a link, and growing windows
+ALIKE = 0.03  # relative difference of two undisturbed rates
 MORE_TIMES = 6
-LEAST_SECONDS = 0.2  # for each direction of each pair, however many there are
+LEAST_SECONDS = 0.2  # per direction and pair, for any number of pairs
 
 Arrivals = Sequence[tuple[float, int]]
 
 
 @dataclass(frozen=True)
 class Ping:
-    """One small message there and back. Moments are in seconds since the epoch."""
+    """Round trip of one small message. Times are seconds since the epoch."""
 
     sent: float
     answered: float  # by the other's clock
@@ -28,14 +28,14 @@ class Ping:
 
 
 def round_trip_seconds(pings: Sequence[Ping]) -> tuple[float, float]:
-    """The shortest and the median."""
+    """The minimum and the median round trip in seconds."""
     return min(ping.seconds for ping in pings), median(ping.seconds for ping in pings)
 
 
 def clock_offset_seconds(pings: Sequence[Ping]) -> float:
-    """How far the other's clock is ahead (as NTP does it): by the shortest round trip, whose halves can differ least.
+    """Clock offset of the other end, as in NTP: from the shortest round trip, with the least asymmetry.
 
-    offset = answered - (sent + received) / 2, wrong by half the round trip at most
+    offset = answered - (sent + received) / 2, with an error of at most half the round trip
     """
     best = min(pings, key=lambda ping: ping.seconds)
     return best.answered - (best.sent + best.received) / 2
@@ -55,11 +55,11 @@ def bits_per_second(arrivals: Arrivals) -> float:
 def largest_that_fits(
     transfer: Callable[[int], float], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """The rate transfer(bytes) of the largest message that fits into `seconds`: messages double until none would.
+    """Rate transfer(bytes) of the largest message that fits into `seconds`; messages double until none would fit.
 
-    What else a machine does only ever slows a message, and windows that still grow do so too: the two highest rates
-    among the largest messages and the one before them were not disturbed where they agree. Where they differ, the
-    largest is sent again, MORE_TIMES at most. The highest counts.
+    Other work and growing windows only slow a message. So if the two highest rates among the largest messages and the
+    one before them agree, they are undisturbed. Otherwise the largest one is sent again, at most MORE_TIMES. The
+    highest rate counts.
     """
     end = clock() + seconds
     nbytes, before = FIRST_BYTES, 0.0
@@ -79,10 +79,10 @@ def largest_that_fits(
 
 
 def pairs(world: int) -> list[tuple[int, int]]:
-    """All pairs of ranks in the order in which they are measured, one after another."""
+    """All pairs of ranks in order of measurement."""
     return list(combinations(range(world), 2))
 
 
 def direction_seconds(seconds: float, world: int) -> float:
-    """How long each direction of each pair may send, when all together may for `seconds`."""
+    """Sending time of each direction of each pair, for a total of `seconds`."""
     return max(seconds / (2 * len(pairs(world))), LEAST_SECONDS)

@@ -1,4 +1,4 @@
-"""Ping link: a TCP connection between two ranks on which one asks for pings and messages, and the other serves."""
+"""Ping link: a TCP connection between two ranks; one requests pings and messages, and the other serves them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gossamer.plan.doctor.link_statistics import Arrivals, Ping, bits_per_second
 ORDER, NUMBER = struct.Struct("!cQ"), struct.Struct("!d")
 PING, PUSH, FETCH, END = b"p", b"u", b"f", b"e"
 BLOCK_BYTES = 1 << 20
-RESOLUTION_SECONDS = 0.001  # of arrivals that are kept
-SILENCE_SECONDS = 10.0  # of a peer that should answer
+RESOLUTION_SECONDS = 0.001  # between recorded arrivals
+SILENCE_SECONDS = 10.0  # longest wait for a peer's answer
 HELLO_SECONDS = 1.0
 
 
@@ -42,13 +42,13 @@ class PingLink:
         return Ping(sent, answered, received, seconds)
 
     def push(self, nbytes: int) -> float:
-        """Send so many bytes; bits per second as they arrived there."""
+        """Send this many bytes. Return bits per second, measured at the receiver."""
         self._order(PUSH, nbytes)
         self._send(nbytes)
         return self._number()
 
     def fetch(self, nbytes: int) -> float:
-        """Have so many bytes sent; bits per second as they arrived here."""
+        """Request this many bytes. Return bits per second, measured here."""
         self._order(FETCH, nbytes)
         return bits_per_second(self._receive(nbytes))
 
@@ -81,7 +81,7 @@ class PingLink:
             nbytes -= self._connection.send(block[:nbytes])
 
     def _receive(self, nbytes: int) -> Arrivals:
-        """Receive into one block again and again, so that long messages take no more memory."""
+        """Receive into one block repeatedly, so that long messages need no more memory."""
         heard, arrivals = 0, [(time.perf_counter(), 0)]
         while heard < nbytes:
             heard += self._some(memoryview(self._block)[: nbytes - heard])
@@ -105,7 +105,7 @@ class PingLink:
 
 
 class PingListener:
-    """Listening socket of a rank. Only callers that know the job's `token` are let in."""
+    """Listening socket of a rank. Only callers with the job's `token` are accepted."""
 
     def __init__(self, address: str, token: bytes) -> None:
         self._token = token
@@ -116,7 +116,7 @@ class PingListener:
         return int(self._listener.getsockname()[1])
 
     def open(self, seconds: float) -> PingLink:
-        """The next caller's link. Raises TimeoutError."""
+        """The link of the next caller. Raises TimeoutError."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self._listener.settimeout(left)
@@ -124,7 +124,7 @@ class PingListener:
             if self._knows(caller):
                 return PingLink(caller)
             caller.close()
-        raise TimeoutError("nobody called who knew the job's token")
+        raise TimeoutError("no caller with the job's token")
 
     def close(self) -> None:
         self._listener.close()
@@ -138,7 +138,7 @@ class PingListener:
 
 
 def call(address: str, port: int, token: bytes, seconds: float) -> PingLink:
-    """A link to the listener at that address. Raises OSError where there is no way to it within `seconds`."""
+    """A link to the listener at this address. Raises OSError if it cannot be reached within `seconds`."""
     connection = socket.create_connection((address, port), seconds)
     try:
         connection.sendall(token)

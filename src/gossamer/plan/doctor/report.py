@@ -1,4 +1,4 @@
-"""Doctor's report: what was found of hosts and pairs, and its JSON file."""
+"""Doctor's report: results for hosts and pairs, and its JSON file."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ class HostReport:
     memory_bytes: int
     gpus: tuple[str, ...]
     load_average: float
-    missing_kernels: str | None = None  # why encoders are slow there; None where they are compiled
-    clock_offset_seconds: float | None = None  # ahead of rank 0's, give or take half a round trip
+    missing_kernels: str | None = None  # why compiled kernels are missing; None if they exist
+    clock_offset_seconds: float | None = None  # relative to rank 0's, with an error of half a round trip
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairReport:
-    """The link between two ranks; None where it was not measured."""
+    """The link between two ranks; None for values without a measurement."""
 
     ranks: tuple[int, int]
     minimum_round_trip_seconds: float | None = None
     median_round_trip_seconds: float | None = None
     forth_bits_per_second: float | None = None  # from the first to the second rank
     back_bits_per_second: float | None = None
-    clock_offset_seconds: float | None = None  # by which the second's is ahead
-    problems: tuple[str, ...] = ()  # why something was not measured
+    clock_offset_seconds: float | None = None  # of the second rank, relative to the first
+    problems: tuple[str, ...] = ()  # reasons for missing measurements
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorReport:
-    """All hosts and pairs, and whether a process group of all came up."""
+    """All hosts and pairs, and whether a process group of all workers was created."""
 
     hosts: tuple[HostReport, ...]  # by rank
     pairs: tuple[PairReport, ...]  # in the order of measurement
-    seconds: float  # in all
-    backend: str | None = None  # of the process group; None where it was not tried, or did not come up
+    seconds: float  # total
+    backend: str | None = None  # of the process group; None if not tried, or not created
     join_seconds: float | None = None
-    join_problem: str | None = None  # why it did not come up
+    join_problem: str | None = None  # why the process group was not created
 
     @property
     def healthy(self) -> bool:
-        """Whether every pair has links both ways, and a process group of all came up."""
+        """Whether every pair has links in both directions, and the process group was created."""
         return self.join_problem is None and not any(pair.problems for pair in self.pairs)
 
 
@@ -69,7 +69,7 @@ def pair_from(text: str) -> PairReport:
 
 
 def write_report(path: Path, report: DoctorReport) -> None:
-    """Readers find the whole file or none."""
+    """Write the file atomically."""
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(asdict(report)), encoding="utf-8")
     os.replace(draft, path)

@@ -1,4 +1,4 @@
-"""Verdict: one line that says whether these machines can train together."""
+"""Verdict: one line on whether these machines can train together."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ NOTABLE_ROUND_TRIP_SECONDS = 0.001
 NOTABLE_CLOCK_SECONDS = 0.5
 VERSIONS = ("gossamer", "torch", "python", "nccl")
 
-Directed = Mapping[tuple[int, int], float]  # (from, to) -> seconds; the lower, the better
+Directed = Mapping[tuple[int, int], float]  # (from, to) -> seconds; lower is better
 
 
 def verdict(report: DoctorReport) -> str:
-    """Such as: 4 hosts, 94 Mbit/s, 21 ms, host 3 is 5x slower."""
+    """For example: 4 hosts, 94 Mbit/s, 21 ms, host 3 is 5x slower."""
     noun = "host" if _machines(report.hosts) == len(report.hosts) else "rank"
     parts = (_count(report.hosts), *_speeds(report.pairs, noun), *_obstacles(report), *_differences(report.hosts))
     return ", ".join(parts)
 
 
 def rate_text(bits_per_second: float) -> str:
-    """Decimal, as networks count: 94 Mbit/s."""
+    """In decimal units, as usual for networks: 94 Mbit/s."""
     name, size = next((unit for unit in RATES if bits_per_second >= 0.9995 * unit[1]), RATES[-1])
     number = bits_per_second / size
     return f"{number:.0f} {name}" if number >= 9.95 else f"{number:.1f} {name}"
 
 
 def round_trip_text(seconds: float) -> str:
-    """Always in milliseconds, so that a column compares: 21 ms, 0.12 ms."""
+    """Always in milliseconds, for comparable columns: 21 ms, 0.12 ms."""
     milliseconds = 1000 * seconds
     return f"{milliseconds:.0f} ms" if milliseconds >= 9.95 else f"{milliseconds:.2g} ms"
 
 
 def differing(hosts: Sequence[HostReport]) -> tuple[str, ...]:
-    """Packages of which hosts have different versions."""
+    """Packages with different versions between hosts."""
     return tuple(name for name in VERSIONS if len({getattr(host, name) for host in hosts}) > 1)
 
 
 def slower(seconds_per_bit: Directed) -> dict[int, str]:
-    """Ranks whose best link is far slower than the others' best, each with a sentence."""
+    """Ranks with a best link that is much slower than the others' best, each with a sentence."""
     sends, receives = (_notable(_best(seconds_per_bit, end)) for end in (0, 1))
     if len(seconds_per_bit) <= 2:
-        # Of two, what one sends slowly the other receives slowly: the cause may be either
+        # With two ranks, slow sending of one is slow receiving of the other: either may be the cause
         return {rank: f"sends {factor:.2g}x slower than it receives" for rank, factor in sends.items()}
     return {
         rank: f"{_verb(rank in sends, rank in receives)} {max(sends.get(rank, 0), receives.get(rank, 0)):.2g}x slower"
@@ -54,13 +54,13 @@ def slower(seconds_per_bit: Directed) -> dict[int, str]:
 
 
 def farther(round_trip_seconds: Directed) -> dict[int, float]:
-    """Ranks whose nearest peer is far, compared with the others' nearest; seconds to it and back."""
+    """Ranks with a far nearest peer compared with the others; round trip in seconds."""
     nearest = _best(round_trip_seconds, 0)
     return {rank: nearest[rank] for rank in _notable(nearest) if nearest[rank] >= NOTABLE_ROUND_TRIP_SECONDS}
 
 
 def _machines(hosts: Sequence[HostReport]) -> int:
-    """How many machines; emulated hosts share a name, workers of one machine an address as well."""
+    """Number of machines. Emulated hosts share a name; workers of one machine also share an address."""
     return len({(host.name, host.address) for host in hosts})
 
 
@@ -98,7 +98,7 @@ def _round_trips(pairs: Sequence[PairReport]) -> Directed:
 
 
 def _best(values: Directed, end: int) -> dict[int, float]:
-    """By rank, the lowest of the links that begin (end 0) or end (end 1) there."""
+    """Minimum by rank of the links that begin (end 0) or end (end 1) there."""
     found: dict[int, float] = {}
     for ends, value in values.items():
         found[ends[end]] = min(value, found.get(ends[end], value))
@@ -106,7 +106,7 @@ def _best(values: Directed, end: int) -> dict[int, float]:
 
 
 def _notable(best: Mapping[int, float]) -> dict[int, float]:
-    """Ranks that are much worse than the others' median, and by which factor."""
+    """Ranks that are much worse than the others' median, with the factor."""
     found = {}
     for rank, value in best.items():
         others = [other for each, other in best.items() if each != rank]
@@ -122,7 +122,7 @@ def _verb(sends: bool, receives: bool) -> str:
 
 
 def _without(values: Directed, unlike: Mapping[int, object]) -> list[float]:
-    """Those between ranks that are like the others; all, where none are."""
+    """Values between ranks that are similar to the others; all values if there are no such ranks."""
     alike = [value for ends, value in values.items() if not unlike.keys() & set(ends)]
     return alike or list(values.values())
 
@@ -139,7 +139,7 @@ def _obstacles(report: DoctorReport) -> Iterator[str]:
     if broken:
         yield f"{'pair' if len(broken) == 1 else 'pairs'} {' '.join(broken)} cannot talk"
     if report.join_problem is not None:
-        yield "no process group came up"
+        yield "no process group was created"
 
 
 def _differences(hosts: Sequence[HostReport]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Doctor's worker, run as `gossamer run plan/doctor/worker.py REPORT.json --seconds S`.
 
-Each rank describes its host: versions, memory, GPUs and the interface that training would use. Then every pair of ranks
-in turn is measured: reachability, round trip and bandwidth.
+Each rank describes its host: versions, memory, GPUs and the interface that training would use. Then all pairs of ranks
+are measured in turn: reachability, round trip and bandwidth.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def describe(job: environment.JobEnvironment) -> HostReport:
 
 
 def _interface(job: environment.JobEnvironment) -> tuple[str | None, str]:
-    """Its name (None where the system tells none) and its address."""
+    """Its name (None if the system has none) and its address."""
     given = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     interface = given or environment.choose_interface(job)
     address = environment.interfaces().get(interface) if interface else None
@@ -68,7 +68,7 @@ def _interface(job: environment.JobEnvironment) -> tuple[str | None, str]:
 
 def _address_towards(address: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # a datagram socket sends nothing here: the kernel only picks the route
+        probe.connect((address, 9))  # a datagram socket sends nothing here; the kernel only selects the route
         return str(probe.getsockname()[0])
 
 
@@ -82,24 +82,24 @@ def _nccl() -> str | None:
 
 
 PINGS = 20
-WINDOW_ROUND_TRIPS = 20  # in which a connection's window grows to what the path holds
-CALL_SECONDS = 3.0  # a lost first packet is sent again after one
-PATIENCE_SECONDS = 60.0  # with one pair, beyond what it may send
+WINDOW_ROUND_TRIPS = 20  # for a connection's window to grow to the bandwidth-delay product
+CALL_SECONDS = 3.0  # a lost first packet is sent again after one second
+PATIENCE_SECONDS = 60.0  # for one pair, in addition to its sending time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """One rank's part in measuring."""
+    """One rank's part in the measurements."""
 
     rank: int
     store: RendezvousStore
     listener: PingListener
     token: bytes
-    addresses: Sequence[tuple[str, int]]  # of all ranks' listeners, and their ports
-    seconds: float  # of sending, each way
+    addresses: Sequence[tuple[str, int]]  # addresses and ports of all ranks' listeners
+    seconds: float  # of sending, per direction
 
     def measure(self, pairs: Sequence[tuple[int, int]]) -> list[PairReport]:
-        """All pairs, one after another so that none disturbs another, timed by their first ranks."""
+        """Measure all pairs sequentially, so that they do not disturb each other; the first rank of each measures."""
         found = []
         for number, (first, second) in enumerate(pairs, start=1):
             topic = f"pair/{first}-{second}"
@@ -119,7 +119,7 @@ class Probe:
             try:
                 return _measured(links[0], self.seconds, (first, second), problems)
             except OSError as error:
-                broken = f"the connection broke while it was measured ({error})"
+                broken = f"the connection broke during the measurement ({error})"
                 return PairReport(ranks=(first, second), problems=(*problems, broken))
 
     def _answer(self, first: int, second: int) -> None:
@@ -129,16 +129,16 @@ class Probe:
                 for link in links[:1]:
                     link.serve()
             except OSError:
-                return  # the asking end notices too, and it is the one that writes
+                return  # the other end detects it too, and reports it
 
     def _connect(self, first: int, second: int, open_links: ExitStack) -> tuple[list[PingLink], tuple[str, ...]]:
-        """Connect both ways, since engines may connect either way; both ends have the same links in the same order."""
+        """Connect in both directions, as engines may use either; both ends have the same links in the same order."""
         found = [self._link(first, second), self._link(second, first)]
         links = [open_links.enter_context(link) for link, _ in found if link is not None]
         return links, tuple(problem for _, problem in found if problem)
 
     def _link(self, caller: int, callee: int) -> tuple[PingLink | None, str]:
-        """The link that `caller` opened, or why it could not."""
+        """The link that `caller` opened, or why it failed."""
         topic = f"call/{caller}-{callee}"
         if self.rank == caller:
             link, problem = self._call(callee)
@@ -156,7 +156,7 @@ class Probe:
 
 
 def _measured(link: PingLink, seconds: float, ranks: tuple[int, int], problems: tuple[str, ...]) -> PairReport:
-    link.ping()  # the first one also wakes both ends
+    link.ping()  # the first one also wakes up both ends
     pings = [link.ping() for _ in range(PINGS)]
     minimum, median = round_trip_seconds(pings)
     each_way = max(seconds, WINDOW_ROUND_TRIPS * median)
@@ -175,7 +175,7 @@ def _measured(link: PingLink, seconds: float, ranks: tuple[int, int], problems: 
 
 # -- the script --------------------------------------------------------------------------------------------------------
 
-RENDEZVOUS_SECONDS = 30.0  # workers start within a few
+RENDEZVOUS_SECONDS = 30.0  # workers start within a few seconds
 TOKEN_BYTES = 16
 
 
@@ -194,10 +194,10 @@ def main(args: argparse.Namespace) -> None:
 
 def _store(job: environment.JobEnvironment) -> RendezvousStore:
     if job.master_address is None or job.master_port is None:
-        raise ConnectError("A world of one has no pairs to measure. Start `gossamer doctor --workers 2`, or more.")
+        raise ConnectError("A single worker has no pairs to measure. Start `gossamer doctor --workers 2`, or more.")
     launcher_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = job.rank == 0 and not launcher_serves
-    port = job.master_port + (0 if launcher_serves else 1)  # at rank 0's own the workers meet that join
+    port = job.master_port + (0 if launcher_serves else 1)  # rank 0's own port is for the process group
     return RendezvousStore("doctor", job.master_address, port, serves=serves, seconds=RENDEZVOUS_SECONDS)
 
 
@@ -224,7 +224,7 @@ def _probe(
 
 
 def _joined(job: environment.JobEnvironment, report: DoctorReport) -> DoctorReport:
-    """Join the process group that training would use, as it would be made."""
+    """Create the process group of a training."""
     began = time.monotonic()
     try:
         backend = environment.join(job, RENDEZVOUS_SECONDS)
@@ -234,7 +234,7 @@ def _joined(job: environment.JobEnvironment, report: DoctorReport) -> DoctorRepo
 
 
 def _leave(job: environment.JobEnvironment, store: RendezvousStore) -> None:
-    """Rank 0 leaves last, since the store may be in its process."""
+    """Rank 0 leaves last, since its process may serve the store."""
     store.pin(f"end/{job.rank}", "")
     if job.rank == 0:
         for rank in range(job.world):
@@ -242,7 +242,7 @@ def _leave(job: environment.JobEnvironment, store: RendezvousStore) -> None:
 
 
 def _with_clocks(hosts: Sequence[HostReport], found: Sequence[PairReport]) -> tuple[HostReport, ...]:
-    """Rank 0 was in a pair with each of the others, as the first."""
+    """Rank 0 is the first rank in a pair with each of the others."""
     offsets = {pair.ranks[1]: pair.clock_offset_seconds for pair in found if pair.ranks[0] == 0} | {0: 0.0}
     return tuple(replace(host, clock_offset_seconds=offsets[host.rank]) for host in hosts)
 

@@ -1,4 +1,4 @@
-"""Capabilities of this machine: whether it can emulate a network as it is, in a user namespace, or not at all."""
+"""Capabilities of this machine: whether it can emulate a network directly, in a user namespace, or not at all."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from gossamer.plan.emulation.tun_switch import PROGRAM
 TUN = File("/dev/net/tun")
 COMMANDS = ("ip", "tc", "nsenter", "unshare")
 AS_ROOT = ("unshare", "--user", "--map-root-user", "--net", "--mount")
-# Names of namespaces live under /run, which a user may not write: inside, it is another one. The network is another one
-# too, because `ip netns` returns to where it began, and only an own network may be returned to.
+# Names of namespaces are under /run, which a user cannot write: inside, it is a separate one. The network is separate,
+# too, because `ip netns` returns to the initial one, which only its owner may enter.
 ENTER = 'mount -t tmpfs tmpfs /run && ip link set lo up && exec "$@"'
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmulationPlan:
-    """How a network is emulated here."""
+    """How a network is emulated on this machine."""
 
     emulation: str  # "kernel", "switch" or "paced"
-    reenters: bool = False  # only inside a user namespace
+    reenters: bool = False  # whether it needs a user namespace
     reason: str = ""  # why it is "paced"
 
 
 def plan(network: Network) -> EmulationPlan:
-    """How this machine can emulate `network`. Kernel where hosts' rates are all there is to it, else the switch."""
+    """How this machine can emulate `network`: by the kernel if only hosts' rates are limited, else by the switch."""
     emulation = "switch" if needs_switch(network) else "kernel"
     reason = _missing() or (_missing_for_switch() if emulation == "switch" else "")
     if not reason and _works("unshare", "--net"):
@@ -41,32 +41,32 @@ def plan(network: Network) -> EmulationPlan:
         return EmulationPlan(emulation=emulation, reenters=True)
     return EmulationPlan(
         emulation="paced",
-        reason=reason or "making network namespaces is not allowed here, and neither are user namespaces (run as root)",
+        reason=reason or "neither network namespaces nor user namespaces are allowed here (run as root)",
     )
 
 
 def needs_switch(network: Network) -> bool:
-    """Whether anything but the hosts' own rates is to be emulated."""
+    """Whether anything except the hosts' own rates is emulated."""
     return any(network.path(a, b) != Path() for a, b in combinations(range(len(network.hosts)), 2))
 
 
 def reentering(command: Sequence[str]) -> list[str]:
-    """The same command as the root of a user namespace of its own, in which everything vanishes with it."""
+    """The command as root of a new user namespace, in which everything disappears with it."""
     return [*AS_ROOT, "--", "sh", "-c", ENTER, "sh", *command]
 
 
 def _missing() -> str:
     if not sys.platform.startswith("linux"):
-        return "network namespaces are Linux's"
+        return "network namespaces need Linux"
     absent = [name for name in COMMANDS if shutil.which(name) is None]
-    return f"there is no {', '.join(absent)} command here (install iproute2 and util-linux)" if absent else ""
+    return f"missing commands: {', '.join(absent)} (install iproute2 and util-linux)" if absent else ""
 
 
 def _missing_for_switch() -> str:
     if not PROGRAM.exists():
         return "gossamer-switch was not built (install a C++ compiler, then install Gossamer again)"
     if not os.access(TUN, os.R_OK | os.W_OK):
-        return f"{TUN} is missing or may not be opened (modprobe tun; chmod 666 {TUN}), and delays need it"
+        return f"{TUN} is missing or cannot be opened (modprobe tun; chmod 666 {TUN}); delays need it"
     return ""
 
 

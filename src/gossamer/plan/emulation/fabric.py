@@ -1,7 +1,7 @@
-"""Fabrics: what carries packets between emulated hosts. Here: the protocol, and the fabric for rates only.
+"""Fabrics: carry packets between emulated hosts. This file has the protocol, and the fabric for rates only.
 
-That one is made of the kernel's virtual Ethernet pairs, a bridge, and a token bucket filter at each end, which holds a
-device to a rate. For delays and shared lines there is tun_switch.
+It consists of the kernel's virtual Ethernet pairs, a bridge, and a token bucket filter at each end, which limits the
+rate of a device. For delays and shared links see tun_switch.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from gossamer.plan.emulation.namespaces import EmulatedHost, agree_on_tcp, ip, t
 
 
 class Fabric(Protocol):
-    """Carries packets between hosts until it is closed; paths and rates may be changed meanwhile."""
+    """Carries packets between hosts until it is closed; paths and rates can change meanwhile."""
 
-    header_bytes: int  # that the interface's counters have on top of IP, each packet
+    header_bytes: int  # per packet in the interface's counters, in addition to IP
 
     def cut(self, a: int, b: int) -> None:
-        """Lose everything between two hosts, silently, both ways."""
+        """Drop all packets between two hosts, silently, in both directions."""
 
     def heal(self, a: int, b: int) -> None: ...
 
     def set_line(self, host: int, line: Host) -> None:
-        """Give a host's line other rates."""
+        """Change the rates of a host's link."""
 
     def cpu_seconds(self) -> float | None:
-        """Processor time that carrying took so far; None where the kernel does it in passing."""
+        """CPU time of the fabric so far; None if the kernel carries the packets."""
 
     def close(self) -> None: ...
 
@@ -39,22 +39,22 @@ MTU_BYTES = 1500
 ETHERNET_HEADER_BYTES = 14
 LARGEST_JOINED_BYTES = 65536
 BURST_SECONDS = 0.001
-HEADERS_FACTOR = 1.1  # a joined packet counts with every segment's headers; larger than the burst, it is cut up at once
+HEADERS_FACTOR = 1.1  # a joined packet includes the headers of all segments; one larger than the burst is segmented
 QUEUE_SECONDS = 0.01
 LEAST_QUEUE_BYTES = 256 << 10
-SOCKETS_QUEUE_BYTES = 8 << 20  # behind a host's own line senders wait: their sockets bound what they hold
+SOCKETS_QUEUE_BYTES = 8 << 20  # senders wait for their own host's link: their sockets limit the queue
 
 
 def joined_bytes(bits_per_second: float) -> int:
-    """The largest packet that a host hands over unsegmented (GSO): about a millisecond's worth.
+    """The largest packet that a host sends unsegmented (GSO): about a millisecond of its rate.
 
-    Large packets cost far less to move; on slow lines they would keep others waiting.
+    Large packets cost far less CPU time; on slow links they would delay other packets.
     """
     return min(LARGEST_JOINED_BYTES, int(bits_per_second / 8 * BURST_SECONDS))
 
 
 def queue_bytes(network: Network, host: int) -> int:
-    """The queue of one line: the bandwidth-delay product of its longest path, ten milliseconds at least."""
+    """The queue of one link: the bandwidth-delay product of its longest path, at least ten milliseconds."""
     line = network.hosts[host]
     others = [other for other in range(len(network.hosts)) if other != host]
     longest = max((network.path(host, other).round_trip_seconds for other in others), default=0.0)
@@ -63,12 +63,12 @@ def queue_bytes(network: Network, host: int) -> int:
 
 
 def line_queue_bytes(bits_per_second: float, round_trip_seconds: float) -> int:
-    """The same for a line whose longest path is known."""
+    """The queue of a link with a known longest round trip."""
     return max(LEAST_QUEUE_BYTES, int(bits_per_second / 8 * max(round_trip_seconds, QUEUE_SECONDS)))
 
 
 def bucket(device: str, bits_per_second: float, limit_bytes: int, header_bytes: int = 0) -> str:
-    """The `tc` line that holds `device` to a rate of IP bytes; header_bytes: what it counts on top of each packet."""
+    """The `tc` line that limits the rate of `device` in IP bytes; header_bytes: additional bytes per packet."""
     if bits_per_second >= UNLIMITED_BITS_PER_SECOND:
         return f"qdisc replace dev {device} root pfifo limit 10000"
     rate = round(bits_per_second * (MTU_BYTES + header_bytes) / MTU_BYTES)
@@ -78,7 +78,7 @@ def bucket(device: str, bits_per_second: float, limit_bytes: int, header_bytes: 
 
 # -- the kernel's bridge -----------------------------------------------------------------------------------------------
 
-NOWHERE = 0  # the bridge's own hardware address: what is sent there is dropped
+NOWHERE = 0  # the bridge's own hardware address: packets to it are dropped
 
 
 def hardware_address(number: int) -> str:
@@ -86,7 +86,7 @@ def hardware_address(number: int) -> str:
 
 
 class BridgeFabric:
-    """A fabric inside the kernel. The bridge has a namespace of its own, so that nothing shows in the machine's."""
+    """A fabric in the kernel. The bridge has its own namespace, so that it is not visible on the machine."""
 
     header_bytes = ETHERNET_HEADER_BYTES
 
@@ -119,7 +119,7 @@ class BridgeFabric:
                 yield self._neighbor(other, other + 1)
 
     def _neighbor(self, host: int, hardware: int) -> str:
-        """A permanent neighbor entry, so that no ARP packets are counted."""
+        """A permanent neighbor entry, which avoids ARP packets in the counters."""
         there = self._hosts[host]
         return f"neigh replace {there.address} lladdr {hardware_address(hardware)} dev {there.interface} nud permanent"
 
@@ -144,4 +144,4 @@ class BridgeFabric:
         return None
 
     def close(self) -> None:
-        """The namespaces hold all there is."""
+        """The namespaces contain everything."""

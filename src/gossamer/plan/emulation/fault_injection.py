@@ -1,6 +1,6 @@
-"""Fault injection on a schedule, as a user writes it: `cut(2, at=10, for_seconds=5)`.
+"""Fault injection on a schedule, in the user's notation: `cut(2, at=10, for_seconds=5)`.
 
-Links that are cut, hosts that are slow (stragglers), processes that are stopped or killed.
+Faults: links that are cut, slow hosts (stragglers), stopped or killed processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EXAMPLES = (
 
 
 class FaultTarget(Protocol):
-    """Hosts and the workers on them, both by number, as faults act on them."""
+    """Hosts and their workers, both by number, for faults to act on."""
 
     def cut(self, host: int, other: int | None) -> None: ...
     def heal(self, host: int, other: int | None) -> None: ...
@@ -32,28 +32,28 @@ class FaultTarget(Protocol):
 
 
 LARGEST_NUMBER = 1e9
-SHOWN_CHARACTERS = 200  # of a text that cannot be read
+SHOWN_CHARACTERS = 200  # of an invalid text
 
 Action = Callable[[FaultTarget], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One fault, with a beginning and perhaps an end."""
+    """One fault with a begin and optionally an end."""
 
     at: float  # seconds after training began
     for_seconds: float = inf
     numbers: tuple[int, ...]  # of hosts or workers
-    needs_network: bool  # whether only emulated hosts can have it
+    needs_network: bool  # whether it needs emulated hosts
     begin: Action
     end: Action = lambda target: None
     text: str = ""
 
     def __post_init__(self) -> None:
-        require(0 <= self.at < inf, f"a fault begins at least 0 seconds after training did, not {self.at}")
-        require(self.for_seconds > 0, f"a fault takes more than {self.for_seconds} seconds")
+        require(0 <= self.at < inf, f"a fault must begin at least 0 seconds after training began, got at={self.at}")
+        require(self.for_seconds > 0, f"for_seconds of a fault must be above 0, got {self.for_seconds}")
         whole = all(isinstance(number, int) for number in self.numbers)
-        require(whole, f"hosts and workers have whole numbers, not {', '.join(map(str, self.numbers))}")
+        require(whole, f"numbers of hosts and workers must be whole numbers, got {', '.join(map(str, self.numbers))}")
 
 
 def _cut(host: int, other: int | None = None, *, at: float, for_seconds: float = inf) -> Fault:
@@ -68,7 +68,7 @@ def _cut(host: int, other: int | None = None, *, at: float, for_seconds: float =
 
 
 def _slow(host: int, factor: float, *, at: float, for_seconds: float = inf) -> Fault:
-    require(0 < factor < inf, f"slow needs a positive factor, not {factor}")
+    require(0 < factor < inf, f"slow needs a positive, finite factor, got {factor}")
     return Fault(
         at=at,
         for_seconds=for_seconds,
@@ -105,7 +105,7 @@ KINDS: Mapping[str, Callable[..., Fault]] = {"cut": _cut, "slow": _slow, "stop":
 
 
 def read_fault(text: str, workers: int) -> Fault:
-    """The fault that `text` describes. Parsed, never evaluated. Raises EmulationError."""
+    """Parse a fault; the text is never evaluated. Raises EmulationError."""
     try:
         kind, arguments, options = _call(text)
         fault = replace(KINDS[kind](*arguments, **options), text=text)
@@ -115,7 +115,9 @@ def read_fault(text: str, workers: int) -> Fault:
         ) from None
     absent = [number for number in fault.numbers if number not in range(workers)]
     if absent:
-        raise EmulationError(f"{text!r}: there is no {absent[0]}; {workers} workers count from 0 to {workers - 1}.")
+        raise EmulationError(
+            f"{text!r}: there is no {absent[0]}; {workers} workers are numbered from 0 to {workers - 1}."
+        )
     return fault
 
 
@@ -138,7 +140,7 @@ def _number(node: ast.expr) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """The beginning or the end of a fault."""
+    """The begin or the end of a fault."""
 
     at: float
     fault: Fault
@@ -147,7 +149,7 @@ class Moment:
 
 
 class Schedule:
-    """Makes faults happen to a target when they are due, and reports each to `say`."""
+    """Applies faults to a target when they are due, and reports each to `say`."""
 
     def __init__(self, faults: Iterable[Fault], target: FaultTarget, say: Callable[[str], None]) -> None:
         moments = [moment for fault in faults for moment in _moments(fault)]
@@ -156,7 +158,7 @@ class Schedule:
         self._say = say
 
     def tick(self, seconds: float) -> None:
-        """Do what is due `seconds` after training began."""
+        """Apply all that is due `seconds` after training began."""
         while self._coming and self._coming[0].at <= seconds:
             moment = self._coming.pop(0)
             moment.action(self._target)
@@ -164,7 +166,7 @@ class Schedule:
 
     @property
     def not_begun(self) -> list[str]:
-        """Faults that never happened because the run was shorter."""
+        """Faults that did not begin, because the run was shorter."""
         return [moment.fault.text for moment in self._coming if moment.verb == "begins"]
 
 

@@ -1,6 +1,6 @@
-"""Network namespaces as hosts, the commands `ip` and `tc` in them, and the bytes that the kernel counted there.
+"""Network namespaces as hosts, the commands `ip` and `tc` in them, and byte counters of the kernel.
 
-The names of namespaces contain the process that owns them, so that stale ones can be removed.
+Names of namespaces contain the owning process, so that stale ones can be removed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from gossamer.errors import GossamerError, require
 
 
 def call(command: Sequence[str], text: str = "") -> str:
-    """Run a command and return what it printed. Raises EmulationError with its own words."""
+    """Run a command and return its output. Raises EmulationError with its error message."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise EmulationError(f"there is no {command[0]} command here. Install iproute2 and util-linux.") from None
+        raise EmulationError(f"the command {command[0]} is missing. Install iproute2 and util-linux.") from None
     if done.returncode:
         raise EmulationError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()}")
     return done.stdout
 
 
 def ip(namespace: str, lines: Iterable[str]) -> None:
-    """Several `ip` commands in one namespace, without their first word."""
+    """Several `ip` commands in one namespace, without the word `ip`."""
     call(("ip", "-n", namespace, "-batch", "-"), "".join(f"{line}\n" for line in lines))
 
 
@@ -42,11 +42,11 @@ class EmulationError(GossamerError):
 
 
 COUNTERS = Path("/proc/self/net/dev")
-SENT_BYTES, SENT_PACKETS = 8, 9  # after eight columns of what was received
+SENT_BYTES, SENT_PACKETS = 8, 9  # after eight columns of received data
 
 
 def sent_bytes(header_bytes: int) -> int:
-    """IP bytes that this process's host has sent so far; header_bytes: what the counter has on top of each packet."""
+    """IP bytes sent by this process's host so far; header_bytes: additional bytes per packet in the counter."""
     line = next(line for line in COUNTERS.read_text().splitlines() if line.strip().startswith(f"{INTERFACE}:"))
     columns = [int(column) for column in line.partition(":")[2].split()]
     return columns[SENT_BYTES] - header_bytes * columns[SENT_PACKETS]
@@ -71,7 +71,7 @@ class EmulatedHost:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """The beginning of a command that makes it run on this host, as the same process."""
+        """Prefix of a command that runs it on this host, in the same process."""
         return ("nsenter", f"--net={DIRECTORY / self.namespace}", "--")
 
 
@@ -80,9 +80,9 @@ def address(host: int) -> str:
 
 
 def agree_on_tcp(host: EmulatedHost) -> None:
-    """Use CUBIC, the congestion control of most machines, where the kernel has it.
+    """Use CUBIC, the congestion control of most machines, if the kernel has it.
 
-    A route may name it where a namespace's own setting may not be changed.
+    It is set by a route, since the namespace's own setting may be read-only.
     """
     with contextlib.suppress(EmulationError):
         to = f"10.77.0.0/24 dev {host.interface} scope link src {host.address}"
@@ -90,29 +90,29 @@ def agree_on_tcp(host: EmulatedHost) -> None:
 
 
 def new_tag() -> str:
-    """A prefix of one testbed's names: its process, when that started, and which of its testbeds it is."""
+    """Prefix of one testbed's names: its process, the process's start time, and the number of the testbed."""
     return f"gossamer-{os.getpid()}-{start_ticks(os.getpid()):x}-{next(_serials)}"
 
 
 def emulated_hosts(tag: str, count: int) -> tuple[EmulatedHost, ...]:
-    require(count <= MOST_HOSTS, f"a lab has at most {MOST_HOSTS} hosts, not {count}")
+    require(count <= MOST_HOSTS, f"an emulated network has at most {MOST_HOSTS} hosts, got {count}")
     return tuple(EmulatedHost(namespace=f"{tag}-{host}", address=address(host)) for host in range(count))
 
 
 def start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot: with its number it names the process for good; 0 for none."""
+    """Start time of a process in clock ticks since boot, which with its id identifies it; 0 if it does not exist."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    # The program's own name comes second, in brackets, and may hold anything
+    # The program's name is second, in brackets, and may contain anything
     fields = status.rpartition(")")[2].split()
     state, start = fields[0], fields[19]
     return 0 if state in "ZX" else int(start)
 
 
 def stale() -> Iterator[str]:
-    """Namespaces whose owner is gone."""
+    """Namespaces with an ended owner."""
     names = sorted(path.name for path in DIRECTORY.iterdir()) if DIRECTORY.exists() else []
     for name in names:
         found = NAME.fullmatch(name)
@@ -121,7 +121,7 @@ def stale() -> Iterator[str]:
 
 
 def remove_stale() -> list[str]:
-    """Remove namespaces that ended processes left behind, and no others; returns the names."""
+    """Remove the namespaces that ended processes left behind. Return their names."""
     return [name for name in stale() if _removed(name)]
 
 
@@ -129,5 +129,5 @@ def _removed(name: str) -> bool:
     try:
         call(("ip", "netns", "delete", name))
     except EmulationError:
-        return False  # another testbed that starts now was faster
+        return False  # another starting testbed was faster
     return True

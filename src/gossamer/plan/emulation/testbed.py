@@ -1,4 +1,4 @@
-"""Testbed: builds emulated hosts and the fabric between them, and removes all of it at the end."""
+"""Testbed: builds emulated hosts and the fabric between them, and removes everything at the end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from gossamer.plan.emulation.tun_switch import SwitchFabric
 
 
 class EmulatedNetwork:
-    """An emulated network that lives as long as the block: `with EmulatedNetwork(network) as testbed: ...`.
+    """An emulated network that exists during the block: `with EmulatedNetwork(network) as testbed: ...`.
 
-    Needs the right to make network namespaces (see `plan`). hosts: one for each of the network's; emulation: "kernel"
-    or "switch"; seed: of loss and jitter. Everything is removed at the end of the block, also when an error or SIGTERM
-    ends it; what a killed process left behind is removed by the next testbed.
+    Needs permission to create network namespaces (see `plan`). hosts: one for each of the network's; emulation:
+    "kernel" or "switch"; seed: of loss and jitter. Everything is removed at the end of the block, also after an error
+    or SIGTERM; leftovers of a killed process are removed by the next testbed.
     """
 
     mtu = MTU_BYTES
@@ -61,7 +61,7 @@ class EmulatedNetwork:
                 self._remove_namespaces()
                 self._add_namespaces()
                 self.emulation = "switch"
-                return self._switch(f"; the kernel alone did not do either: {problem}")
+                return self._switch(f"; the kernel alone failed, too: {problem}")
         return self._switch("")
 
     def _switch(self, also: str) -> SwitchFabric:
@@ -72,11 +72,11 @@ class EmulatedNetwork:
 
     @property
     def header_bytes(self) -> int:
-        """Bytes per packet that interface counters have on top of IP."""
+        """Bytes per packet in interface counters, in addition to IP."""
         return self._fabric.header_bytes
 
     def prefix(self, number: object) -> tuple[str, ...]:
-        """The beginning of a command that makes it run on a host; its number may be a placeholder."""
+        """Prefix of a command that runs it on a host; the number may be a placeholder."""
         return EmulatedHost(namespace=f"{self._tag}-{number}", address="").prefix
 
     @property
@@ -91,13 +91,13 @@ class EmulatedNetwork:
         call(("ip", "-batch", "-"), "".join(f"netns add {name}\n" for name in self._namespaces))
 
     def _remove_namespaces(self) -> None:
-        """Remove each of them, whether or not the others exist."""
+        """Remove all of them, whether or not each exists."""
         lines = "".join(f"netns delete {name}\n" for name in self._namespaces)
         with contextlib.suppress(EmulationError):
             call(("ip", "-force", "-batch", "-"), lines)
 
     def interface_bytes(self) -> list[int]:
-        """IP bytes that each host has sent, by the kernel's own counters."""
+        """IP bytes sent by each host, from the kernel's counters."""
         return [self._counted(number, "tx") for number in range(len(self.hosts))]
 
     def received_bytes(self) -> list[int]:
@@ -110,11 +110,11 @@ class EmulatedNetwork:
         return int(counters["bytes"] - self.header_bytes * counters["packets"])
 
     def cpu_seconds(self) -> float | None:
-        """Processor time of the switch so far; None where the kernel carries the packets in passing."""
+        """CPU time of the switch so far; None if the kernel carries the packets."""
         return self._fabric.cpu_seconds()
 
     def cut(self, host: int, other: int | None = None) -> None:
-        """Silently lose everything between two hosts, or between one and all others."""
+        """Silently drop all packets between two hosts, or between one and all others."""
         for a, b in self._pairs(host, other):
             self._fabric.cut(a, b)
 
@@ -124,8 +124,8 @@ class EmulatedNetwork:
             self._fabric.heal(a, b)
 
     def slow(self, host: int, factor: float) -> None:
-        """Divide a host's rates, as the network names them, by `factor`; 1 restores them."""
-        require(factor > 0, f"a host becomes slower by a positive factor, not {factor}")
+        """Divide a host's rates in the network by `factor`; 1 restores them."""
+        require(factor > 0, f"slow needs a positive factor, got {factor}")
         line = self.network.hosts[self._checked(host)]
         slower = replace(
             line,
@@ -139,13 +139,13 @@ class EmulatedNetwork:
         return ((self._checked(host), each) for each in others if each != host)
 
     def _checked(self, host: int) -> int:
-        require(0 <= host < len(self.hosts), f"hosts count from 0 to {len(self.hosts) - 1}, and {host} is none of them")
+        require(0 <= host < len(self.hosts), f"hosts are numbered from 0 to {len(self.hosts) - 1}, got {host}")
         return host
 
 
 @contextmanager
 def _orderly_end() -> Iterator[None]:
-    """Unless the process handles SIGTERM, turn it into an exception, so that `with` blocks are left."""
+    """Unless the process handles SIGTERM, turn it into an exception, so that `with` blocks exit."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return

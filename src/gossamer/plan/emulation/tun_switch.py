@@ -1,4 +1,4 @@
-"""Switch fabric, for delay, jitter, loss and shared lines as well: `gossamer-switch` between TUN devices."""
+"""Switch fabric, also for delay, jitter, loss and shared links: `gossamer-switch` between TUN devices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ END_SECONDS = 5.0
 
 
 class Switch:
-    """The running program: a line in, a line out. It ends with its standard input, and so with its owner."""
+    """The running program: one line of input, one line of output. It ends with its standard input, and its owner."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,18 +39,18 @@ class Switch:
         if (greeting := self._reply()) != GREETING:
             self.close()
             raise EmulationError(
-                f"{PROGRAM} says {greeting!r} and {GREETING!r} was expected: it was built from other sources. "
+                f"{PROGRAM} printed {greeting!r} instead of {GREETING!r}: it was built from other sources. "
                 "Install Gossamer again: pip install -e ."
             )
 
     def ask(self, line: str) -> str:
         with self._lock:
             assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # why it has ended is said below
+            with contextlib.suppress(BrokenPipeError):  # the reason of its end is reported below
                 self._process.stdin.write(line + "\n")
             reply = self._reply()
         if reply.startswith("error "):
-            raise EmulationError(f"the switch cannot do this: {reply.removeprefix('error ')}")
+            raise EmulationError(f"the switch refused the command: {reply.removeprefix('error ')}")
         return reply
 
     def _reply(self) -> str:
@@ -59,7 +59,7 @@ class Switch:
         if not reply:
             assert self._process.stderr is not None
             self._process.wait(END_SECONDS)
-            raise EmulationError(f"the switch has ended: {self._process.stderr.read().strip() or 'without a word'}")
+            raise EmulationError(f"the switch has ended: {self._process.stderr.read().strip() or 'without a message'}")
         return reply
 
     def close(self) -> None:
@@ -69,10 +69,10 @@ class Switch:
 
 
 class SwitchFabric:
-    """A fabric in a process of its own.
+    """A fabric in its own process.
 
-    Each host's own line is also held to its rate by a token bucket where the kernel has one: senders then wait, as they
-    do at a real interface, instead of losing what they send too fast.
+    Each host's link is also limited by a token bucket if the kernel has one: then senders wait, as at a real interface,
+    instead of losing packets that are sent too fast.
     """
 
     header_bytes = 0
@@ -109,15 +109,13 @@ class SwitchFabric:
         host = self._hosts[number]
         largest = max(joined_bytes(slowest(self._network)), 2 * MTU_BYTES)
         yield "link set lo up"
-        yield f"link set {host.interface} addrgenmode none"  # heard too late where it comes together with `up`
+        yield f"link set {host.interface} addrgenmode none"  # ineffective together with `up`
         yield f"link set {host.interface} mtu {MTU_BYTES} gso_max_size {largest} txqueuelen 2000 up"
         yield f"address add {host.address}/24 dev {host.interface}"
 
     def _hold_back(self, number: int, line: Host) -> None:
         host = self._hosts[number]
-        with contextlib.suppress(
-            EmulationError
-        ):  # a kernel without token buckets; the switch holds the rate all the same
+        with contextlib.suppress(EmulationError):  # a kernel without token buckets; the switch limits the rate anyway
             tc(host.namespace, [bucket(host.interface, line.up_bits_per_second, SOCKETS_QUEUE_BYTES)])
 
     def cut(self, a: int, b: int) -> None:
@@ -131,9 +129,9 @@ class SwitchFabric:
         self._hold_back(host, line)
 
     def stats(self) -> dict[str, Any]:
-        """cpu_seconds, packets, IP bytes, and packets dropped: dropped_full, dropped_lost, dropped_cut.
+        """cpu_seconds, packets, IP bytes, and dropped packets: dropped_full, dropped_lost, dropped_cut.
 
-        late_seconds: by how much packets were handed on later than they should, on average.
+        late_seconds: mean delay of packets beyond their scheduled time.
         """
         stats: dict[str, Any] = json.loads(self._switch.ask("stats"))
         return stats
@@ -146,7 +144,7 @@ class SwitchFabric:
 
 
 def shared_lines(network: Network) -> Iterator[str]:
-    """The switch's configuration of shared lines: each of them, then the pairs that go through it."""
+    """The switch's configuration of shared links: each of them, then the pairs that use it."""
     numbers: dict[tuple[str, str], int] = {}
     for a, b in permutations(range(len(network.hosts)), 2):
         path, way = network.path(a, b), (network.hosts[a].site, network.hosts[b].site)
@@ -164,7 +162,7 @@ def slowest(network: Network) -> float:
 
 
 def joins(network: Network) -> bool:
-    """Whether hosts may hand over several segments in one packet: not where each may be lost or late by itself."""
+    """Whether hosts may join several segments in one packet: not if each may be lost or late separately."""
     alone = any(path.loss or path.jitter_seconds for path in _paths(network))
     return not alone and joined_bytes(slowest(network)) >= 2 * MTU_BYTES
 

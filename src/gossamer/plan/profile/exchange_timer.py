@@ -1,4 +1,4 @@
-"""Exchange timing: a real synchronizer runs over a replay transport, so that only computing takes time."""
+"""Exchange timing: a real synchronizer runs over a replay transport, so that only its work takes time."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BucketTiming:
-    """One bucket's seconds in one exchange."""
+    """Seconds of one bucket in one exchange."""
 
-    computing: Sequence[float]  # of the communication thread: before the first operation, between them, after the last
+    computing: Sequence[float]  # communication thread: before the first operation, between them, after the last
     engine: Sequence[float]  # within each operation
-    offering: float = 0.0  # of the training thread, before the communication thread begins
-    landing: float = 0.0  # of the training thread, once parameters have been averaged
+    offering: float = 0.0  # training thread, before the communication thread begins
+    landing: float = 0.0  # training thread, after parameters have been averaged
 
 
 def time_stage(
     stage: Stage, fragments: Fragments, compressor: Compressor, workers: int, fresh: Gradients
 ) -> list[dict[str, Any]]:
-    """Medians for each bucket of a stage, by the names in BucketProfile.
+    """Medians for each bucket of a stage, named as in BucketProfile.
 
-    fresh: by name, what is sent: gradients, or what parameters changed by. Parameters stay as they are.
+    fresh: content to send by name: gradients, or parameter differences. Parameters do not change.
     """
     with stage_timer(stage, fragments, compressor, workers, fresh) as timer:
         found = [timer.exchange(number) for number in range(EXCHANGES)][1:]
@@ -72,7 +72,7 @@ def _medians(found: Sequence[BucketTiming]) -> dict[str, Any]:
 def stage_timer(
     stage: Stage, fragments: Fragments, compressor: Compressor, workers: int, fresh: Gradients
 ) -> Iterator[StageTimer]:
-    """A timer whose synchronizer is closed at the end, when parameters and gradients are again what they were."""
+    """A timer with a synchronizer. At the end it is closed, and parameters and gradients are restored."""
     parameters = {name: each for part in fragments for bucket in part for name, each in bucket.parameters.items()}
     kept = {name: each.detach().clone() for name, each in parameters.items() if stage.local_parameters}
     gradients = {name: each.grad for name, each in parameters.items()}
@@ -98,10 +98,10 @@ def stage_timer(
 
 
 def _loop() -> LoopState:
-    """A training loop without buffers. It has a loss scale, so that gradients are not searched for infinite ones."""
+    """A training loop without buffers. It has a loss scale, so that gradients are not checked for infinities."""
 
     def ignore(*_: Any) -> None:
-        """Nothing follows from it here."""
+        """Do nothing."""
 
     unchecked = ParameterCheck(nn.Module(), {}, "off", rank=0)
     return LoopState(
@@ -119,7 +119,7 @@ def _loop() -> LoopState:
 
 
 class _InlineCommThread:
-    """A communication thread that runs each job at once, in the thread that submits it."""
+    """A communication thread that runs each job immediately, in the submitting thread."""
 
     def __init__(self, transport: ReplayTransport) -> None:
         self._transport = transport
@@ -159,7 +159,7 @@ def _part(script: ScriptSeconds, share: float) -> BucketTiming:
 
 @dataclass(frozen=True)
 class StageTimer:
-    """Makes a real synchronizer exchange whenever it is asked to."""
+    """Runs exchanges of a real synchronizer on request."""
 
     stage: Stage
     synchronizer: Synchronizer
@@ -170,7 +170,7 @@ class StageTimer:
     threads: _InlineCommThread
 
     def exchange(self, number: int) -> list[BucketTiming]:
-        """The `number`-th exchange of each fragment since compressors' warm-ups are over; by bucket."""
+        """The `number`-th exchange of each fragment after the compressors' warm-up; by bucket."""
         return [timed for place, buckets in enumerate(self.fragments) for timed in self._round(number, place, buckets)]
 
     def _round(self, number: int, fragment: int, buckets: Sequence[Bucket]) -> list[BucketTiming]:
@@ -191,7 +191,7 @@ class StageTimer:
         ]
 
     def _seek(self, number: int) -> None:
-        """Go to the last step before a round."""
+        """Advance to the last step before a round."""
         step = self.stage.schedule.sync_round(number).launch - 1
         if isinstance(self.stage, GossipStage) or not self.stage.scheduled:
             self.synchronizer.begin_at(step)
@@ -200,7 +200,7 @@ class StageTimer:
         self.synchronizer.resume({**self.synchronizer.progress(), **there}, self.synchronizer.remembered())
 
     def _pass(self) -> tuple[float, float]:
-        """One backward pass and optimizer step; seconds before the communication thread's jobs, and after them."""
+        """One backward pass and optimizer step. Return the seconds before and after the communication thread's jobs."""
         for name, parameter in self.parameters.items():
             parameter.grad = self.fresh[name]
             if self.stage.local_parameters:

@@ -1,18 +1,18 @@
-"""Gradient statistics: say how a model's gradients are made, and so which compressors and strategies can work on them.
+"""Gradient statistics: properties of a model's gradients that predict which compressors and strategies suit them.
 
-What each number speaks for:
+Meaning of each number:
 
-- energy in the largest entries: a sparse choice (TopK and its kin) loses 1 - share of the energy in one message
+- energy in the largest entries: sparsification (TopK and similar) loses 1 - share of the energy in one message
   (Stich et al. 2018, arXiv:1809.07599: its contraction is at least the density, and equals this share);
-- energy in the first singular directions: a low-rank choice (PowerSGD) loses 1 - share at best (Eckart and Young 1936;
-  Vogels et al. 2019, arXiv:1905.13727);
-- agreement of signs between batches: 0.5 is noise; signs travel well where they agree (Bernstein et al. 2018,
+- energy in the first singular directions: low-rank compression (PowerSGD) loses 1 - share at best (Eckart and Young
+  1936; Vogels et al. 2019, arXiv:1905.13727);
+- agreement of signs between batches: 0.5 is noise; sign compression needs agreement (Bernstein et al. 2018,
   arXiv:1802.04434);
-- gradient noise scale: up to about which batch size a larger one pays in fewer steps (McCandlish et al. 2018,
+- gradient noise scale: approximate batch size up to which a larger batch reduces the steps (McCandlish et al. 2018,
   arXiv:1812.06162, appendix A.1, here from successive batches of one worker while its parameters move a little; an
-  order of magnitude, no more).
+  order of magnitude only).
 
-They change as training goes on: mostly to more noise.
+They change during training, mostly towards more noise.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from torch import Tensor
 
 from gossamer.base import rng
 
-RANKS = (1, 2, 4, 8)  # of which singular shares are told
-SMALLEST = 256  # entries of a tensor that compressors see; smaller ones, and those of one dimension, travel dense
+RANKS = (1, 2, 4, 8)  # of the singular shares
+SMALLEST = 256  # minimum entries of a compressed tensor; smaller ones, and vectors, are sent dense
 OVERSAMPLING, POWER_ITERATIONS = 8, 2  # of the randomized range finder
-MOST_FACTORED = 2**24  # entries of all matrices whose singular values are looked at
-NOISE_LARGEST_HUNDREDTH = 0.0845  # of Gaussian noise's energy: 2 (z phi(z) + Q(z)) where 2 Q(z) = 0.01
+MOST_FACTORED = 2**24  # maximum entries of all matrices to factor
+NOISE_LARGEST_HUNDREDTH = 0.0845  # of the energy of Gaussian noise: 2 (z phi(z) + Q(z)) where 2 Q(z) = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientStatistics:
-    """What a worker's gradients of some successive batches are like: means over tensors, weighted by their energy.
+    """Statistics of a worker's gradients over some successive batches: means over tensors, weighted by their energy.
 
-    Of the tensors that compressors see: two dimensions or more and at least 256 entries; of all where there are none.
+    They cover compressed tensors, with at least two dimensions and 256 entries; all tensors if no tensor qualifies.
     """
 
-    batches: int  # that were seen
-    steps_before: int = 0  # that the script had made; the first ones of a training are unlike all others
-    entries: int  # of the tensors that were looked at
+    batches: int  # number of observed batches
+    steps_before: int = 0  # of the script; the first steps of a training are not typical
+    entries: int  # of the observed tensors
     largest_hundredth: float  # share of a batch's energy in the largest 1 % of each tensor's entries
-    largest_thousandth: float  # likewise in 0.1 %
+    largest_thousandth: float  # the same for 0.1 %
     singular_shares: tuple[float, ...] | None  # of the mean gradient's energy in its first 1, 2, 4, 8 directions
-    noise_singular_shares: tuple[float, ...] | None  # at most what noise of the same shapes would have there
-    sign_agreement: float | None  # share of entries with the sign of the batch before; None: one batch
-    signal_energy: float | None  # |G|^2 of the true gradient, estimated; below 0 where noise hides it
-    noise_energy: float | None  # tr(Sigma) of one batch's gradient, estimated
+    noise_singular_shares: tuple[float, ...] | None  # upper bounds for noise of the same shapes
+    sign_agreement: float | None  # share of entries with the sign of the previous batch; None for one batch
+    signal_energy: float | None  # estimated |G|^2 of the true gradient; below 0 if noise hides it
+    noise_energy: float | None  # estimated tr(Sigma) of one batch's gradient
 
     @property
     def noise_scale_batches(self) -> float | None:
-        """Gradient noise scale tr(Sigma) / |G|^2 in batches of one worker; inf where no signal was found."""
+        """Gradient noise scale tr(Sigma) / |G|^2 in batches of one worker; inf without a measurable signal."""
         if self.signal_energy is None or self.noise_energy is None:
             return None
         if self.noise_energy <= 0:
@@ -62,9 +62,9 @@ class GradientStatistics:
         return self.noise_energy / self.signal_energy if self.signal_energy > 0 else inf
 
     def steps_ratio(self, batches: int, than: int) -> float:
-        """Steps to a loss with `batches` a step over those with `than`: (1 + B_noise / B) / (1 + B_noise / B').
+        """Steps to a loss with `batches` per step, relative to `than`: (1 + B_noise / B) / (1 + B_noise / B').
 
-        source: McCandlish et al. 2018, equation 2.11. 1 where the noise scale is not known.
+        source: McCandlish et al. 2018, equation 2.11. 1 if the noise scale is unknown.
         """
         noise = self.noise_scale_batches
         if noise is None:
@@ -103,8 +103,8 @@ def energy_of_largest(x: Tensor, density: float) -> float:
 def singular_energies(matrix: Tensor, ranks: Sequence[int] = RANKS) -> list[float]:
     """Energy in the first r singular directions, for each r. matrix: (rows, cols).
 
-    By a randomized range finder with power iterations: never more than the truth, and close to it where singular values
-    decay. Matrix products with max(ranks) + 8 columns, six times.
+    By a randomized range finder with power iterations: a lower bound, and close to the true value if singular values
+    decay. It costs six matrix products with max(ranks) + 8 columns.
     source: Halko, Martinsson and Tropp 2011, SIAM Review 53, algorithm 4.4
     """
     a = matrix.detach().float()
@@ -119,7 +119,7 @@ def singular_energies(matrix: Tensor, ranks: Sequence[int] = RANKS) -> list[floa
 
 
 def noise_singular_share(rows: int, cols: int, rank: int) -> float:
-    """At most what share of a Gaussian matrix's energy lies in its first `rank` directions, for large ones.
+    """Upper bound of the share of a large Gaussian matrix's energy in its first `rank` directions.
 
     Its largest singular value is sqrt(rows) + sqrt(cols) (Bai and Yin 1993), and its energy rows cols.
     """
@@ -127,16 +127,16 @@ def noise_singular_share(rows: int, cols: int, rank: int) -> float:
 
 
 def sign_agreement(x: Tensor, y: Tensor) -> float:
-    """Share of the entries that are zero in neither which have one sign in both; 0.5 where there are none."""
+    """Share of equal signs among the entries that are nonzero in both; 0.5 if there are no such entries."""
     product = torch.sign(x) * torch.sign(y)
     alike, unlike = int((product > 0).sum()), int((product < 0).sum())
     return alike / (alike + unlike) if alike + unlike else 0.5
 
 
 def signal_and_noise(small: float, big: float, batches: int) -> tuple[float, float]:
-    """(|G|^2, tr(Sigma)) from the mean |g|^2 of one batch's gradient and |g|^2 of the mean of so many.
+    """(|G|^2, tr(Sigma)) from the mean |g|^2 of one batch's gradient and |g|^2 of the mean of `batches`.
 
-    Both without bias: |G|^2 = (B big - small) / (B - 1), tr(Sigma) = (small - big) / (1 - 1 / B)
+    Both are unbiased: |G|^2 = (B big - small) / (B - 1), tr(Sigma) = (small - big) / (1 - 1 / B)
     source: McCandlish et al. 2018, arXiv:1812.06162, appendix A.1
     """
     return (batches * big - small) / (batches - 1), (small - big) / (1 - 1 / batches)
@@ -147,28 +147,28 @@ def signal_and_noise(small: float, big: float, batches: int) -> tuple[float, flo
 
 @dataclass
 class _Sums:
-    """Energies of many tensors and batches, added up."""
+    """Sums of energies over tensors and batches."""
 
-    whole: float = 0.0  # of everything, small tensors included
-    seen: float = 0.0  # of what compressors see
+    whole: float = 0.0  # of all tensors, including small ones
+    seen: float = 0.0  # of compressed tensors
     hundredth: float = 0.0
     thousandth: float = 0.0
-    compared: float = 0.0  # of what was compared with the batch before
-    agreeing: float = 0.0  # times the share of equal signs
+    compared: float = 0.0  # of entries compared with the previous batch
+    agreeing: float = 0.0  # weighted by the share of equal signs
 
 
 @dataclass
 class GradientObserver:
-    """Sees gradients batch after batch; keeps their sum and the last ones, 2 N in float32."""
+    """Observes gradients batch by batch; keeps their sum and the last ones, 2 N in float32."""
 
-    steps_before: int = 0  # that the script has made
+    steps_before: int = 0  # of the script
     batches: int = 0
     _sums: _Sums = field(default_factory=_Sums)
     _total: dict[str, Tensor] = field(default_factory=dict)
     _before: dict[str, Tensor] = field(default_factory=dict)
 
     def observe(self, gradients: Mapping[str, Tensor]) -> None:
-        """One batch's gradients by name, unscaled; those of a name have one shape in all batches. They are copied."""
+        """Add one batch's unscaled gradients by name; shapes must not change. They are copied."""
         fresh = {name: gradient.detach().float() for name, gradient in gradients.items()}
         self._sums.whole += sum(energy(each) for each in fresh.values())
         for name, gradient in visible(fresh).items():
@@ -188,7 +188,7 @@ class GradientObserver:
             self._sums.agreeing += own * sign_agreement(gradient, before)
 
     def statistics(self) -> GradientStatistics:
-        """Of all batches so far, of which there is one at least."""
+        """Statistics of all batches so far; at least one is required."""
         mean = {name: total / self.batches for name, total in self._total.items()}
         matrices = _factored(visible(mean))
         signal = noise = None
@@ -210,13 +210,13 @@ class GradientObserver:
 
 
 def visible(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Those that compressors see; all where there are none."""
+    """Compressed tensors; all tensors if no tensor qualifies."""
     seen = {name: each for name, each in tensors.items() if each.dim() >= 2 and each.numel() >= SMALLEST}
     return seen or tensors
 
 
 def _factored(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    """As PowerSGD sees them, (first, everything else): the largest, up to a number of entries in all."""
+    """Matrices as PowerSGD forms them, (first, everything else): the largest, up to a total number of entries."""
     matrices = [each.reshape(each.shape[0], -1) for each in tensors.values() if each.dim() >= 2]
     kept: list[Tensor] = []
     for matrix in sorted(matrices, key=torch.numel, reverse=True):
@@ -233,7 +233,7 @@ def _singular_shares(matrices: Sequence[Tensor]) -> tuple[float, ...]:
 
 
 def _noise_shares(matrices: Sequence[Tensor]) -> tuple[float, ...]:
-    """Weighted by the matrices' energies, as the shares beside it."""
+    """Weighted by the energies of the matrices, as the singular shares."""
     weights = [energy(matrix) for matrix in matrices]
     shares = [[noise_singular_share(matrix.shape[0], matrix.shape[1], rank) for matrix in matrices] for rank in RANKS]
     return tuple(_share(sum(w * s for w, s in zip(weights, each, strict=True)), sum(weights)) for each in shares)

@@ -1,6 +1,6 @@
-"""Load meter: reads who has this machine's cores while steps are timed, from the kernel's counters.
+"""Load meter: use of this machine's cores while steps are timed, from the kernel's counters.
 
-Only Linux tells, in /proc: elsewhere nothing is known, and nothing is corrected.
+It needs Linux with /proc: on other systems the load is unknown, and estimates are not corrected.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from gossamer.plan.cost.workload_profile import OtherLoad
 
 PROC = Path("/proc")
 IDLE, WAITS_FOR_DISK, STOLEN = 3, 4, 7  # columns of /proc/stat's first line: proc_stat(5)
-COUNTED = 8  # those after it are parts of those before
-LEAST_SECONDS = 0.3  # of a while: counters go in hundredths
-PARENT, USER, WAITED_CHILDREN = 1, 11, 4  # columns of /proc/PID/stat after the name, and how many tell of time
+COUNTED = 8  # the later columns are parts of the earlier ones
+LEAST_SECONDS = 0.3  # minimum interval, since counters count hundredths
+PARENT, USER, WAITED_CHILDREN = 1, 11, 4  # columns of /proc/PID/stat after the name, and the number of time columns
 
 
 class Counters(NamedTuple):
-    """Seconds since the machine began."""
+    """Seconds since the machine started."""
 
     now: float
-    busy: float  # of all cores, by anything
+    busy: float  # all cores, all processes
     stolen: float
-    own: float  # of a process and all below it
+    own: float  # of a process and its descendants
     running: float  # of the training thread
     ready: float
 
 
 @dataclass
 class LoadMeter:
-    """Tells the load between two moments. family: the process whose descendants are profiled, this one among them."""
+    """Measures the load between two times. family: process with the profiled descendants, including this process."""
 
     family: int
     proc: Path = PROC
@@ -45,7 +45,7 @@ class LoadMeter:
         self.begun = self._read()
 
     def stop(self) -> OtherLoad:
-        """Since `start`; nothing where the kernel does not tell, or too little time has passed."""
+        """Load since `start`; all 0 if the kernel does not report it, or the interval is too short."""
         begun, ended = self.begun, self._read()
         if begun is None or ended is None or ended.now < begun.now + LEAST_SECONDS:
             return OtherLoad()
@@ -77,13 +77,13 @@ class LoadMeter:
 
 
 def family_ticks(proc: Path, ancestor: int) -> int:
-    """Clock ticks of a process and all below it, also of children that ended."""
+    """Clock ticks of a process and its descendants, including ended children."""
     parents, ticks = dict[int, int](), dict[int, int]()
     for folder in proc.iterdir():
         if folder.name.isdecimal():
             try:
                 told = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it has ended since
+            except OSError:  # it has ended meanwhile
                 continue
             parents[int(folder.name)] = int(told[PARENT])
             ticks[int(folder.name)] = sum(map(int, told[USER : USER + WAITED_CHILDREN]))
@@ -97,5 +97,5 @@ def _descends(process: int, ancestor: int, parents: dict[int, int]) -> bool:
 
 
 def mean_load(found: Sequence[OtherLoad]) -> OtherLoad:
-    """Every number's mean over copies."""
+    """Mean of each number over copies."""
     return OtherLoad(**{each.name: fmean(getattr(load, each.name) for load in found) for each in fields(OtherLoad)})

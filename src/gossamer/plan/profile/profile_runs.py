@@ -1,4 +1,4 @@
-"""Profiling runs: a script's step without a network, timed in as many copies as will share the processor."""
+"""Profiling runs: times a script's step without a network, in as many copies as will share the processor."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ from gossamer.plan.profile.profiler import AT_ONCE, results, statistics_file
 from gossamer.train.engine.bucket import Bucket
 from gossamer.train.traffic.op_trace import trace_ops
 
-GROWS = 2  # times the bytes, where four times the workers are heard
-FEW, MOST_DECODED = 4, 16  # workers whose payloads are decoded here
-ENOUGH_BATCHES = 16  # whose gradients tell how a model's are made
-FEWEST_STEPS = 2  # before the first one ends, nothing is watched
+GROWS = 2  # minimum growth of the received bytes with four times the workers
+FEW, MOST_DECODED = 4, 16  # numbers of workers with payloads to decode here
+ENOUGH_BATCHES = 16  # for gradient statistics
+FEWEST_STEPS = 2  # nothing is observed before the first one ends
 LINES_OF_ERROR, MOST_ERROR_BYTES = 8, 2**16
 MOST_ENTRIES = 2**29
 POLL_SECONDS = 0.02
 
 
 class ProfileError(GossamerError, RuntimeError):
-    """A script that could not be measured."""
+    """The script could not be profiled."""
 
 
 def profile_script(
     script: Path, arguments: Sequence[str], recipe: Recipe, workers: int, copies: int = 1
 ) -> WorkloadProfile:
-    """Run `copies` of a script at once until each has made some steps; the mean of their profiles.
+    """Run `copies` of a script at once until each has made some steps. Return the mean of their profiles.
 
-    As many copies as workers that will share this machine: they slow each other down as those will.
+    Use as many copies as workers that will share this machine, since they slow each other down in the same way.
     """
     profile, _ = _profiled(script, arguments, recipe, workers, copies, batches=0)
     return profile
@@ -73,8 +73,8 @@ def profile_script(
 def profile_with_gradients(
     script: Path, arguments: Sequence[str], workers: int, copies: int = 1, batches: int = ENOUGH_BATCHES
 ) -> tuple[WorkloadProfile, GradientStatistics | None]:
-    """The profile of a script in lock step with nothing compressed, and how the gradients of so many batches are made
-    once it has trained a little further. None where `batches` is 0."""
+    """The profile of a script in lock step without compression, and statistics of the gradients of `batches` batches
+    after some further training; None for 0 batches."""
     return _profiled(script, arguments, resolve(None), workers, copies, batches)
 
 
@@ -123,7 +123,7 @@ def _run_copies(
 
 
 def _as_they_end(running: Sequence[subprocess.Popen[bytes]]) -> Iterator[tuple[int, int]]:
-    """(copy, exit code) of each, the first to end first: others may wait for one that failed."""
+    """(copy, exit code) in order of their ends: other copies may wait for a failed one."""
     left = dict(enumerate(running))
     while left:
         ended = [(copy, code) for copy, process in left.items() if (code := process.poll()) is not None]
@@ -143,16 +143,16 @@ def _check(directory: Path, copy: int, copies: int, exit_code: int, script: Path
             .decode(errors="replace")
             .splitlines()[-LINES_OF_ERROR:]
         )
-        raise ProfileError(f"{script} failed while it was measured, so nothing can be foretold:\n" + "\n".join(tail))
+        raise ProfileError(f"{script} failed during profiling, so there is no estimate:\n" + "\n".join(tail))
     raise ProfileError(
         f"{script} ended before one of its steps could be timed. It must attach a recipe and make at least "
-        f"{FEWEST_STEPS} steps: pass the arguments with which it trains, or say how long a step takes: "
+        f"{FEWEST_STEPS} steps: pass the arguments of a training, or the compute time of a step: "
         "--step-seconds 0.2"
     )
 
 
 def _mean(found: Sequence[WorkloadProfile]) -> WorkloadProfile:
-    """Every number's mean over the copies, whose buckets are the same."""
+    """Mean of every number over the copies, which have the same buckets."""
 
     def mean(values: Sequence[Sequence[float]]) -> list[float]:
         return [float(value) for value in np.mean(values, axis=0)]
@@ -180,10 +180,10 @@ def _mean(found: Sequence[WorkloadProfile]) -> WorkloadProfile:
 
 
 def assume_profile(model: Attached, recipe: Recipe, step_seconds: float, workers: int) -> WorkloadProfile:
-    """The profile of a step of given length, two thirds of it backward; codecs are timed here, with random numbers.
+    """The profile of a step of given duration, two thirds of it backward; codecs are timed here, with random numbers.
 
-    Gradients appear evenly, by their entries; buckets of equal shapes are measured once, with the threads that each of
-    so many workers would have on this machine.
+    Gradients become ready evenly, by their entries. Buckets of equal shapes are measured once, with the number of
+    threads that each of `workers` workers would have on this machine.
     """
     stage = recipe.strategy.steady_stage
     site = stage.per_site if workers > 1 else None
@@ -206,7 +206,7 @@ def assume_profile(model: Attached, recipe: Recipe, step_seconds: float, workers
 
 @contextmanager
 def worker_threads(workers: int) -> Iterator[None]:
-    """As many threads as each of so many workers has on this machine."""
+    """Context manager: the number of threads that each of `workers` workers has on this machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, before // workers))
     try:
@@ -242,12 +242,12 @@ def _assumed_buckets(
 
 
 def time_codec(dtype: str, layout: Layout, stage: Stage, compressor: Compressor, workers: int) -> dict[str, Any]:
-    """The seconds of one bucket of random numbers in an exchange, by the names in BucketProfile. Raises ProfileError
-    for one too large to be held."""
+    """Seconds of one bucket of random numbers in an exchange, named as in BucketProfile. Raises ProfileError for a
+    bucket that is too large for memory."""
     if layout.numel > MOST_ENTRIES:
         raise ProfileError(
-            f"a bucket of {layout.numel:,} entries is too large to be compressed here, and how long that takes would "
-            "have to be guessed. Ask for a smaller model, such as --parameters 1000000000."
+            f"a bucket of {layout.numel:,} entries is too large to be compressed here, so its time cannot be measured. "
+            "Use a smaller model, such as --parameters 1000000000."
         )
     kind = dtype_of(dtype)
     parameters = {slot.name: nn.Parameter(torch.randn(slot.shape, dtype=kind)) for slot in layout}
@@ -263,13 +263,13 @@ def time_codec(dtype: str, layout: Layout, stage: Stage, compressor: Compressor,
     worlds = (FEW, MOST_DECODED, workers)
     ops = [trace_ops(Recipe(compressor=compressor), layout, kind, world) for world in worlds]
     few, many = timed(FEW), timed(MOST_DECODED)
-    if len({len(each) for each in ops}) > 1:  # so many workers talk in another way
+    if len({len(each) for each in ops}) > 1:  # the operations depend on the number of workers
         return _spread_over(many, len(ops[-1]))
     return grown(few, many, [[heard_bytes(op, world) for op in each] for each, world in zip(ops, worlds, strict=True)])
 
 
 def _spread_over(found: dict[str, Any], ops: int) -> dict[str, Any]:
-    """The same computing about so many operations: all of it before the first."""
+    """The same compute time for this number of operations: all of it before the first one."""
     computing, engine = sum(found["computing_seconds"]), sum(found["engine_seconds"])
     return found | {
         "computing_seconds": [computing, *[0.0] * ops],
@@ -281,7 +281,7 @@ def _spread_over(found: dict[str, Any], ops: int) -> dict[str, Any]:
 
 
 def heard_bytes(op: CollectiveOp, world: int) -> int:
-    """Payload bytes that a worker hears of others and has to decode one by one; means come added up."""
+    """Payload bytes that a worker receives and decodes one by one; means arrive summed."""
     return sum(_heard(each, world) for each in op.concurrent())
 
 
@@ -300,16 +300,16 @@ def _heard(op: CollectiveOp, world: int) -> int:
 def grown(
     few: dict[str, Any], many: dict[str, Any], heard: Sequence[Sequence[int]], computing: str = "computing_seconds"
 ) -> dict[str, Any]:
-    """A timing with `many` workers, for as many as hear what the last of `heard` says.
+    """Extrapolate a timing to all workers, so that payloads of a group too large for this machine are not decoded.
 
-    few, many: seconds by the names in BucketProfile, of FEW and MOST_DECODED workers. heard: the bytes heard in each
-    operation with so few workers, with so many, and with all. What follows an operation grows with them in a straight
-    line, and never shrinks. So no payloads of a group are decoded that is too large for this machine.
+    few, many: seconds named as in BucketProfile, of FEW and MOST_DECODED workers. `heard`: received bytes of each
+    operation with FEW, with MOST_DECODED, and with all workers. The work after an operation is linear in its received
+    bytes, and never shrinks.
     """
     first, *after = zip(few[computing], many[computing], strict=True)
     seconds = [first[1]]
     for (less, more), (little, much, all_bytes) in zip(after, zip(*heard, strict=True), strict=True):
-        grows = much >= GROWS * little  # parts of a reduce-scatter do not, but for their headers
+        grows = much >= GROWS * little  # parts of a reduce-scatter do not grow, except for their headers
         each = max(0.0, more - less) / (much - little) if grows and much > little else 0.0
         seconds.append(more + each * max(0, all_bytes - much))
     return many | {computing: seconds}

@@ -1,7 +1,7 @@
 """Profiler: runs one copy of a user's script, and times its steps and the compression of its gradients.
 
-`python -m gossamer.plan.profile.profiler DIRECTORY COPY COPIES WORKERS BATCHES SCRIPT ARGS...` leaves its numbers in
-DIRECTORY. Of so many BATCHES after the timed ones the first copy also takes gradient statistics.
+`python -m gossamer.plan.profile.profiler DIRECTORY COPY COPIES WORKERS BATCHES SCRIPT ARGS...` writes its numbers to
+DIRECTORY. The first copy also takes gradient statistics of BATCHES batches after the timed ones.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from gossamer.train.synchronizers.stages import Fragments, bucket_fragments
 
 AT_ONCE = GradientStage(0)
 WARM_UP_STEPS = 3
-SETTLING_STEPS, SETTLING_SECONDS = 50, 10.0  # before gradients are looked at: the first ones are unlike all others
-MEETING, WARM, TIMED, CODECS = STAGES = ("meeting", "warm", "timed", "codecs")  # of every copy, in this order
+SETTLING_STEPS, SETTLING_SECONDS = 50, 10.0  # before gradients are observed: the first ones are not typical
+MEETING, WARM, TIMED, CODECS = STAGES = ("meeting", "warm", "timed", "codecs")  # stages of every copy, in this order
 POLL_SECONDS = 0.001
 
 
@@ -58,31 +58,31 @@ def statistics_file(directory: Path) -> Path:
 
 
 class _Done(BaseException):
-    """Ends a script that has been profiled. Not an Exception, so that its own handlers let it pass."""
+    """Ends a script after profiling. Not an Exception, so that the script's handlers do not catch it."""
 
 
 @dataclass(frozen=True)
 class _Barrier:
-    """A barrier between copies, made of files. A copy that waits goes on training, so that all stay busy."""
+    """A barrier between copies, made of files. A waiting copy continues training, so that all stay busy."""
 
     directory: Path
     copy: int
     copies: int
-    parent: int = field(default_factory=os.getppid)  # the process that will read the profile
+    parent: int = field(default_factory=os.getppid)  # the process that reads the profile
 
     def arrive(self, *stages: str) -> None:
         for stage in stages:
             (self.directory / f"{stage}-{self.copy}").touch()
 
     def meet(self) -> None:
-        """Wait for the others before any step counts: a short script would be over before another had begun."""
+        """Wait for the others before any step counts: otherwise a short script could end before another begins."""
         self.arrive(MEETING)
         while not self.all_at(MEETING):
             self.check_parent()
             time.sleep(POLL_SECONDS)
 
     def check_parent(self) -> None:
-        """End this copy where nobody is left to read its profile."""
+        """End this copy if the process that reads its profile has ended."""
         if os.getppid() != self.parent:
             raise _Done
 
@@ -92,34 +92,34 @@ class _Barrier:
 
 @dataclass
 class _StepMoments:
-    """The moments of one step."""
+    """Times of one step."""
 
     begin: float
-    ready: list[float]  # when each bucket's gradients were complete
-    backward: float = 0.0  # when that pass was over
+    ready: list[float]  # time at which each bucket's gradients were complete
+    backward: float = 0.0  # end of the backward pass
     end: float = 0.0
 
 
 @dataclass
 class _StepProfiler:
-    """Watches a session's steps from outside, and ends the script when it has seen enough."""
+    """Observes a session's steps from outside, and ends the script after enough of them."""
 
     barrier: _Barrier
     workers: int
-    batches: int = 0  # whose gradients are looked at after the timed steps
-    observer: GradientObserver | None = None  # once the timed steps are over
-    settling_until: float = 0.0  # at the latest
-    session: Session | None = None  # the first that made a step
-    stage: Stage = AT_ONCE  # of its recipe, the one that lasts
+    batches: int = 0  # to observe after the timed steps
+    observer: GradientObserver | None = None  # after the timed steps
+    settling_until: float = 0.0  # latest time
+    session: Session | None = None  # the first one with a step
+    stage: Stage = AT_ONCE  # steady stage of its recipe
     fragments: Fragments = ()  # of that stage
-    site: Sequence[Bucket] = ()  # of the gradients that a site averages, if there are sites
-    buckets: Sequence[Bucket] = ()  # whose gradients are watched: the site's, or all fragments'
+    site: Sequence[Bucket] = ()  # of gradients averaged within a site; empty without sites
+    buckets: Sequence[Bucket] = ()  # observed buckets: the site's, or all fragments'
     steps: int = 0  # so far
-    kept: list[_StepMoments] = field(default_factory=list)  # after all copies had warmed up
-    early: list[_StepMoments] = field(default_factory=list)  # before that
-    now: _StepMoments | None = None  # of the step that goes on
+    kept: list[_StepMoments] = field(default_factory=list)  # after the warm-up of all copies
+    early: list[_StepMoments] = field(default_factory=list)  # during the warm-up
+    now: _StepMoments | None = None  # of the current step
     meter: LoadMeter = field(default_factory=lambda: LoadMeter(os.getppid()))
-    load: OtherLoad = field(default_factory=OtherLoad)  # while the steps that are kept were made
+    load: OtherLoad = field(default_factory=OtherLoad)  # during the kept steps
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         session = next(
@@ -147,7 +147,7 @@ class _StepProfiler:
         self.now = _StepMoments(time.perf_counter(), [0.0] * len(self.buckets))
 
     def _observe(self, observer: GradientObserver) -> None:
-        """Let training settle, look at gradients, and end the script. The first copy does so: all see the same ones."""
+        """Let training settle, observe gradients, and end the script. Only the first copy does so."""
         self.steps += 1
         if self.barrier.copy or observer.batches >= self.batches:
             raise _Done
@@ -163,7 +163,7 @@ class _StepProfiler:
         statistics_file(self.barrier.directory).write_text(text)
 
     def after_script(self) -> None:
-        """The script is over: make do with as many steps as it made, if it made any that could be timed."""
+        """The script has ended: use the steps that it made, if any could be timed."""
         if self.session is None:
             return
         if self.observer is None:
@@ -175,7 +175,7 @@ class _StepProfiler:
         observer = self.observer or GradientObserver(steps_before=self.steps)
         if self.batches and self.barrier.copy == 0:
             if not observer.batches:
-                observer.observe(self._gradients())  # the last step's, where there is no other
+                observer.observe(self._gradients())  # the last step's, if there is no other
             self._tell(observer)
 
     def _watch(self, session: Session) -> None:
@@ -219,7 +219,7 @@ class _StepProfiler:
             self.meter.start()
 
     def _finish(self, session: Session) -> None:
-        """Time the codecs on this step's gradients, beside copies that do the same."""
+        """Time the codecs on this step's gradients, while the other copies do the same."""
         if len(self.kept) < ENOUGH_STEPS:
             self.load = self.meter.stop()
         fresh = self._gradients()
@@ -231,7 +231,7 @@ class _StepProfiler:
         path.write_text(json.dumps(measured.to_json()))
 
     def _gradients(self) -> Gradients:
-        """This step's, or random numbers where the loop has cleared all of them."""
+        """The gradients of this step, or random numbers if the loop has cleared all of them."""
         found = {name: parameter for bucket in self.buckets for name, parameter in bucket.parameters.items()}
         if any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in found.values()):
             return {name: _zeros_or_gradient(parameter) for name, parameter in found.items()}
@@ -298,7 +298,7 @@ def measured_bucket(
 
 
 def _alone(bucket: BucketProfile, steps: float, codecs: float) -> BucketProfile:
-    """A bucket's seconds without other load, which made steps and codecs so many times as long."""
+    """A bucket's seconds without other load, which slowed steps and codecs by these factors."""
     return replace(
         bucket,
         ready_seconds=bucket.ready_seconds / steps,
@@ -326,7 +326,7 @@ def main() -> None:
     except _Done:
         pass
     finally:
-        barrier.arrive(*STAGES)  # or the others would wait for a copy that has ended
+        barrier.arrive(*STAGES)  # otherwise the others would wait for an ended copy
 
 
 def _run_to_its_end(script: Path, arguments: Sequence[str]) -> None:

@@ -20,10 +20,10 @@ WIDTH_PER_LAYER = 64
 
 
 def assumed_shapes(parameters: int) -> dict[str, tuple[int, ...]]:
-    """Shapes like a decoder-only transformer's, with exactly this many parameters.
+    """Shapes of a decoder-only transformer with exactly this many parameters.
 
-    Layers of width d hold 12 d^2 + 13 d and take at most three quarters; d = 64 layers, as in common models.
-    The rest is an embedding of width d and, for what does not fill a row of it, a bias.
+    Layers of width d have 12 d^2 + 13 d parameters and take at most three quarters; d = 64 layers, as in common models.
+    The rest is an embedding of width d and a bias for the remainder of a row.
     """
     layers = 0
     while _layers_numel(layers + 1, WIDTH_PER_LAYER * (layers + 1)) <= 0.75 * parameters:

@@ -1,4 +1,4 @@
-"""User scripts: runs one in this process as `python script.py` would, with a recipe in place of its own."""
+"""User scripts: runs a script in this process as `python script.py` would, with another recipe."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gossamer.events import Attached, Event, subscribe
 
 
 class _Seen(BaseException):
-    """Ends a script where it attaches. Not an Exception, so that its own handlers let it pass."""
+    """Ends a script at attach. Not an Exception, so that the script's handlers do not catch it."""
 
 
 def attached_by(script: Path, arguments: Sequence[str], recipe: Recipe) -> Attached:
-    """Run a script in this process until it attaches, with `recipe` in place of its own; nothing is sent."""
+    """Run a script in this process until it attaches, with `recipe` instead of its own; nothing is sent."""
     seen: list[Attached] = []
 
     def listen(event: Event) -> None:
@@ -38,15 +38,15 @@ def attached_by(script: Path, arguments: Sequence[str], recipe: Recipe) -> Attac
     if not seen:
         raise AttachError(
             f"{script} ended before it called gossamer.attach, so there is no model to explain. Pass the "
-            "arguments with which it trains after its name, or a size instead of it: --parameters 10000000."
+            "arguments of a training after its name, or a size instead of it: --parameters 10000000."
         )
     return seen[0]
 
 
 def run_as_main(script: Path, arguments: Sequence[str], recipe: Recipe | str) -> None:
-    """Run a script with what it sees when it is started by name (its arguments, its folder first) and the recipe.
+    """Run a script as `python script.py` would (its arguments, its folder first in sys.path), with the recipe.
 
-    A recipe that is a text is read by `attach`, so it may name terms that the script registers.
+    A recipe as text is parsed by `attach`, so it may contain terms that the script registers.
     """
     argv, path, environment = sys.argv, sys.path, dict(os.environ)
     sys.argv = [str(script), *arguments]
@@ -55,7 +55,7 @@ def run_as_main(script: Path, arguments: Sequence[str], recipe: Recipe | str) ->
         "GOSSAMER_RECIPE": str(recipe),
         "GOSSAMER_RECORD": "",
         "GOSSAMER_LOG_TO": "",
-    }  # what is measured is no run
+    }  # profiling is not a run
     try:
         runpy.run_path(str(script), run_name="__main__")
     finally:

@@ -1,7 +1,7 @@
-"""Rehearsals: workers that sleep where they would compute, with a model's real tensors, and send real bytes.
+"""Rehearsals: workers sleep instead of computing, with a model's real tensors, and send real bytes.
 
-model_shapes  a model's tensors, and when in the backward pass their gradients appear
+model_shapes  a model's tensors, and the times in the backward pass at which their gradients are ready
 model_zoo     well-known models, layer by layer
-worker        the script that `gossamer rehearse` runs, its model that sleeps, and optimizers that do next to nothing
+worker        the script of `gossamer rehearse`, its sleeping model, and optimizers that do almost nothing
 report        rows, table and JSON
 """

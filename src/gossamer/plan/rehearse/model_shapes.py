@@ -1,4 +1,4 @@
-"""Model shapes: a model's tensors, and when in the backward pass their gradients appear."""
+"""Model shapes: a model's tensors, and the times in the backward pass at which their gradients are ready."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ EXAMPLE = '[["first.weight", [64, 3, 7, 7], 1.0], ["last.weight", [1000, 512], 0
 
 
 MOST_ELEMENTS = 2**48
-SHOWN_CHARACTERS = 200  # of an entry that cannot be read
+SHOWN_CHARACTERS = 200  # of an invalid entry
 
 
 class ShapesError(GossamerError, ValueError):
-    """Shapes that cannot be read."""
+    """Invalid shapes."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,21 @@ class Gradient:
 
     name: str
     shape: tuple[int, ...]
-    share: float  # of the backward pass that is over when it appears, in [0, 1]
+    share: float  # fraction of the backward pass after which it is ready, in [0, 1]
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ShapesError("a tensor needs a name, since what is remembered between steps is kept by name")
+            raise ShapesError("a tensor needs a name, since state between steps is stored by name")
         if not all(type(size) is int and size > 0 for size in self.shape):
-            raise ShapesError(f'"{self.name}": a shape is a list of positive whole numbers, not {list(self.shape)}')
+            raise ShapesError(
+                f'"{self.name}": a shape must be a list of positive whole numbers, got {list(self.shape)}'
+            )
         if self.numel > MOST_ELEMENTS:
             raise ShapesError(f'"{self.name}" has more elements than any memory: write the shape of one tensor')
         if not (isfinite(self.share) and 0 <= self.share <= 1):
             raise ShapesError(
-                f'"{self.name}": a share is the part of the backward pass that is over when the gradient appears, in '
-                f"[0, 1], not {self.share}. The last layer's is the smallest, the first layer's is 1."
+                f'"{self.name}": a share is the fraction of the backward pass after which the gradient is ready, in '
+                f"[0, 1], got {self.share}. The last layer's is the smallest, the first layer's is 1."
             )
 
     @property
@@ -58,7 +60,7 @@ class Shapes:
     """A model's gradients."""
 
     title: str  # of the model
-    gradients: tuple[Gradient, ...]  # in forward order, from which buckets follow
+    gradients: tuple[Gradient, ...]  # in forward order, which determines the buckets
 
     def __post_init__(self) -> None:
         names = [gradient.name for gradient in self.gradients]
@@ -78,7 +80,7 @@ class Shapes:
 def find_shapes(where: str, arguments: Sequence[str] = ()) -> Shapes:
     """Shapes by a built-in model's name, from a JSON file, or from a script that attaches, run with `arguments`.
 
-    Raises ShapesError, naming what could not be read.
+    Raises ShapesError with the invalid part.
     """
     if where in BUILT_IN:
         model = BUILT_IN[where]
@@ -86,14 +88,14 @@ def find_shapes(where: str, arguments: Sequence[str] = ()) -> Shapes:
     path = Path(where)
     if not path.is_file():
         raise ShapesError(
-            f"there are no shapes named {where!r}, and no such file. There are {', '.join(BUILT_IN)}; or write a file "
-            f"of them: {EXAMPLE}"
+            f"there are no shapes named {where!r}, and no such file. Choose from {', '.join(BUILT_IN)}; or write a "
+            f"file: {EXAMPLE}"
         )
     return from_script(path, arguments) if path.suffix == ".py" else from_file(path)
 
 
 def appearing(layers: Sequence[Layer]) -> tuple[Gradient, ...]:
-    """The gradients of layers in forward order, where backward takes time in proportion to multiply-adds."""
+    """The gradients of layers in forward order, with backward time proportional to multiply-adds."""
     whole = sum(layer.multiply_adds for layer in layers)
     over, gradients = 0.0, []
     for layer in reversed(layers):
@@ -124,7 +126,7 @@ def _gradient(entry: Any, path: Path) -> Gradient:
 
 
 def from_script(script: Path, arguments: Sequence[str]) -> Shapes:
-    """The shapes of the model that a script attaches, where backward takes time in proportion to parameters."""
+    """The shapes of the model that a script attaches, with backward time proportional to parameters."""
     attached = attached_by(script, arguments, resolve("Dense()"))
     slots = [slot for _, layout in reversed(attached.layouts) for slot in reversed(layout.slots)]
     layers = [Layer(tensors={slot.name: slot.shape}, multiply_adds=slot.numel) for slot in slots]

@@ -1,6 +1,6 @@
 """Model zoo: well-known models, layer by layer in forward order, from their published dimensions.
 
-A layer tells the shapes of its tensors, and its multiply-adds.
+A layer has the shapes of its tensors, and its multiply-adds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Layer:
 
 
 def convolution(name: str, inputs: int, outputs: int, kernel: int, side: int, *, bias: bool = False) -> Layer:
-    """A square kernel over channels; side: of the image that comes out, in pixels."""
+    """A square kernel over channels; side: of the output image, in pixels."""
     tensors: dict[str, tuple[int, ...]] = {f"{name}.weight": (outputs, inputs, kernel, kernel)}
     if bias:
         tensors[f"{name}.bias"] = (outputs,)
@@ -40,12 +40,12 @@ def norm(name: str, channels: int, places: int) -> Layer:
 
 
 def attention(channels: int, tokens: int, window: int, tensors: Mapping[str, tuple[int, ...]] | None = None) -> Layer:
-    """Scores and their weighted sums, for each token over `window` tokens."""
+    """Scores and their weighted sums, of each token over `window` tokens."""
     return Layer(tensors=tensors or {}, multiply_adds=2 * channels * tokens * window)
 
 
 def resnet(blocks: tuple[int, int, int, int], *, bottleneck: bool) -> Iterator[Layer]:
-    """He et al. 2016, on images of 224 pixels; strides within a bottleneck lie at its 3 x 3, as in torchvision."""
+    """He et al. 2016, on images of 224 pixels; strides of a bottleneck are in its 3 x 3, as in torchvision."""
     yield convolution("conv1", 3, 64, 7, 112)
     yield norm("bn1", 64, 112**2)
     channels, unit = 64, _bottleneck if bottleneck else _basic
@@ -104,7 +104,7 @@ def _swin_block(name: str, width: int, heads: int, tokens: int, window: int) -> 
 
 
 def gpt2(width: int, blocks: int, vocabulary: int = 50257, context: int = 1024) -> Iterator[Layer]:
-    """Radford et al. 2019, on full contexts; the head shares the embedding, whose gradient is complete at the end."""
+    """Radford et al. 2019, on full contexts; the head shares the embedding, with its gradient complete at the end."""
     yield Layer(tensors={"wte.weight": (vocabulary, width)}, multiply_adds=context * width)
     yield Layer(tensors={"wpe.weight": (context, width)}, multiply_adds=context * width)
     for block in range(blocks):
@@ -125,9 +125,9 @@ def _gpt2_block(name: str, width: int, context: int) -> Iterator[Layer]:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model that a rehearsal knows by name."""
+    """A built-in model of rehearsals."""
 
-    title: str  # which of the models of this name it is, and for which it is easily taken
+    title: str  # exact variant, and similar variants
     layers: Callable[[], Iterator[Layer]]
 
 
@@ -137,13 +137,13 @@ BUILT_IN: Mapping[str, Model] = {
         layers=partial(resnet, (2, 2, 2, 2), bottleneck=False),
     ),
     "resnet50": Model(
-        title="ResNet-50, 224 pixels, 1000 classes (the published 330 ms a step are of a variant with 24.46 M "
+        title="ResNet-50, 224 pixels, 1000 classes (the published 330 ms per step are of a variant with 24.46 M "
         "parameters)",
         layers=partial(resnet, (3, 4, 6, 3), bottleneck=True),
     ),
     "swin-large": Model(
-        title="Swin-L, 224 pixels, window 7, 1000 classes (the published 940 ms a step are of a model with 98.20 M "
-        "parameters, half of this one's)",
+        title="Swin-L, 224 pixels, window 7, 1000 classes (the published 940 ms per step are of a model with 98.20 M "
+        "parameters, half as many)",
         layers=partial(swin, 192, (2, 2, 18, 2), (6, 12, 24, 48)),
     ),
     "gpt2-124m": Model(

@@ -1,4 +1,4 @@
-"""Rehearsal report: one row a recipe, as a table and as JSON."""
+"""Rehearsal report: one row per recipe, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from gossamer.plan.cost.step_time import StepTimeEstimate
 from gossamer.plan.rehearse.model_shapes import Shapes
 from gossamer.version import __version__
 
-BUSY_SHARE, LATE_SHARE = 0.5, 0.02  # of all cores, of a step; beyond, the workers hinder each other
+BUSY_SHARE, LATE_SHARE = 0.5, 0.02  # of all cores, of a step; beyond them, workers disturb each other
 HEADINGS = ("recipe", "step", "foretold", "ratio", "waiting", "encode", "wire", "decode", "sent per step")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalPlan:
-    """What is rehearsed with every recipe."""
+    """Settings of the rehearsal of all recipes."""
 
     shapes: Shapes
     step_seconds: float  # of one step without communication
     forward_share: float  # of a step, before its backward pass
     workers: int
     network: str | None  # None: this machine, unlimited
-    steps: int  # at least
+    steps: int  # minimum
 
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalRow:
-    """One recipe's rehearsal. Per step means per backward pass here, so that recipes that accumulate compare."""
+    """One recipe's rehearsal. Per step means per backward pass here, so that accumulating recipes are comparable."""
 
-    recipe: str  # as it was written
-    record: Record  # what its run measured
-    foretold: StepTimeEstimate | None  # before the run; None without a network
+    recipe: str  # as written
+    record: Record  # of its run
+    foretold: StepTimeEstimate | None  # estimate before the run; None without a network
     passes: int = 1  # backward passes that make one step of the record
 
     @property
@@ -48,7 +48,7 @@ class RehearsalRow:
 
     @property
     def comm_seconds(self) -> list[float]:
-        """Encoding, on the wire, decoding."""
+        """Seconds of encoding, on the network, and decoding."""
         spent = self.record["communication_seconds_per_step"]
         return [spent[part] / self.passes for part in ("encode", "wire", "decode")]
 
@@ -64,19 +64,19 @@ class RehearsalRow:
 
     @property
     def busy_cores(self) -> float:
-        """How many cores all workers together kept busy."""
+        """Number of cores that all workers together keep busy."""
         return float(
             self.record["workers"] * self.record["final"]["processor_seconds_per_step"] / self.seconds_per_step
         )
 
     @property
     def late_seconds(self) -> float:
-        """How long after its moment the last gradient of a step was there."""
+        """Delay of the last gradient of a step beyond its scheduled time."""
         return float(self.record["final"]["late_seconds_per_step"])
 
 
 def summary(plan: RehearsalPlan, rows: Sequence[RehearsalRow]) -> Iterator[str]:
-    """What is printed, line by line."""
+    """The printed lines."""
     shapes = plan.shapes
     yield f"model     {shapes.title}"
     yield f"          {shapes.parameters:,} parameters in {len(shapes.gradients)} tensors"
@@ -96,19 +96,19 @@ def _short_of_processors(plan: RehearsalPlan, row: RehearsalRow) -> bool:
 
 def _warning(row: RehearsalRow) -> str:
     return (
-        f"With {row.recipe} they were too few: workers kept {row.busy_cores:.2f} busy and woke "
-        f"{seconds_text(row.late_seconds)} late in each step, so that row is slower than on machines of their own."
+        f"With {row.recipe} the cores were too few: workers kept {row.busy_cores:.2f} busy and woke "
+        f"{seconds_text(row.late_seconds)} late in each step, so this row is slower than with a machine per worker."
     )
 
 
 def _missed(row: RehearsalRow) -> str | None:
-    """Where a step took longer or shorter than 80 % of forecasts let one expect."""
+    """Message if the measured step time is outside the 80 % interval of its estimate."""
     if row.foretold is None or row.foretold.interval is None:
         return None
     if row.foretold.interval.holds(row.seconds_per_step * row.passes):
         return None
     measured = seconds_text(row.seconds_per_step * row.passes)
-    return f"With {row.recipe} a step took {measured}, outside of what was foretold: {row.foretold}."
+    return f"With {row.recipe} a step took {measured}, outside its estimate: {row.foretold}."
 
 
 def _cells(plan: RehearsalPlan, row: RehearsalRow) -> tuple[str, ...]:

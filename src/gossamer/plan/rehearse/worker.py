@@ -1,6 +1,6 @@
 """Rehearsal worker, run as `gossamer run plan/rehearse/worker.py SHAPES.json --step-seconds S ...`.
 
-Its model sleeps instead of computing, and hands out prepared gradients when real ones would appear.
+Its model sleeps instead of computing, and returns prepared gradients at the scheduled times.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from gossamer.train.engine.parameter_views import trainable
 from gossamer.train.moments.take_over import ownership
 from gossamer.world import init
 
-VARIANTS = 4  # steps after which a gradient is the same again
-SPREAD = 2**20  # entries; gradients begin anywhere in the first so many of the pool
+VARIANTS = 4  # period of a gradient in steps
+SPREAD = 2**20  # entries; gradients begin at random offsets below it in the pool
 ALIGNMENT = 16  # entries
 
 
 class SimulatedModel(nn.Module):
-    """Parameters of the given shapes; one step, forward and backward, takes `step_seconds` and next to no processor.
+    """Parameters of the given shapes; one step, forward and backward, takes `step_seconds` and almost no CPU time.
 
-    Returns a loss of zero. Moments are counted from the beginning of the step, so what one sleep took too long the next
-    one makes up for. Gradients are heavy-tailed and differ by tensor, step and seed: pieces of one pool, at no cost.
+    It returns a loss of zero. Times count from the begin of the step, so that a sleep that was too long is compensated
+    by the next one. Gradients are heavy-tailed and differ by tensor, step and seed: pieces of one pool, at no cost.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SimulatedModel(nn.Module):
         ]
 
     def spend(self, seconds: float) -> None:
-        """Sleep less in the next step: this much of it has passed already."""
+        """Sleep less in the next step, by the seconds that have already passed."""
         self._spent_seconds += seconds
 
     def forward(self) -> Tensor:
@@ -79,7 +79,7 @@ class SimulatedModel(nn.Module):
 
 
 class GradientGroup:
-    """Gradients that appear at the same moment: when `share` of the backward pass is over."""
+    """Gradients that are ready at the same time: after `share` of the backward pass."""
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], share: float, pool: Tensor, generator: torch.Generator
@@ -88,12 +88,12 @@ class GradientGroup:
         self._variants = [[_piece(pool, parameter, generator) for parameter in parameters] for _ in range(VARIANTS)]
 
     def gradients(self, variant: int) -> Iterator[Tensor]:
-        """Fresh handles on the same memory: autograd keeps these as they are, and copies tensors that others hold."""
+        """New tensors on the same memory: autograd keeps these, but would copy tensors with other references."""
         return (piece.detach() for piece in self._variants[variant])
 
 
 class _Appear(torch.autograd.Function):
-    """Identity in forward; backward sleeps until its group's moment, then returns the group's gradients."""
+    """Identity in forward; backward sleeps until its group's time, then returns the group's gradients."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, appear: Callable[[], Iterator[Tensor]], *parameters: Tensor) -> Tensor:
@@ -106,13 +106,13 @@ class _Appear(torch.autograd.Function):
 
 
 class Idle(Optimizer):
-    """An optimizer that does nothing: the real one's time is part of the step's seconds."""
+    """An optimizer that does nothing: the time of the real one is part of the step's seconds."""
 
     def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
         super().__init__(parameters, {})
 
     def step(self, closure: Any = None) -> Any:
-        """Nothing."""
+        """Do nothing."""
 
 
 class IdleSGD(SGD):
@@ -122,20 +122,20 @@ class IdleSGD(SGD):
         super().__init__(parameters, lr=0.0, momentum=0.9)
 
     def step(self, closure: Any = None) -> Any:
-        """Nothing."""
+        """Do nothing."""
 
 
 class StillAdam(Adam):
-    """Adam with learning rate 0: it computes the variance that a compressor needs, and moves nothing."""
+    """Adam with learning rate 0: it computes the variance for a compressor, and does not move parameters."""
 
     def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
         super().__init__(parameters, lr=0.0)
 
 
 class Drifting(Optimizer):
-    """Moves parameters by their gradients once in `every` steps, so that there is something to average.
+    """Moves parameters by their gradients once in `every` steps, so that there are differences to average.
 
-    The model sleeps less for it. averaged: keeps momenta as Adam does, which stay zero.
+    The model sleeps less to compensate. averaged: keeps momenta as Adam does, which stay zero.
     """
 
     def __init__(self, model: SimulatedModel, every: int, *, averaged: bool) -> None:
@@ -159,9 +159,9 @@ IDLE: dict[type[Optimizer], Callable[[Iterator[nn.Parameter]], Optimizer]] = {SG
 
 
 def idle(model: SimulatedModel, recipe: Recipe) -> Optimizer:
-    """The optimizer that does least and goes with the recipe."""
+    """The cheapest optimizer that suits the recipe."""
     stage = recipe.strategy.steady_stage
-    if recipe.strategy.ownership is not None:  # it moves parameters, so that there is something to average
+    if recipe.strategy.ownership is not None:  # it moves parameters, so that there are differences to average
         return Adam(model.parameters())
     if stage.local_parameters:
         return Drifting(model, stage.schedule.period, averaged=stage.averages_optimizer_state)
@@ -171,12 +171,12 @@ def idle(model: SimulatedModel, recipe: Recipe) -> Optimizer:
 
 
 def key(name: str) -> str:
-    """A module's own parameters may not have dots in their names."""
+    """Parameter name for a module, which does not allow dots."""
     return name.replace(".", "/")
 
 
 def heavy_tailed(count: int, generator: torch.Generator) -> Tensor:
-    """Cubes of normal numbers: (count,). One in a hundred has almost half of their energy."""
+    """Cubes of normal numbers: (count,). The largest 1 % have almost half of their energy."""
     return torch.randn(count, generator=generator).pow_(3)
 
 
@@ -219,7 +219,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 class SentBytes:
-    """Listener that averages the bytes of steps over the last whole periods, once rounds in flight land."""
+    """Listener that averages the bytes of steps over the last whole periods, after rounds in flight have landed."""
 
     def __init__(self, delay: int) -> None:
         self._delay, self._period = delay, 1

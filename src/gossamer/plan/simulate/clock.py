@@ -1,4 +1,4 @@
-"""Clocks of a simulated job: the network at a virtual second, the seconds of a step, the moments at which steps end."""
+"""Clocks of a simulated job: the network at a virtual second, the seconds of a step, and the end times of steps."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ class NetworkSchedule:
     def __post_init__(self) -> None:
         moments = [since for since, _ in self.changes]
         if not moments or moments[0] != 0:
-            raise NetworkError("a schedule begins with the network of the first second: 100mbit,20ms; 10mbit at 30s")
+            raise NetworkError("a schedule must begin with a network at second 0: 100mbit,20ms; 10mbit at 30s")
         if any(later <= sooner for sooner, later in pairwise(moments)):
             raise NetworkError(
-                f"networks change at {', '.join(f'{moment:g} s' for moment in moments[1:])}, and each is to come after "
-                "the one before it. Write them in order: 100mbit; 10mbit at 30s; 100mbit at 60s."
+                f"networks change at {', '.join(f'{moment:g} s' for moment in moments[1:])}, which must be in "
+                "ascending order. Write them in order: 100mbit; 10mbit at 30s; 100mbit at 60s."
             )
 
     @classmethod
     def read(cls, text: str, workers: int) -> NetworkSchedule:
-        """From `100mbit,20ms; 10mbit,20ms at 30s`: a network as read_network takes it, then each with its moment.
+        """Parse `100mbit,20ms; 10mbit,20ms at 30s`: a network as for read_network, then each with its time.
 
-        A moment is a number of s, min, h, ms or us. Raises NetworkError, naming what could not be read.
+        A time is a number of s, min, h, ms or us. Raises NetworkError with the invalid part.
         """
         first, *later = text.split(";")
         return cls(((0.0, read_network(first.strip(), workers)), *(_change(part.strip(), workers) for part in later)))
 
     def at(self, seconds: float) -> Network:
-        """The network in force at that virtual second."""
+        """The network at a virtual second."""
         return next(network for since, network in reversed(self.changes) if since <= seconds)
 
 
@@ -59,8 +59,7 @@ def _change(text: str, workers: int) -> tuple[float, Network]:
     found = CHANGE.match(text)
     if found is None or found["unit"].lower() not in UNITS:
         raise NetworkError(
-            f"{text!r} does not say when it begins. Write the network and its moment, in one of "
-            f"{', '.join(UNITS)}: 10mbit,20ms at 30s"
+            f"{text!r} has no time. Write the network and its time, in one of {', '.join(UNITS)}: 10mbit,20ms at 30s"
         )
     return float(found["moment"]) * UNITS[found["unit"].lower()], read_network(found["network"], workers)
 
@@ -68,32 +67,32 @@ def _change(text: str, workers: int) -> tuple[float, Network]:
 # -- a step ------------------------------------------------------------------------------------------------------------
 
 
-TEXT_BYTES = (8, 512)  # a length, and a text of usual length
+TEXT_BYTES = (8, 512)  # of a length, and of a text of usual length
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """One step in the long run, means over workers. Seconds are virtual."""
+    """One step, long-term means over workers. Seconds are virtual."""
 
     seconds: float
-    waiting_seconds: float = 0.0  # the training thread's, for the communication thread
-    wire_seconds: float = 0.0  # of the communication thread, hidden behind computing or not
-    codec_seconds: float = 0.0  # likewise
+    waiting_seconds: float = 0.0  # training thread waiting for the communication thread
+    wire_seconds: float = 0.0  # communication thread on the network, hidden behind computation or not
+    codec_seconds: float = 0.0  # communication thread compressing and decoding, hidden or not
     bytes_sent: float = 0.0  # payload
     exchange_seconds: float = 0.0  # of a short text from each worker to all others, between two steps
 
 
 class StepClock(Protocol):
-    """Tells the time of a simulated job."""
+    """Provides the step times of a simulated job."""
 
     def step(self, recipe: Recipe, at: float) -> StepTimes:
-        """A step that begins at virtual second `at`. Raises GossamerError where that cannot be told."""
+        """A step that begins at virtual second `at`. Raises GossamerError if its time is unknown."""
 
 
 class ForecastClock:
-    """A steady step as it is foretold for the network in force when it begins.
+    """Estimates of steady steps on the network at their begin.
 
-    profile: measures what one worker does in a step of a recipe, once for each recipe.
+    profile: measures one worker's step of a recipe, once per recipe.
     """
 
     def __init__(self, profile: Callable[[Recipe], WorkloadProfile], network: NetworkSchedule, workers: int) -> None:
@@ -109,7 +108,7 @@ class ForecastClock:
         return self._steps[key]
 
     def profile(self, recipe: Recipe) -> WorkloadProfile:
-        """What one worker does in a step of this recipe, without a network."""
+        """Profile of one worker's step of this recipe, without a network."""
         if repr(recipe) not in self._profiles:
             self._profiles[repr(recipe)] = self._profile(recipe)
         return self._profiles[repr(recipe)]
@@ -128,7 +127,7 @@ class ForecastClock:
         )
 
     def _exchange_seconds(self, network: Network) -> float:
-        """First all tell how long their texts are, then the texts."""
+        """First all workers exchange the lengths of their texts, then the texts."""
         if self._workers == 1:
             return 0.0
         there = replace(network, hosts=network.hosts[: self._workers])
@@ -136,7 +135,7 @@ class ForecastClock:
 
 
 def refuse_unpredictable(recipe: Recipe) -> None:
-    """Raise SimulationError where workers do not make their steps together."""
+    """Raise SimulationError for a recipe that is not in lock step."""
     if not is_predictable(recipe):
         raise SimulationError(f"{recipe} cannot be simulated: {NOT_PREDICTABLE}")
 
@@ -145,17 +144,17 @@ def refuse_unpredictable(recipe: Recipe) -> None:
 
 
 class JobClock:
-    """One time for all workers, who move in lock step. A step takes what `clock` tells when it begins.
+    """One time for all workers, which are in lock step. `clock` gives the duration of a step at its begin.
 
-    recipe: in force, which a session may change between two steps.
+    recipe: the current one, which a session may change between two steps.
     """
 
     def __init__(self, clock: StepClock, recipe: Recipe) -> None:
         self._clock, self.recipe = clock, recipe
         self._steps: list[StepTimes] = []
-        self._moments = [0.0]  # at which steps end, in virtual seconds
-        self._exchanges: list[float] = []  # seconds of each exchange between steps, which all workers make together
-        self._counted = 0  # of them, those within a step's moments
+        self._moments = [0.0]  # end times of steps, in virtual seconds
+        self._exchanges: list[float] = []  # seconds of each exchange of all workers between steps
+        self._counted = 0  # number of exchanges included in step times
         self._lock = threading.RLock()
 
     def moment(self, step: int) -> float:
@@ -169,13 +168,13 @@ class JobClock:
             return self._moments[step]
 
     def times(self, step: int) -> StepTimes:
-        """What a step took, the first one being 1."""
+        """Times of a step; the first one is 1."""
         with self._lock:
             self.moment(step)
             return self._steps[step - 1]
 
     def exchange(self, number: int) -> float:
-        """Seconds of the exchange of this number, from 0, that every worker makes between two steps."""
+        """Seconds of the exchange with this number, from 0, of all workers between two steps."""
         with self._lock:
             if len(self._exchanges) <= number:
                 self._exchanges.append(self._clock.step(self.recipe, self._moments[-1]).exchange_seconds)

@@ -1,6 +1,6 @@
-"""Simulated job: trains all workers of a user's script in this process, by real sessions and in virtual time.
+"""Simulated job: trains all workers of a user's script in this process, with real sessions and in virtual time.
 
-Also here: a factor for the learning rates of a script's optimizers, and the memory that all workers need.
+Also here: a factor for the learning rates of a script's optimizers, and the memory of all workers.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from gossamer.train.traffic.traffic import estimate_traffic
 
 
 class LearningRateFactor:
-    """Multiplies the rate of every parameter group for the duration of optimizer.step(), on workers that `here` says.
+    """Multiplies the rate of every parameter group for the duration of optimizer.step(), on workers selected by `here`.
 
-    Around the hooks of sessions, which see the multiple, too. Between steps the groups hold what the script's
-    schedulers gave them, so that rates which they compute from the last one are not multiplied again.
+    It wraps the hooks of sessions, which see the multiplied rate. Between steps the groups have the rates of the
+    script's schedulers, so that rates computed from the last one are not multiplied again.
     """
 
     def __init__(self, factor: float, here: Callable[[], bool]) -> None:
         self._factor, self._here = factor, here
-        self._before: dict[int, list[tuple[dict[str, Any], Any]]] = {}  # by optimizer: groups, and their own rates
+        self._before: dict[int, list[tuple[dict[str, Any], Any]]] = {}  # groups and their own rates, by optimizer
         self._hooks = (
             register_optimizer_step_pre_hook(self._multiply),
             register_optimizer_step_post_hook(self._put_back),
@@ -50,7 +50,7 @@ class LearningRateFactor:
     def _multiply(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
         if not self._here():
             return
-        multiplied = {id(group) for groups in self._before.values() for group, _ in groups}  # by one that wraps it
+        multiplied = {id(group) for groups in self._before.values() for group, _ in groups}  # by a wrapping optimizer
         mine = [
             (group, group["lr"]) for group in optimizer.param_groups if "lr" in group and id(group) not in multiplied
         ]
@@ -71,13 +71,13 @@ class LearningRateFactor:
 
 
 FLOAT_BYTES = 4
-OPTIMIZER_COPIES = 2  # of the parameters, as Adam keeps; SGD with momentum keeps one, without it none
-KEPT_BYTES = 0.1  # of what is free, for everything else
+OPTIMIZER_COPIES = 2  # of the parameters, as in Adam; SGD with momentum has one, without it zero
+KEPT_BYTES = 0.1  # fraction of the free memory for everything else
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes of all workers together. What the script itself loads is not foreseen, nor are activations."""
+    """Bytes of all workers together, without the script's own data and activations."""
 
     workers: int
     parts: Mapping[str, float]  # of one worker, by name
@@ -97,20 +97,20 @@ class MemoryEstimate:
         )
 
     def refuse_beyond(self, free_bytes: float) -> None:
-        """Raise SimulationError where the machine has not enough, with the line to write instead."""
+        """Raise SimulationError with the line to write instead if the machine has too little memory."""
         room = (1 - KEPT_BYTES) * free_bytes
         if self.total_bytes <= room:
             return
         fitting = int(room / self.worker_bytes)
         instead = f"Write --workers {fitting}" if fitting > 1 else "Take a smaller model"
         raise SimulationError(
-            f"{self.workers} workers would need {self} and {bytes_text(free_bytes)} are free here, so the machine "
-            f"would swap or kill this process. {instead}, or simulate on a larger machine."
+            f"{self.workers} workers would need {self} and {bytes_text(free_bytes)} are free, so the machine would "
+            f"swap or kill this process. {instead}, or simulate on a larger machine."
         )
 
 
 def estimate_memory(recipe: Recipe, model: Attached, workers: int) -> MemoryEstimate:
-    """Of what the first worker's session told at attach."""
+    """Estimate from the first worker's Attached event."""
     trained = sum(layout.numel * dtype_of(dtype).itemsize for dtype, layout in model.layouts)
     frozen = FLOAT_BYTES * (model.parameters - sum(layout.numel for _, layout in model.layouts))
     traffic = estimate_traffic(recipe, model, workers=workers)
@@ -126,7 +126,7 @@ def estimate_memory(recipe: Recipe, model: Attached, workers: int) -> MemoryEsti
 
 
 def free_bytes(root: Path = Path("/")) -> float:
-    """Memory that this process may still take: the machine's, or what is left of its control group's."""
+    """Memory available to this process: the machine's, or the rest of its cgroup's."""
     machine = _machine_bytes(root / "proc/meminfo")
     group = root / "sys/fs/cgroup"
     limit, used = _number(group / "memory.max"), _number(group / "memory.current")
@@ -145,28 +145,28 @@ def _number(file: Path) -> float | None:
 
 # -- the job -----------------------------------------------------------------------------------------------------------
 
-ATTACHED = 0  # in place of a step's number
+ATTACHED = 0  # used as a step number
 NOT_ALONE = ("GOSSAMER_COORDINATOR", "GOSSAMER_REJOIN", "GOSSAMER_PACED", "GOSSAMER_RUN_DIRECTORY")
 Metrics = dict[str, list[tuple[int, float, float]]]  # by name: (step, virtual seconds, value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobProgress:
-    """How far a simulated job has come."""
+    """Progress of a simulated job."""
 
-    steps: int  # rank 0's
+    steps: int  # of rank 0
     seconds: float  # virtual, since the first step began
-    metrics: Metrics  # what workers have logged, means over those who did, as in a run's record
+    metrics: Metrics  # logged by workers, means over those that logged, as in a run's record
     bytes_sent: float  # payload of all steps so far, mean over workers
-    ended: bool  # the script is over, on every worker
-    failure: str | None  # why it ended, if it failed
-    recipe: str  # in force
-    digest: str | None = None  # of the parameters that the recipe merges, once rank 0's session is closed
+    ended: bool  # whether the script has ended on every worker
+    failure: str | None  # reason of a failure
+    recipe: str  # the current one
+    digest: str | None = None  # of the merged parameters, after rank 0's session is closed
 
 
 @dataclass
 class _Told:
-    """What workers have told so far."""
+    """Reports of workers so far."""
 
     logged: dict[str, dict[int, list[float]]] = field(default_factory=dict)  # by name and step
     notices: list[str] = field(default_factory=list)
@@ -178,11 +178,20 @@ class _Told:
 class SimulatedJob:
     """`workers` workers that train `script` with `recipe`, each in a thread, one of which runs user code at a time.
 
-    Everything that workers compute and tell each other is real; only the time is `clock`'s. The recipe replaces the
-    script's own. Between calls all workers are paused, so several jobs can take turns in one process.
+    All computation and communication of workers is real; only the time is `clock`'s. Between calls all workers are
+    paused, so several jobs can take turns in one process.
 
-    learning_rate_factor: multiplies the rate of every step of the script's optimizers. output: where rank 0's printing
-    goes; nobody else's is shown. Raises SimulationError for a recipe whose workers do not move in lock step.
+    Args:
+        script: of the user.
+        arguments: of the script.
+        recipe: replaces the script's own.
+        workers: number of workers.
+        clock: step times in virtual seconds.
+        learning_rate_factor: multiplies the learning rate of every step of the script's optimizers.
+        output: stream of rank 0's output; output of other ranks is discarded.
+
+    Raises:
+        SimulationError: the recipe is not in lock step.
     """
 
     def __init__(
@@ -197,7 +206,7 @@ class SimulatedJob:
         output: TextIO | None = None,
     ) -> None:
         self._script, self._clock, self._count = script, clock, workers
-        self._recipe = resolve(recipe, workers)  # the first, where recipes are chosen while training
+        self._recipe = resolve(recipe, workers)  # the first one, for a recipe that is chosen while training
         self._written = recipe if automatic(recipe) else repr(self._recipe)
         refuse_unpredictable(self._recipe)
         self._time = JobClock(clock, self._recipe)
@@ -227,7 +236,7 @@ class SimulatedJob:
         }
         self._rates = LearningRateFactor(learning_rate_factor, lambda: current_worker() in self._workers)
         self._unsubscribe: Callable[[], None] | None = None
-        self.memory: MemoryEstimate | None = None  # once it has begun
+        self.memory: MemoryEstimate | None = None  # after `begin`
 
     def _environment(self, rank: int) -> dict[str, str | None]:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self._count, "LOCAL_WORLD_SIZE": self._count}
@@ -243,16 +252,16 @@ class SimulatedJob:
     # -- from outside --------------------------------------------------------------------------------------------------
 
     def begin(self) -> MemoryEstimate | None:
-        """Let the first worker come as far as gossamer.attach; what all will need then, None where it did not.
+        """Run the first worker up to gossamer.attach. Return the memory of all workers; None if it did not attach.
 
-        Raises SimulationError where that is more than this machine has.
+        Raises SimulationError if that exceeds the machine's memory.
         """
         if self._unsubscribe is None:
-            self._clock.step(self._recipe, 0.0)  # may have to measure, which nothing else should disturb
+            self._clock.step(self._recipe, 0.0)  # may profile, which must not be disturbed
             self._unsubscribe = subscribe(self._hear)
             first, *others = self._workers
             self._go_on(-1, 0.0, start=[first], until=lambda: first.settled or first.met)
-            if not first.settled:  # its script talks to the others before it attaches
+            if not first.settled:  # its script communicates before it attaches
                 self._go_on(-1, 0.0, start=others)
             if self._told.model is not None and not first.ended:
                 self.memory = estimate_memory(self._recipe, self._told.model, self._count)
@@ -261,7 +270,7 @@ class SimulatedJob:
         return self.memory
 
     def advance(self, *, steps: int | None = None, seconds: float | None = None) -> JobProgress:
-        """Let all workers go on until so many steps, or virtual seconds, in all; by default until the script ends."""
+        """Run all workers up to this total of steps or virtual seconds; by default until the script ends."""
         self.begin()
         self._go_on(math.inf if steps is None else steps, math.inf if seconds is None else seconds)
         return self.progress
@@ -284,7 +293,7 @@ class SimulatedJob:
         return [(step, self._time.moment(step), mean_of(values)) for step, values in sorted(steps.items())]
 
     def close(self) -> None:
-        """End all workers, whose scripts are told by an exception that is no Exception."""
+        """End all workers by an exception in their scripts that is not an Exception."""
         if self._unsubscribe is not None:
             self._end_all()
             self._go_on(-1, 0.0)
@@ -297,7 +306,7 @@ class SimulatedJob:
         for worker in self._workers:
             worker.join()
         self._nowhere.close()
-        gc.collect()  # models in the cycles of frames and modules
+        gc.collect()  # models in reference cycles of frames and modules
 
     def _go_on(
         self,
@@ -325,10 +334,10 @@ class SimulatedJob:
     # -- in virtual time -----------------------------------------------------------------------------------------------
 
     def _switched(self, worker: VirtualWorker, event: RecipeSwitched) -> None:
-        """All workers switch after the same step, and the first one tells the clock."""
+        """All workers switch after the same step; the first one updates the clock."""
         self._time.recipe = resolve(event.after, self._count)
 
-    # -- told by workers, in their threads -----------------------------------------------------------------------------
+    # -- reported by workers, in their threads -------------------------------------------------------------------------
 
     def _hear(self, event: Event) -> None:
         handler = self._handlers.get(type(event))
@@ -340,8 +349,8 @@ class SimulatedJob:
         if worker.attached:
             self._fail(
                 worker,
-                "the script attaches twice, and only steps of one model can be foretold. Simulate the part that trains "
-                "one, or train by gossamer run --network SPEC",
+                "the script attaches twice, and step times are estimated for one model only. Simulate the part that "
+                "trains one, or train by gossamer run --network SPEC",
             )
         worker.attached = True
         if self._told.model is None:
@@ -349,7 +358,7 @@ class SimulatedJob:
         worker.ask(ATTACHED)
 
     def _step_ended(self, worker: VirtualWorker, event: StepEnded) -> None:
-        """It counts once its time comes; until then the worker waits here, as it is just before the step ends."""
+        """A step counts when its time has come; until then the worker waits here, just before the end of the step."""
         worker.ask(worker.steps + 1)
         worker.steps += 1
         worker.bytes_sent += event.bytes_sent
@@ -379,7 +388,7 @@ class SimulatedJob:
         if failure is None and not worker.attached and not self._gate.closed:
             failure = (
                 f"{self._script} ended before it called gossamer.attach, so there is nothing to simulate. Pass the "
-                "arguments with which it trains after its name"
+                "arguments of a training after its name"
             )
         if failure is not None:
             self._note_failure(worker, failure)
@@ -390,7 +399,7 @@ class SimulatedJob:
         raise JobClosed
 
     def _note_failure(self, worker: VirtualWorker, failure: str) -> None:
-        """The first one ends the job; those that follow are echoes of it."""
+        """The first failure ends the job; later ones are its consequences."""
         if self._told.failure is None and not self._gate.closed:
             self._told.failure = f"rank {worker.rank} failed after step {worker.steps}: {failure}"
             self._end_all()

@@ -1,7 +1,7 @@
 """Shared process: several workers run user code in one process, one at a time.
 
-Each has its own random states, environment, modules and output; the baton decides which one runs. What a script may do
-only in a process of its own (fork, handle signals, make process groups) is refused.
+Each has its own random states, environment, modules and output; the baton selects the running one. Actions that need a
+separate process (fork, signal handlers, process groups) are refused.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from torch.utils.data import DataLoader
 
 from gossamer.errors import GossamerError
 
-FOREIGN = {"site-packages", "dist-packages"}  # below the script's folder, as where it holds an environment
+FOREIGN = {"site-packages", "dist-packages"}  # below the script's folder, if it contains an environment
 OWN_PACKAGE = __name__.partition(".")[0]
 
 
 class ProcessState:
-    """One worker's, or the one that was there before."""
+    """Process state of one worker, or the original one."""
 
     def __init__(self, folder: Path) -> None:
-        """The process as it is now. folder: modules below it are this state's own."""
+        """The current process state. folder: modules below it belong to this state."""
         self._prefix = f"{folder}{os.sep}"
-        self._shared: set[str] = set()  # modules that are not
+        self._shared: set[str] = set()  # modules that do not belong to it
         self.keep()
 
     @classmethod
     def of_worker(
         cls, script: Path, arguments: Sequence[str], environment: Mapping[str, str | None], seed: int
     ) -> ProcessState:
-        """Of a process in which `python script arguments...` begins; None takes a variable away.
+        """State of a process in which `python script arguments...` begins; None removes a variable.
 
-        seed: of what the interpreter would seed by chance; torch begins with its own default seed.
+        seed: for generators that the interpreter would seed randomly; torch begins with its default seed.
         """
         state = cls(script.resolve().parent)
         state.main = ModuleType("__main__")
@@ -64,7 +64,7 @@ class ProcessState:
         return state
 
     def keep(self) -> None:
-        """Remember the process as it is."""
+        """Save the current process state."""
         self.random = torch.get_rng_state(), random.getstate(), np.random.get_state()
         self.dtype, self.directory = torch.get_default_dtype(), os.getcwd()
         self.environment: Mapping[str, str] = dict(os.environ)
@@ -72,7 +72,7 @@ class ProcessState:
         self._modules = {name: sys.modules.pop(name) for name in self._own_modules()}
 
     def restore(self) -> None:
-        """Make the process what it was at `keep`."""
+        """Restore the state of `keep`."""
         torch_state, python_state, numpy_state = self.random
         torch.set_rng_state(torch_state)
         random.setstate(python_state)
@@ -105,7 +105,7 @@ def _set_environment(wanted: Mapping[str, str]) -> None:
             os.environ[name] = text
 
 
-# -- what a script may not do ------------------------------------------------------------------------------------------
+# -- refused actions ---------------------------------------------------------------------------------------------------
 
 
 Say = Callable[[str], None]
@@ -118,7 +118,7 @@ class SimulationError(GossamerError):
 
 @contextmanager
 def guarded(say: Say) -> Iterator[None]:
-    """Within the block scripts neither fork, nor handle signals, nor make process groups. say: tells the user."""
+    """Context manager: scripts cannot fork, handle signals, or create process groups. `say`: shows a message."""
     with (
         _replaced(DataLoader, "__init__", _without_workers(say)),
         _replaced(signal, "signal", _unheard(say)),
@@ -145,9 +145,9 @@ def _without_workers(say: Say) -> Callable[..., None]:
         called = inspect.signature(begin).bind(*args, **options)
         if called.arguments.get("num_workers"):
             say(
-                f"a DataLoader asks for {called.arguments['num_workers']} processes, which would be copies of a "
-                "process with many threads, so it loads in its worker's own thread (num_workers=0); what its "
-                "transforms draw by chance differs"
+                f"a DataLoader requests {called.arguments['num_workers']} processes, which would be copies of a "
+                "process with many threads, so it loads in its worker's own thread (num_workers=0); random "
+                "transforms differ"
             )
             for name in OF_LOADING_PROCESSES:
                 called.arguments.pop(name, None)
@@ -158,7 +158,7 @@ def _without_workers(say: Say) -> Callable[..., None]:
 
 def _unheard(say: Say) -> Callable[[int, Any], Any]:
     def unheard(number: int, handler: Any) -> Any:
-        say(f"the script's handler of {signal.Signals(number).name} is left out: the process is not its own")
+        say(f"the script's handler of {signal.Signals(number).name} is ignored: the process is shared")
         return signal.getsignal(number)
 
     return unheard
@@ -166,8 +166,8 @@ def _unheard(say: Say) -> Callable[[int, Any], Any]:
 
 def _refused(*args: Any, **options: Any) -> None:
     raise SimulationError(
-        "the script uses torch.distributed directly, and virtual workers have no process group: what it sends would "
-        "not be simulated. Leave communication to gossamer.attach, gossamer.mean and gossamer.gather, or train by "
+        "the script uses torch.distributed directly, and virtual workers have no process group, so its communication "
+        "would not be simulated. Use gossamer.attach, gossamer.mean and gossamer.gather for communication, or train by "
         "gossamer run --network SPEC"
     )
 
@@ -175,12 +175,12 @@ def _refused(*args: Any, **options: Any) -> None:
 # -- output ------------------------------------------------------------------------------------------------------------
 
 
-#: Of the running thread, and of communication threads that it makes; None: as before.
+#: Sink of the running thread, and of its communication threads; None for the original stream.
 sink: ContextVar[TextIO | None] = ContextVar("gossamer_sink", default=None)
 
 
 class RoutedStream:
-    """Stands in for a standard stream: everything is the running worker's own, or else that stream's."""
+    """Replaces a standard stream: output goes to the running worker's sink, or else to the stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -191,7 +191,7 @@ class RoutedStream:
 
 @contextmanager
 def routed() -> Iterator[None]:
-    """Within the block standard output and errors of threads that have a sink go there."""
+    """Context manager: standard output and errors of threads with a sink go to it."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (RoutedStream(stream) for stream in before)
     try:
@@ -204,7 +204,7 @@ def routed() -> Iterator[None]:
 
 
 class Baton:
-    """Who holds it runs, and finds the process in a state of its own. `outside`: the state while nobody holds it."""
+    """The worker that holds the baton runs, in its own process state. `outside`: the state while it is free."""
 
     def __init__(self, outside: ProcessState) -> None:
         self._outside = self._installed = outside
@@ -212,7 +212,7 @@ class Baton:
         self._held = False
 
     def take(self, state: ProcessState) -> None:
-        """Wait in line for it."""
+        """Wait for the baton, in order of arrival."""
         granted = threading.Lock()
         granted.acquire()
         with self._lock:
@@ -225,14 +225,14 @@ class Baton:
         self._install(state)
 
     def give(self) -> None:
-        """Let the next in line have it. By the thread that holds it."""
+        """Pass the baton to the next in line. Called by the thread that holds it."""
         with self._lock:
             self._held = bool(self._line)
             if self._line:
                 self._line.popleft().release()
 
     def lay_down(self) -> None:
-        """Nobody takes it for a while: the process is as it was before."""
+        """Release the baton and restore the original process state."""
         self.take(self._outside)
         self.give()
 

@@ -1,4 +1,4 @@
-"""Virtual worker: runs a user's script in a thread, as one of several workers of a process, in a world of its own."""
+"""Virtual worker: runs a user's script in a thread, as one of several workers of a process, with its own world."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gossamer.train.world_state import WorldState, place
 
 
 class VirtualGroups:
-    """The groups of one simulated job, in the order in which its workers ask for them."""
+    """The groups of one simulated job, in the order of their requests by workers."""
 
     def __init__(self, workers: int) -> None:
         self.workers, self._broken = workers, False
@@ -48,14 +48,14 @@ class VirtualGroups:
         return group
 
     def close(self, rank: int) -> None:
-        """This rank's script is over: whoever waits for it, or will, is told."""
+        """The script of this rank has ended: raise in ranks that wait for it, now or later."""
         with self._lock:
             self._closed.add(rank)
             for group in self._groups:
                 group.close(rank)
 
     def leave(self) -> None:
-        """Break all of them: nobody waits any more."""
+        """Break all groups, so that no rank waits."""
         with self._lock:
             self._broken = True
             for group in self._groups:
@@ -63,7 +63,7 @@ class VirtualGroups:
 
 
 class VirtualTransport(SimulatedTransport):
-    """One worker's end of a group, where texts take time, too."""
+    """One worker's end of a group, in which texts take virtual time, too."""
 
     def all_gather_text(self, text: str) -> list[str]:
         heard = super().all_gather_text(text)
@@ -72,7 +72,7 @@ class VirtualTransport(SimulatedTransport):
 
 
 class VirtualWorld(WorldState):
-    """One worker's world. On the processor: gradients of a GPU are complete in threads that all workers share."""
+    """One worker's world, on the CPU: gradients of a GPU are complete in threads that all workers share."""
 
     def __init__(self, rank: int, groups: VirtualGroups) -> None:
         super().__init__(rank=rank, size=groups.workers, local_rank=rank, device=torch.device("cpu"))
@@ -86,18 +86,18 @@ class VirtualWorld(WorldState):
 # -- the worker --------------------------------------------------------------------------------------------------------
 
 JOIN_SECONDS = 1.0
-MOST_TOLD = 100  # times that a script which catches everything is told to end
+MOST_TOLD = 100  # exceptions for a script that catches everything
 
 
 class JobClosed(BaseException):
-    """Ends a script whose job is closed. Not an Exception, so that its own handlers let it pass."""
+    """Ends a script of a closed job. Not an Exception, so that the script's handlers do not catch it."""
 
 
 class JobGate:
-    """Says which step workers may go on to; closed, they end. Everybody who waits for a change waits here."""
+    """Limits the steps of workers; when closed, they end. All waits for a change are here."""
 
     def __init__(self, moment: Callable[[int], float]) -> None:
-        self._moment = moment  # of a step's end, in virtual seconds
+        self._moment = moment  # end of a step in virtual seconds
         self.changed = threading.Condition()
         self.last_step, self.last_second = -1.0, 0.0
         self.closed = False
@@ -106,7 +106,7 @@ class JobGate:
         return step <= self.last_step and self._moment(step) <= self.last_second
 
     def open(self, last_step: float, last_second: float) -> None:
-        """Let all go on as far as this."""
+        """Let all workers continue up to this limit."""
         with self.changed:
             self.last_step, self.last_second = last_step, last_second
             self.changed.notify_all()
@@ -118,28 +118,28 @@ class JobGate:
 
 
 class VirtualWorker(WorkerScope):
-    """One worker: a thread that runs while it holds the baton, and stops where the gate does not let it go on."""
+    """One worker: a thread that runs while it holds the baton, and stops at the limit of the gate."""
 
     def __init__(
         self, rank: int, script: Path, state: ProcessState, baton: Baton, gate: JobGate, clock: JobClock, output: TextIO
     ) -> None:
         self.rank, self.steps, self.bytes_sent = rank, 0, 0.0
-        self._clock, self._timed = clock, 0  # steps whose costs it was told
-        self._exchanges, self._since = 0, 0.0  # so far, and the seconds of those since its last step
-        self.due: int | None = None  # the step that it is about to make, where it asks whether it may
+        self._clock, self._timed = clock, 0  # number of steps with known costs
+        self._exchanges, self._since = 0, 0.0  # number so far, and seconds of those since its last step
+        self.due: int | None = None  # the step for which it waits at the gate
         self.begun = self.attached = self.ended = False
-        self.met = False  # whether it has waited for others, who therefore have to be there
+        self.met = False  # whether it has waited for others, so that they must have started
         self._script, self._state, self._baton, self._gate, self._output = script, state, baton, gate, output
         self._told = 0
 
     def start(self, world: WorldState, end: Callable[[VirtualWorker, str | None], None]) -> None:
-        """Begin its script. `end` is told how that ended: None, or what failed."""
+        """Start its script. `end` is called with None, or the failure."""
         self.begun = True
         self._thread = threading.Thread(target=self._work, args=(world, end), name=f"rank {self.rank}", daemon=True)
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until its thread is gone, and what it held with it; for a moment, where its script never ends."""
+        """Wait for the end of its thread, so that its memory is freed; only briefly if its script never ends."""
         if self.begun:
             self._thread.join(JOIN_SECONDS)
 
@@ -162,7 +162,7 @@ class VirtualWorker(WorkerScope):
             self._run()
         except JobClosed:
             _leave_sessions()
-        except BaseException as error:  # whatever a script raises ends the job
+        except BaseException as error:  # any error of a script ends the job
             failure = _summary(error, self._script)
             _leave_sessions()
         end(self, failure)
@@ -201,7 +201,7 @@ class VirtualWorker(WorkerScope):
         return self._clock.moment(self._timed) + self._since
 
     def step_costs(self, measured: Mapping[str, float]) -> Mapping[str, float]:
-        """Those of a foretold step; its bytes are real."""
+        """Costs of an estimated step; its bytes are real."""
         self._timed, self._since = self._timed + 1, 0.0
         times = self._clock.times(self._timed)
         foretold = {
@@ -213,7 +213,7 @@ class VirtualWorker(WorkerScope):
         return {**measured, **foretold}
 
     def exchanged(self) -> None:
-        """All workers have told each other a short text. Before training that takes no time."""
+        """All workers have exchanged a short text. Before training this takes no virtual time."""
         if self._timed:
             self._since += self._clock.exchange(self._exchanges)
             self._exchanges += 1
@@ -225,7 +225,7 @@ class VirtualWorker(WorkerScope):
                 self._gate.changed.notify_all()
 
     def ask(self, step: int) -> None:
-        """Go on to this step, now or once the gate lets it."""
+        """Continue to this step, now or when the gate allows it."""
         with self._gate.changed:
             self.due = step
             allowed = self._gate.allows(step)
@@ -241,21 +241,21 @@ class VirtualWorker(WorkerScope):
         if not self._gate.closed:
             return
         self._told += 1
-        if self._told > MOST_TOLD:  # it catches everything, and would go on for ever
+        if self._told > MOST_TOLD:  # it catches everything, and would never end
             self._end()
             threading.Event().wait()
         raise JobClosed
 
 
 def _leave_sessions() -> None:
-    """As a block `with session` is left by an exception: they hold nothing any more, and the others are not asked."""
+    """Close sessions as a block `with session` does after an exception: free their memory without the other workers."""
     for session in open_sessions():
         with suppress(Exception, JobClosed):
             session.__exit__(JobClosed, None, None)
 
 
 def _summary(error: BaseException, script: Path) -> str:
-    """An error in one line, with the last line of the script that it passed."""
+    """An error in one line, with the last line of the script in its traceback."""
     lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(script)]
     where = f" ({script.name}, line {lines[-1]})" if lines else ""
     if isinstance(error, SystemExit):

@@ -3,7 +3,7 @@ const token = new URLSearchParams(location.search).get("token") ?? "";
 
 const PATIENCE_MS = 60000; // for one answer
 
-// The server's own words: JSON from the views, plain text from its guard.
+// The server's error message: JSON from the views, plain text from its guard.
 function problemIn(text) {
   try { return JSON.parse(text).problem; } catch { return text.length < 300 && !text.startsWith("<") ? text : undefined; }
 }
@@ -16,10 +16,10 @@ export async function get(path, query = {}) {
   const response = await fetch(`/api/${path}?${asked}`, { signal: AbortSignal.timeout(PATIENCE_MS) });
   const text = await response.text();
   if (response.ok) return JSON.parse(text);
-  throw new Error(problemIn(text) ?? `The server answers ${response.status}.`);
+  throw new Error(problemIn(text) ?? `The server answered with status ${response.status}.`);
 }
 
-// The browser connects again by itself, and says by Last-Event-ID where it was.
+// The browser reconnects automatically, and resumes with Last-Event-ID.
 export function listen(heard, said) {
   const source = new EventSource(`/events?${new URLSearchParams({ token })}`);
   for (const kind of ["tick", "news"]) source.addEventListener(kind, (event) => heard(kind, JSON.parse(event.data)));

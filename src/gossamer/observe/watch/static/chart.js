@@ -1,11 +1,11 @@
-// Chart: uPlot with this page's colors, that keeps its size as data comes, and is drawn anew where the theme changes.
+// Chart: uPlot with this page's colors. It keeps its size as data arrives, and is redrawn when the theme changes.
 import { color, h } from "./dom.js";
 import { short } from "./units.js";
 
 const shown = new Set();
-const LARGEST = 1e300; // of a value that is drawn: differences of such are finite
+const LARGEST = 1e300; // of a drawn value, so that differences are finite
 const LEAST_WIDTH = 180;
-// A card's width follows from the window, but also from how many cards the grid has.
+// The width of a card depends on the window and on the number of cards.
 let waiting = 0;
 const sizes = new ResizeObserver(() => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(() => shown.forEach((each) => each.resize())); });
 const drawable = (values) => values.map((value) => (value === null ? null : Math.max(-LARGEST, Math.min(LARGEST, value))));
@@ -19,7 +19,7 @@ function axes(xLabel, xFormat, yLabel, yFormat) {
   ];
 }
 
-// lines: [{label, color, values, low?, high?, area?, dashed?}] over x; y values are lists as long as x, with null where there is none.
+// lines: [{label, color, values, low?, high?, area?, dashed?}] over x; y values are lists as long as x, with null for missing values.
 export function chart({ xLabel, xFormat = short, yLabel = "", yFormat = short, zero = false, logarithmic = false, height = HEIGHT }) {
   const element = h("div", { className: "chart", style: { minHeight: `${height + 30}px` } });
   let plot = null;
@@ -30,8 +30,8 @@ export function chart({ xLabel, xFormat = short, yLabel = "", yFormat = short, z
     for (const line of lines) {
       const stroke = () => color(line.color);
       if (line.low) {
-        made.push({ label: "least", scale: "y", show: true, stroke: "transparent", points: { show: false }, class: "hidden" });
-        made.push({ label: "most", scale: "y", show: true, stroke: "transparent", points: { show: false } });
+        made.push({ label: "minimum", scale: "y", show: true, stroke: "transparent", points: { show: false }, class: "hidden" });
+        made.push({ label: "maximum", scale: "y", show: true, stroke: "transparent", points: { show: false } });
       }
       made.push({ label: line.label, stroke, width: line.area ? 1 : 1.75, dash: line.dashed ? [6, 4] : undefined, fill: line.area ? () => color(line.color) : undefined,
         spanGaps: true, points: { show: (u, place) => u.data[place].filter((value) => value !== null).length < 40, size: 4 },
@@ -80,7 +80,7 @@ export function chart({ xLabel, xFormat = short, yLabel = "", yFormat = short, z
 export function forgetCharts() { shown.clear(); sizes.disconnect(); }
 export function redrawCharts() { shown.forEach((each) => each.redraw()); }
 
-// Parts on top of each other: each line is the sum up to it, and tells its own part.
+// Stacked parts: each line is the sum up to it, and shows its own part.
 export function stacked(parts) {
   let below = null;
   return parts.map((part) => {

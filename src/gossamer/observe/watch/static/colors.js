@@ -1,4 +1,4 @@
-// Scale of heat maps: viridis (van der Walt and Smith), whose lightness alone tells the order, for the color-blind too.
+// Scale of heat maps: viridis (van der Walt and Smith). Its lightness is monotonic, for color-blind readers, too.
 const STOPS = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129], [92, 200, 99], [170, 220, 50], [253, 231, 37]];
 
 export const SHADES = Uint8ClampedArray.from({ length: 256 * 3 }, (_, place) => {

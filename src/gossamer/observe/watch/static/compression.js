@@ -1,19 +1,19 @@
-// Compression: every tensor, what it costs on the wire and what of it is left unsent.
+// Compression: traffic and residual of every tensor.
 import { empty, h, settle, code } from "./dom.js";
 import { bytes, count, share, short } from "./units.js";
 
 const ratio = (each) => (each.bytes ? (4 * each.numel) / each.bytes : null);
 const owed = (each) => (each.gradient_norm && each.residual_norm !== null ? each.residual_norm / each.gradient_norm : null);
-// Little's law; the two ends are gradients that are independent from step to step, and gradients that stay alike
-const rough = (value) => (value >= 100 ? count(value) : String(Number(value.toPrecision(2)))); // no more digits than an estimate has
+// Little's law; the two ends are gradients that are independent between steps, and constant gradients
+const rough = (value) => (value >= 100 ? count(value) : String(Number(value.toPrecision(2)))); // the digits of an estimate
 const waits = (ratio) => (ratio === null ? "–" : ratio === 0 ? "0" : `${rough(Math.min(ratio, ratio ** 2))} – ${rough(Math.max(ratio, ratio ** 2))}`);
 const times = (value) => (value === null ? "–" : `${short(value)} ×`);
-// name, words of its head, value, text, whether the bar shows it
+// name, header, value, text, whether it has a bar
 const COLUMNS = [
-  ["name", "tensor", (each) => each.name, String, false], ["numel", "numbers", (each) => each.numel, count, false], ["bytes", "bytes a step", (each) => each.bytes, bytes, true],
+  ["name", "tensor", (each) => each.name, String, false], ["numel", "elements", (each) => each.numel, count, false], ["bytes", "bytes per step", (each) => each.bytes, bytes, true],
   ["ratio", "float32 size / sent", ratio, times, false], ["energy_share", "energy sent", (each) => each.energy_share, share, true], ["gradient_norm", "|gradient|", (each) => each.gradient_norm, short, false],
-  ["residual_norm", "|unsent|", (each) => each.residual_norm, short, false], ["owed", "unsent / gradient", owed, times, true],
-  ["waits", "steps it waits, about", owed, waits, false],
+  ["residual_norm", "|residual|", (each) => each.residual_norm, short, false], ["owed", "residual / gradient", owed, times, true],
+  ["waits", "steps delayed, about", owed, waits, false],
 ];
 const WORST = 3;
 const MOST = 400;
@@ -35,13 +35,13 @@ export function make({ run, get }) {
     draw();
   });
 
-  // Those that keep most for later, or else lose most for good
+  // Tensors with the largest relative residual, or else the largest loss
   function suffering() {
     const keep = tensors.filter((each) => owed(each) > 0).sort((a, b) => owed(b) - owed(a)).slice(0, WORST);
-    if (keep.length) return `Suffer most: ${keep.map((each) => `${each.name} (waits about ${waits(owed(each))} steps${each.energy_share === null ? "" : `, ${share(each.energy_share)} of its energy goes at once`})`).join("; ")}.`;
+    if (keep.length) return `Largest residuals: ${keep.map((each) => `${each.name} (delayed by about ${waits(owed(each))} steps${each.energy_share === null ? "" : `, ${share(each.energy_share)} of its energy is sent at once`})`).join("; ")}.`;
     const lose = tensors.filter((each) => each.energy_share !== null && each.energy_share < 1).sort((a, b) => a.energy_share - b.energy_share).slice(0, WORST);
-    if (lose.length) return `Nothing waits. Lose most: ${lose.map((each) => `${each.name} (${share(each.energy_share)} of its energy arrives)`).join("; ")}.`;
-    return tensors.length ? "No tensor suffers: nothing waits for later steps." : "";
+    if (lose.length) return `No residuals. Largest losses: ${lose.map((each) => `${each.name} (${share(each.energy_share)} of its energy arrives)`).join("; ")}.`;
+    return tensors.length ? "No tensor has a residual or a loss." : "";
   }
 
   function draw() {
@@ -52,10 +52,10 @@ export function make({ run, get }) {
     const bar = (name, size) => h("span", { className: "bar" }, h("i", { style: { width: `${100 * Math.min(1, Math.max(0, size ?? 0) / greatest[name])}%` } }));
     const total = tensors.reduce((sum, each) => sum + (each.bytes ?? 0), 0);
     worst.textContent = suffering();
-    words.textContent = tensors.length ? `${count(tensors.length)} tensors, ${bytes(total)} a step and rank; means over ranks, each as last sampled, up to step ${count(Math.max(...tensors.map((each) => each.step)))}. Energy sent: the share of the squared gradient, with what had waited, that travels at once. Uncompressed, an all-reduce sends each number 2 (n – 1) / n times among n ranks, so its size is less than what it sends.` : "";
+    words.textContent = tensors.length ? `${count(tensors.length)} tensors, ${bytes(total)} per step and rank; means over ranks, latest samples, up to step ${count(Math.max(...tensors.map((each) => each.step)))}. Energy sent: the share of the squared norm of gradient and residual that is sent at once. An uncompressed all-reduce sends each element 2 (n – 1) / n times among n ranks, which is at least the tensor's size.` : "";
     settle(table, tensors.length ? h("table", {}, h("thead", {}, h("tr", {}, COLUMNS.map(([name, said]) => h("th", { className: name === "name" ? "left" : "", "aria-sort": name === by ? (falling ? "descending" : "ascending") : "none" }, h("button", { data: { by: name } }, said, name === by ? (falling ? " ↓" : " ↑") : ""))))),
       h("tbody", {}, shown.map((each) => h("tr", {}, COLUMNS.map(([name, , of, format, barred]) => h("td", { className: name === "name" ? "name tensor" : "" }, format(of(each) ?? null), barred ? bar(name, of(each)) : null))))))
-      : empty("No tensor has told of itself yet. With several workers they do, every now and then: try ", code("gossamer run --workers 2 --recipe \"TopK(density=0.01)\""), ". Exchanges with servers and with neighbors tell nothing of tensors."));
+      : empty("No tensor was sampled yet. With several workers tensors are sampled now and then: try ", code("gossamer run --workers 2 --recipe \"TopK(density=0.01)\""), ". Exchanges with servers and with neighbors are not sampled."));
   }
   async function show() {
     if (!run().summary) return;

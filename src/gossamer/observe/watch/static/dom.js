@@ -1,4 +1,4 @@
-// Elements: made of names, properties and children. Strings become text nodes, so nothing that a run says is markup.
+// Elements from names, properties and children. Strings become text nodes, so text of a run is never markup.
 export function h(name, properties = {}, ...children) {
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(properties)) {
@@ -14,8 +14,8 @@ export function h(name, properties = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
-// Replaces what an element holds only where it would look different: selections, scrolling and hovering stay. Where the
-// keyboard is on one of its children, it goes on to the one that has the same id or data; what was unfolded stays so.
+// Replaces the content of an element only if it differs, which keeps selections, scrolling and hovering. If the
+// keyboard focus is on a child, it moves to the child with the same id or data; open details stay open.
 export function settle(element, ...children) {
   const next = h("div", {}, ...children);
   const unfolded = new Set([...element.querySelectorAll("details[open]")].map(nameOf));

@@ -1,4 +1,4 @@
-// Head line: the run in a few numbers, each with its unit.
+// Head line: key numbers of the run, with units.
 import { h, empty } from "./dom.js";
 import { bytes, count, day, seconds, share, short } from "./units.js";
 
@@ -10,11 +10,11 @@ function stateOf(summary, now) {
   const silent = summary.latest === null ? 0 : now - summary.latest;
   if (summary.failures) return ["failing", "bad"];
   if (summary.latest === null) return ["starting", ""];
-  return silent > 60 ? [`silent for ${seconds(silent)}`, "warn"] : ["training", "good"];
+  return silent > 60 ? [`no news for ${seconds(silent)}`, "warn"] : ["training", "good"];
 }
 
 export function headline(run) {
-  if (!run.summary) return [h("h1", {}, run.name), empty(run.problem ?? "Nothing is known of this run yet.")];
+  if (!run.summary) return [h("h1", {}, run.name), empty(run.problem ?? "This run has no data yet.")];
   const { run: told, ranks, pace, loss, step, latest } = run.summary;
   const [state, kind] = stateOf(run.summary, Date.now() / 1000);
   const passed = told.started && latest ? (told.ended ?? latest) - told.started : null;
@@ -22,10 +22,10 @@ export function headline(run) {
   return [
     h("h1", {}, recipe, h("small", {}, [Array.isArray(told.script) ? told.script.join(" ") : told.script, `${told.workers ?? ranks.length} workers`, told.started ? `began ${day(told.started)}` : null].filter(Boolean).join(" · "))),
     h("div", { className: "facts" },
-      fact("state", state, kind), fact("step", count(step)), fact("loss", loss && loss.value === null ? "not finite" : short(loss?.value), loss && loss.value === null ? "bad" : "", "the latest of the lowest rank that logs it"),
-      fact("running for", seconds(passed)), fact("a step", seconds(pace?.seconds), "", "mean over ranks and their latest steps"),
-      fact("waiting", pace ? share(pace.waiting / pace.seconds) : "–", "", "share of a step in which the training loop stands still"),
-      fact("sent a step and rank", bytes(pace?.bytes_sent)),
-      fact("stragglers found", String(run.summary.findings), run.summary.findings ? "warn" : "", "ranks that held up the others for some time, each once a cause; the Workers tab says who does so now"), fact("failures", String(run.summary.failures), run.summary.failures ? "bad" : "")),
+      fact("state", state, kind), fact("step", count(step)), fact("loss", loss && loss.value === null ? "not finite" : short(loss?.value), loss && loss.value === null ? "bad" : "", "latest value of the lowest rank that logs it"),
+      fact("running for", seconds(passed)), fact("step time", seconds(pace?.seconds), "", "mean over ranks and their latest steps"),
+      fact("waiting", pace ? share(pace.waiting / pace.seconds) : "–", "", "share of a step in which the training loop waits"),
+      fact("sent per step and rank", bytes(pace?.bytes_sent)),
+      fact("stragglers found", String(run.summary.findings), run.summary.findings ? "warn" : "", "ranks that others waited for, once per cause; the Workers tab shows the current one"), fact("failures", String(run.summary.failures), run.summary.failures ? "bad" : "")),
   ];
 }

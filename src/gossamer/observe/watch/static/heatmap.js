@@ -1,8 +1,8 @@
-// Heat map: rows of cells as one picture, a pixel a cell; what lies under the pointer is told in words below it.
+// Heat map: rows of cells as one picture, one pixel per cell; the cell under the pointer is described below it.
 import { color, h } from "./dom.js";
 import { SHADES } from "./colors.js";
 
-const SQUARE = 72; // pixels, the most that a cell of a square map takes
+const SQUARE = 72; // maximum pixels of a cell in a square map
 
 function paint(canvas, cells, low, high) {
   const [rows, columns] = [cells.length, cells[0]?.length ?? 1];
@@ -22,7 +22,7 @@ function paint(canvas, cells, low, high) {
   context.putImageData(image, 0, 0);
 }
 
-// The 99th of 100 values: one outlier alone does not make all others look alike.
+// The 99th percentile: a single outlier must not make all other values look equal.
 function span(cells) {
   const values = cells.flat().filter((value) => value !== null).sort((a, b) => a - b);
   if (!values.length) return [0, 1, false];
@@ -30,10 +30,10 @@ function span(cells) {
   return [Math.min(0, values[0]), high, values.at(-1) > 1.01 * high];
 }
 
-// told(row, column, value) puts a cell in words; picked(first, last) hears of a stretch of columns that was dragged over.
+// told(row, column, value) describes a cell; picked(first, last) is called with a selected range of columns.
 export function heatmap({ rowNames, columnNames, told, picked, format, square = false }) {
   const canvas = h("canvas", { "aria-label": "heat map", role: "img" });
-  const words = h("div", { className: "told" }, "Point at a cell to read it.");
+  const words = h("div", { className: "told" }, "Point at a cell to see its value.");
   const names = h("div", { className: "ranks" });
   const times = h("div", { className: "times" });
   const legend = h("canvas", { width: 256, height: 1 });
@@ -68,7 +68,7 @@ export function heatmap({ rowNames, columnNames, told, picked, format, square = 
       paint(canvas, cells, low, high);
       paint(legend, [Array.from({ length: 256 }, (_, shade) => shade)], 0, 255);
       least.textContent = format(low);
-      most.textContent = clipped ? `${format(high)} and more` : format(high);
+      most.textContent = clipped ? `${format(high)} or more` : format(high);
       const height = square ? Math.min(560, SQUARE * cells.length, Math.max(160, canvas.parentElement.clientWidth - 60)) : Math.max(110, Math.min(380, cells.length * 22));
       canvas.style.height = `${height}px`;
       canvas.style.maxWidth = square ? `${height}px` : "";

@@ -1,11 +1,11 @@
-// Hops: a collective's rounds as small pictures, its ranks on a circle and an arrow for each message.
+// Hops: rounds of a collective as small pictures, with ranks on a circle and an arrow per message.
 import { h } from "./dom.js";
 import { bytes } from "./units.js";
 
 const SPACE = "http://www.w3.org/2000/svg";
 const MIDDLE = 70;
-const LABELED = 16; // ranks with room for their numbers
-const LINES = 400; // above them arrowheads would be all there is to see
+const LABELED = 16; // maximum number of ranks with numbers
+const LINES = 400; // with more lines, arrowheads would hide them
 
 function svg(name, attributes, ...children) {
   const element = document.createElementNS(SPACE, name);
@@ -19,7 +19,7 @@ const place = (rank, world, radius) => {
   return [MIDDLE + radius * Math.cos(angle), MIDDLE + radius * Math.sin(angle)];
 };
 
-// Bent to its right, so that messages both ways are two lines; ends short of the ranks' dots.
+// Bent to the right, so that messages in both directions are two lines; it ends before the ranks' dots.
 function arrow([source, target], world, does, heads) {
   const [from, to] = [place(source, world, 48), place(target, world, 48)];
   const [dx, dy] = [to[0] - from[0], to[1] - from[1]];
@@ -32,12 +32,12 @@ function arrow([source, target], world, does, heads) {
 
 function picture({ first, last, does, hops, share }, world, nbytes) {
   const rounds = first === last ? `round ${first + 1}` : `rounds ${first + 1} to ${last + 1}`;
-  const told = `${rounds}: ${does}, ${bytes(share * nbytes)} a message`;
+  const told = `${rounds}: ${does}, ${bytes(share * nbytes)} per message`;
   const heads = hops.length <= LINES;
   const ranks = Array.from({ length: world }, (_, rank) => rank);
   const [dots, labels] = [48, 62].map((radius) => ranks.map((rank) => place(rank, world, radius).map((each) => each.toFixed(1))));
   const end = svg("marker", { id: `hop-${does}`, viewBox: "0 0 8 8", refX: "7", refY: "4", markerWidth: "5", markerHeight: "5", orient: "auto" }, svg("path", { d: "M0 0L8 4L0 8Z" }));
-  const drawing = svg("svg", { viewBox: `0 0 ${2 * MIDDLE} ${2 * MIDDLE}`, role: "img", "aria-label": `${told}; ${hops.length} messages a round`, class: does }, svg("defs", {}, end),
+  const drawing = svg("svg", { viewBox: `0 0 ${2 * MIDDLE} ${2 * MIDDLE}`, role: "img", "aria-label": `${told}; ${hops.length} messages per round`, class: does }, svg("defs", {}, end),
     ...hops.map((hop) => arrow(hop, world, does, heads)), ...dots.map(([cx, cy]) => svg("circle", { cx, cy, r: world > LABELED ? "2" : "4" })),
     ...(world > LABELED ? [] : labels.map(([x, y], rank) => svg("text", { x, y, "text-anchor": "middle", "dominant-baseline": "central" }, String(rank)))));
   return h("figure", {}, drawing, h("figcaption", {}, told));

@@ -1,18 +1,18 @@
-// Log and errors: the failure that came first on top, then every line of every rank by time, filtered where it is kept.
+// Log and errors: the root failure on top, then every line of every rank by time, filtered by the server.
 import { empty, h, settle } from "./dom.js";
 import { bytes, clock, count } from "./units.js";
 
 const PAGE = 300;
-const KEPT = 3000; // lines in the page; older ones are asked for again
+const KEPT = 3000; // lines in the page; older ones are requested again
 const TYPED_MS = 150;
 
-const KINDS = { killed: "was killed", raised: "raised an error", ended: "ended", stopped: "was stopped", uncaught: "raised an error that nothing caught", echo: "followed" };
+const KINDS = { killed: "was killed", raised: "raised an error", ended: "ended", stopped: "was stopped", uncaught: "raised an uncaught error", echo: "followed" };
 const ranksOf = (ranks) => (ranks.length > 12 ? `${ranks.slice(0, 12).join(", ")} and ${ranks.length - 12} more` : ranks.join(", "));
 
 function failure(each, others) {
   return h("section", { className: "failure" }, h("h2", {}, `${each.rank === null ? "The run" : `Rank ${each.rank}`} ${KINDS[each.kind] ?? each.kind ?? "failed"} first, at ${clock(each.at)}`), h("div", {}, each.message),
-    each.took.length ? h("p", { className: "note" }, `What it caused: rank${each.took.length > 1 ? "s" : ""} ${ranksOf(each.took)} ended after it, and because of it.`) : h("p", { className: "note" }, "No other rank is known to have ended because of it."),
-    others.length ? h("p", { className: "note" }, `${count(others.length)} further failure${others.length > 1 ? "s" : ""} without a known cause: rank${others.length > 1 ? "s" : ""} ${ranksOf(others.map((other) => other.rank))}.`) : null, each.traceback ? h("pre", {}, each.traceback) : h("p", { className: "note" }, "It left no traceback: a signal, or the system, ended it."));
+    each.took.length ? h("p", { className: "note" }, `Consequence: rank${each.took.length > 1 ? "s" : ""} ${ranksOf(each.took)} ended because of it.`) : h("p", { className: "note" }, "No other rank ended because of it, as far as is known."),
+    others.length ? h("p", { className: "note" }, `${count(others.length)} further failure${others.length > 1 ? "s" : ""} without a known cause: rank${others.length > 1 ? "s" : ""} ${ranksOf(others.map((other) => other.rank))}.`) : null, each.traceback ? h("pre", {}, each.traceback) : h("p", { className: "note" }, "It has no traceback: a signal or the system ended it."));
 }
 
 const line = (each) => h("div", { className: "line", data: { level: each.level ?? "info" } }, h("span", {}, clock(each.at)), h("span", {}, each.rank === null ? each.stream ?? "launcher" : `rank ${each.rank}`), h("p", {}, each.text, each.more ? h("em", {}, ` … and ${bytes(each.more)} more`) : null));
@@ -32,12 +32,12 @@ export function make({ run, get }) {
   const lines = h("div", { className: "log", tabIndex: 0, role: "log", "aria-label": "Lines" });
   const rank = h("select", { "aria-label": "Rank", onchange: () => again() });
   const level = h("select", { "aria-label": "Level", onchange: () => again() }, [["info", "all lines"], ["warning", "warnings and errors"], ["error", "errors"]].map(([value, words]) => h("option", { value }, words)));
-  const text = h("input", { type: "search", placeholder: "lines that hold …", "aria-label": "Text", oninput: () => { clearTimeout(typed); typed = setTimeout(again, TYPED_MS); } });
+  const text = h("input", { type: "search", placeholder: "lines that contain …", "aria-label": "Text", oninput: () => { clearTimeout(typed); typed = setTimeout(again, TYPED_MS); } });
   const follow = h("input", { type: "checkbox", checked: true, id: "follow" });
   const earlier = h("button", { onclick: () => before() }, "Earlier lines");
   const events = h("div", { className: "scroll" });
   const element = h("div", {}, first, h("div", { className: "card" }, h("div", { className: "row" }, text, rank, level, h("label", {}, follow, " follow"), h("span", { className: "spring" }), earlier), lines),
-    h("div", { className: "card", style: { marginTop: "14px" } }, h("h2", {}, "What happened"), h("p", { className: "note" }, "Notices, checkpoints, group changes, skipped steps; newest first."), events));
+    h("div", { className: "card", style: { marginTop: "14px" } }, h("h2", {}, "Events"), h("p", { className: "note" }, "Notices, checkpoints, group changes, skipped steps; newest first."), events));
 
   const query = () => ({ rank: rank.value, level: level.value, text: text.value, limit: PAGE });
   async function before() {
@@ -61,13 +61,13 @@ export function make({ run, get }) {
   async function again() {
     const mine = (asked += 1);
     const found = await get(`${run().key}/log`, query());
-    if (mine !== asked) return; // someone typed on
+    if (mine !== asked) return; // the filter has changed
     newest = oldest = null;
     lines.replaceChildren();
     earlier.disabled = found.length < PAGE;
     append(found);
     lines.dataset.asked = text.value;
-    if (!found.length) lines.append(empty(text.value || rank.value || level.value !== "info" ? "No line is like that." : "Nobody has printed a line yet."));
+    if (!found.length) lines.append(empty(text.value || rank.value || level.value !== "info" ? "No line matches." : "No line was printed yet."));
   }
   async function show() {
     const each = run();
@@ -78,7 +78,7 @@ export function make({ run, get }) {
     const told = await get(`${each.key}/failures`);
     const [root, ...others] = told.failures;
     settle(first, root ? failure(root, others.filter((other) => other.caused_by === null)) : h("p", { className: "fine" }, "No failure so far."));
-    settle(events, told.events.length ? told.events.map(happened) : empty("Nothing that is told of has happened yet."));
+    settle(events, told.events.length ? told.events.map(happened) : empty("No event so far."));
     if (newest === null) await again();
     else append(await get(`${each.key}/log`, { ...query(), after: newest }));
   }

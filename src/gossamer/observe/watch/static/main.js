@@ -1,4 +1,4 @@
-// The page: its runs, its five tabs, its keys. Each tab is a module that makes its elements once and shows what is new.
+// The page: its runs, five tabs, and keys. Each tab is a module that makes its elements once and updates them.
 import { get, listen } from "./api.js";
 import { byId, h, settle } from "./dom.js";
 import { forgetCharts, redrawCharts } from "./chart.js";
@@ -13,7 +13,7 @@ import * as log from "./log.js";
 
 const TABS = [["overview", "Overview", overview], ["workers", "Workers", workers], ["network", "Network", network], ["compression", "Compression", compression], ["log", "Log and errors", log]];
 const RETRY_MS = 3000; // after an error
-const FRESH_MS = 1000; // between two looks at what changes all the time
+const FRESH_MS = 1000; // between two updates of frequent changes
 const state = { runs: [], chosen: 0, tab: "overview", view: null, due: 0, busy: false, listens: false, again: 0 };
 
 const run = () => state.runs[state.chosen];
@@ -45,18 +45,18 @@ async function openTab(key) {
   await refresh();
 }
 
-// What is shown stays, with the reason why it is not renewed.
+// Keep the old content, and show the reason why it is not updated.
 function complain(problem) {
-  byId("problem").textContent = `This page is not up to date: ${problem.message.replace(/\.$/, "")}. It tries again by itself.`;
+  byId("problem").textContent = `This page is not up to date: ${problem.message.replace(/\.$/, "")}. It tries again automatically.`;
   byId("problem").hidden = false;
 }
 
-// One look at a time; news that come meanwhile cause one more.
+// One update at a time; news during an update cause one more.
 async function refresh() {
   if (state.busy) { state.due = 1; return; }
   state.busy = true;
   clearTimeout(state.again);
-  const { view, tab } = state; // another may be opened while this one is being shown
+  const { view, tab } = state; // another tab may be opened during the update
   try {
     await view.show();
     byId("content").dataset.shown = tab;
@@ -74,7 +74,7 @@ function heard(kind, content) {
   if (!told) return;
   if (kind === "news") {
     for (const each of content.failures) if (each.caused_by === null && each.kind !== "stopped") note(`Rank ${each.rank ?? "?"} failed: ${each.message}`, "bad");
-    for (const each of content.findings) note(`Rank ${each.rank} holds up the others (${each.cause}): ${each.evidence}`, "warn");
+    for (const each of content.findings) note(`Rank ${each.rank} is a straggler (${each.cause}): ${each.evidence}`, "warn");
     return;
   }
   const isNew = !told.summary && content.problem === undefined;
@@ -104,7 +104,7 @@ function setTheme(name) {
 const storedTheme = () => { try { return localStorage.getItem("gossamer-theme"); } catch { return null; } };
 const turnTheme = () => {
   const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-  try { localStorage.setItem("gossamer-theme", next); } catch { /* it lasts as long as the page */ }
+  try { localStorage.setItem("gossamer-theme", next); } catch { /* it is kept until the page is closed */ }
   setTheme(next);
 };
 const darkness = matchMedia("(prefers-color-scheme: dark)");
@@ -140,5 +140,5 @@ addEventListener("keydown", (event) => {
 
 const asked = location.hash.slice(1);
 if (TABS.some(([key]) => key === asked)) state.tab = asked;
-const SAID = { live: "connected", lost: "connection lost, trying again", refused: "another server answers: open its link" };
+const SAID = { live: "connected", lost: "connection lost, trying again", refused: "another server is running here: open its link" };
 start();

@@ -1,4 +1,4 @@
-// Notes: what has just happened, in a corner, for a while.
+// Notes: recent events, shown in a corner for a while.
 import { byId, h } from "./dom.js";
 
 const SHOWN_MS = 12000;

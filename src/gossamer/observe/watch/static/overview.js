@@ -1,17 +1,17 @@
-// Overview: what was logged over steps, seconds or bytes, of all runs; where the time goes; what was foretold.
+// Overview: metrics over steps, seconds or bytes, of all runs; parts of the step time; the estimated step time.
 import { chart, stacked } from "./chart.js";
 import { series } from "./colors.js";
 import { code, empty, h, settle } from "./dom.js";
 import { bytes, count, seconds, share, short } from "./units.js";
 
 const AXES = { steps: ["step", "steps", count], seconds: ["seconds since the start", "seconds", seconds], bytes: ["bytes sent by all ranks", "bytes", bytes] };
-const FIRST = 6; // metrics that are shown before someone asks for more
+const FIRST = 6; // metrics shown at first
 const CELLS = 400;
-const AT_ONCE = 24; // names of one request
+const AT_ONCE = 24; // names per request
 
 const xOf = (axis, curve, started) => (axis === "steps" ? curve.step : axis === "bytes" ? curve.bytes : curve.at.map((at) => at - started));
 
-// Curves of several runs on one x: every point of any, with null where another has none.
+// Curves of several runs on one x axis: all points of any run, with null for runs without one there.
 function aligned(curves) {
   const x = [...new Set(curves.flatMap((curve) => curve.x))].sort((a, b) => a - b);
   const place = new Map(x.map((value, index) => [value, index]));
@@ -35,16 +35,16 @@ export function make({ run, runs, get, refresh }) {
   const buttons = Object.keys(AXES).map((name) => h("button", { "aria-pressed": String(name === axis), onclick: () => { axis = name; buttons.forEach((each) => each.setAttribute("aria-pressed", String(each.textContent === name))); cards.forEach((each) => each.drawn.forget()); cards.clear(); metrics.replaceChildren(); refresh(); } }, name));
   const metrics = h("div", { className: "grid" });
   const more = h("div", { className: "row" });
-  const parts = chart({ xLabel: "seconds since the start", xFormat: seconds, yLabel: "seconds a step", yFormat: seconds, zero: true });
-  const thread = chart({ xLabel: "seconds since the start", xFormat: seconds, yLabel: "seconds a step", yFormat: seconds, zero: true });
-  const pace = chart({ xLabel: "seconds since the start", xFormat: seconds, yLabel: "steps a second", zero: true });
+  const parts = chart({ xLabel: "seconds since the start", xFormat: seconds, yLabel: "seconds per step", yFormat: seconds, zero: true });
+  const thread = chart({ xLabel: "seconds since the start", xFormat: seconds, yLabel: "seconds per step", yFormat: seconds, zero: true });
+  const pace = chart({ xLabel: "seconds since the start", xFormat: seconds, yLabel: "steps per second", zero: true });
   const sampled = h("p", { className: "note" });
   const inAll = h("div", {});
   const compared = h("div", { className: "card wide" });
   const card = (title, text, ...inside) => h("div", { className: "card" }, h("h2", {}, title), h("p", { className: "note" }, text), ...inside);
   const element = h("div", {}, h("div", { className: "row" }, filter, h("span", { className: "note" }, "over"), ...buttons), metrics, more,
-    h("div", { className: "grid" }, card("Where a step's time goes", "The training loop's time, as means over ranks.", parts.element), card("Beside it, the communication thread", "Its time, much of which computing may hide.", thread.element), h("div", { className: "card wide" }, h("h2", {}, "Pace"), h("p", { className: "note" }, "Means over ranks."), pace.element)), sampled,
-    h("div", { className: "grid" }, h("div", { className: "card" }, h("h2", {}, "In all"), inAll), h("div", { className: "card" }, h("h2", {}, "This run"), h("div", { className: "of-run" }))), compared);
+    h("div", { className: "grid" }, card("Time of a step by part", "Time of the training loop, as means over ranks.", parts.element), card("Communication thread", "Its time, which may be hidden behind computation.", thread.element), h("div", { className: "card wide" }, h("h2", {}, "Pace"), h("p", { className: "note" }, "Means over ranks."), pace.element)), sampled,
+    h("div", { className: "grid" }, h("div", { className: "card" }, h("h2", {}, "Totals"), inAll), h("div", { className: "card" }, h("h2", {}, "This run"), h("div", { className: "of-run" }))), compared);
   compared.hidden = true;
 
   function cardOf(name) {
@@ -59,7 +59,7 @@ export function make({ run, runs, get, refresh }) {
     return cards.get(name);
   }
 
-  // The server answers so many names at once.
+  // The server limits the names per request.
   async function curvesOf(each, names) {
     const parts = [];
     for (let first = 0; first < names.length; first += AT_ONCE) parts.push(get(`${each.key}/curves`, { name: names.slice(first, first + AT_ONCE), cells: CELLS, axis }));
@@ -72,7 +72,7 @@ export function make({ run, runs, get, refresh }) {
     const names = [...new Set(known.flatMap((each) => each.metrics ?? []))].filter((name) => name.toLowerCase().includes(wanted));
     const now = names.slice(0, most);
     const answers = now.length ? await Promise.all(known.map((each) => curvesOf(each, now))) : [];
-    if (mine !== asked) return; // someone typed on
+    if (mine !== asked) return; // the filter has changed
     for (const [name, each] of cards) if (!now.includes(name)) { each.element.remove(); cards.delete(name); each.drawn.forget(); }
     for (const name of now) {
       const curves = known.map((each, place) => ({ ...answers[place].find((curve) => curve.name === name), label: known.length > 1 ? each.name : name, color: series(place), band: known.length === 1, started: each.summary.run.started ?? 0 }))
@@ -83,11 +83,11 @@ export function make({ run, runs, get, refresh }) {
       made.words.textContent = [first && (first.ranks < first.logged_by ? `the lowest ${first.ranks === 1 ? "rank" : `${first.ranks} ranks`} of ${first.logged_by} that log it` : `${first.logged_by} rank${first.logged_by === 1 ? "" : "s"}`), lacking ? `${count(lacking)} values were not finite` : null].filter(Boolean).join(" · ");
       made.curves = curves;
     }
-    // Once all cards are there: a card's width depends on how many stand beside it
+    // After all cards exist: the width of a card depends on their number
     for (const name of now) { const { drawn, curves } = cards.get(name); drawn.draw(...aligned(curves)); }
     settle(more, names.length > now.length ? h("span", { className: "note" }, `${now.length} of ${count(names.length)} metrics`) : null);
     if (names.length > now.length) more.append(h("button", { onclick: () => { most += 12; refresh(); } }, "Show more"));
-    if (!now.length) settle(more, wanted ? empty("No metric is called so.") : empty("Nothing was logged yet. Write ", code("session.log(loss=loss)"), " in the training loop, after the step, and its curve is here."));
+    if (!now.length) settle(more, wanted ? empty("No metric has this name.") : empty("No metric was logged yet. Write ", code("session.log(loss=loss)"), " in the training loop, after the step."));
   }
 
   async function showTime() {
@@ -100,17 +100,17 @@ export function make({ run, runs, get, refresh }) {
     if (told.steps) {
       parts.draw(x, lines(["compute", "waiting", "data"], { data: "data loading" }));
       thread.draw(x, lines(["encode", "wire", "decode"]));
-      pace.draw(x, [{ label: "measured", color: "series-0", values: told.pace }, ...(foretold ? [{ label: "foretold", color: "series-1", values: x.map(() => 1 / foretold), dashed: true }] : [])]);
-    } else for (const drawn of [parts, thread, pace]) if (!drawn.element.childElementCount) drawn.element.append(empty("No step has ended yet. The first comes with ", code("optimizer.step()"), " after ", code("gossamer.attach"), "."));
-    sampled.textContent = told.sampled ? "This run has so many steps that a part of them stands for all; the Workers tab shows every one of a stretch that you drag over." : "";
+      pace.draw(x, [{ label: "measured", color: "series-0", values: told.pace }, ...(foretold ? [{ label: "estimated", color: "series-1", values: x.map(() => 1 / foretold), dashed: true }] : [])]);
+    } else for (const drawn of [parts, thread, pace]) if (!drawn.element.childElementCount) drawn.element.append(empty("No step is complete yet. The first one ends with ", code("optimizer.step()"), " after ", code("gossamer.attach"), "."));
+    sampled.textContent = told.sampled ? "This run has too many steps to show: a sample represents them. On the Workers tab, select a time range to see all of its steps." : "";
     const row = (name, measured, said = "") => h("tr", {}, h("td", { className: "left" }, name), foretold ? h("td", {}, said) : null, h("td", {}, measured));
-    const head = foretold ? h("thead", {}, h("tr", {}, ["", "foretold", "measured"].map((name) => h("th", { className: name ? "" : "left" }, name)))) : null;
+    const head = foretold ? h("thead", {}, h("tr", {}, ["", "estimated", "measured"].map((name) => h("th", { className: name ? "" : "left" }, name)))) : null;
     settle(inAll, h("table", {}, head, h("tbody", {},
-      row("a step, on average", told.steps ? seconds(told.seconds_per_step) : "–", seconds(foretold)), row("steps a second", told.steps ? short(1 / told.seconds_per_step) : "–", short(1 / foretold)),
-      foretold && told.steps ? row("longer than foretold", share(told.seconds_per_step / foretold - 1)) : null,
+      row("mean step time", told.steps ? seconds(told.seconds_per_step) : "–", seconds(foretold)), row("steps per second", told.steps ? short(1 / told.seconds_per_step) : "–", short(1 / foretold)),
+      foretold && told.steps ? row("excess over the estimate", share(told.seconds_per_step / foretold - 1)) : null,
       foretold && within ? row(`${share(within.coverage)} of the time`, told.steps ? (within.low_seconds <= told.seconds_per_step && told.seconds_per_step <= within.high_seconds ? "inside" : "outside") : "–", `${seconds(within.low_seconds)} to ${seconds(within.high_seconds)}`) : null,
       row("sent by all ranks", bytes(told.sent)), row("steps of all ranks", count(told.steps)), row("steps skipped", count(told.skipped)))),
-    h("p", { className: "note" }, foretold ? `Foretold by gossamer explain for ${about.workers} workers on ${about.network}, ${about.recipe}.` : [code("gossamer explain --json"), " says before a run how long a step will take, and ", code("gossamer run --foretold"), " shows it here."]));
+    h("p", { className: "note" }, foretold ? `Estimate of gossamer explain for ${about.workers} workers on ${about.network}, ${about.recipe}.` : [code("gossamer explain --json"), " estimates the step time before a run, and ", code("gossamer run --foretold"), " shows it here."]));
     settle(element.querySelector(".of-run"), recipeOf(each));
   }
 
@@ -118,8 +118,8 @@ export function make({ run, runs, get, refresh }) {
     compared.hidden = shown.length < 2;
     if (compared.hidden) return;
     const cell = (text) => h("td", {}, text);
-    settle(compared, h("h2", {}, "Runs side by side"), h("div", { className: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["run", "recipe"].map((name) => h("th", { className: "left" }, name)), ["workers", "step", "loss", "a step", "waiting", "sent a step", "state"].map((name) => h("th", {}, name)))),
-      h("tbody", {}, shown.map((each) => { const told = each.summary; return h("tr", {}, h("td", { className: "name" }, each.name), h("td", { className: "name" }, String(told?.run.recipe ?? "–")), ...(told ? [cell(count(told.run.workers)), cell(count(told.step)), cell(short(told.loss?.value)), cell(seconds(told.pace?.seconds)), cell(told.pace ? share(told.pace.waiting / told.pace.seconds) : "–"), cell(bytes(told.pace?.bytes_sent)), cell(told.ended ?? "going on")] : [cell(each.problem)])); })))));
+    settle(compared, h("h2", {}, "Comparison of runs"), h("div", { className: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["run", "recipe"].map((name) => h("th", { className: "left" }, name)), ["workers", "step", "loss", "step time", "waiting", "sent per step", "state"].map((name) => h("th", {}, name)))),
+      h("tbody", {}, shown.map((each) => { const told = each.summary; return h("tr", {}, h("td", { className: "name" }, each.name), h("td", { className: "name" }, String(told?.run.recipe ?? "–")), ...(told ? [cell(count(told.run.workers)), cell(count(told.step)), cell(short(told.loss?.value)), cell(seconds(told.pace?.seconds)), cell(told.pace ? share(told.pace.waiting / told.pace.seconds) : "–"), cell(bytes(told.pace?.bytes_sent)), cell(told.ended ?? "active")] : [cell(each.problem)])); })))));
   }
 
   async function show() {

@@ -1,4 +1,4 @@
-// Numbers as text for people, in the units of the rest of Gossamer: 1.2 MB, 34 ms, 12 %.
+// Numbers as text, in the units of the rest of Gossamer: 1.2 MB, 34 ms, 12 %.
 const NONE = "–";
 
 export function short(value) {

@@ -1,37 +1,37 @@
-// Workers: who holds up whom and why, every rank over time, and how each does now.
+// Workers: stragglers and their causes, every rank over time, and the current state of each.
 import { h, settle, empty } from "./dom.js";
 import { heatmap } from "./heatmap.js";
 import { bytes, clock, count, rate, seconds, share, short } from "./units.js";
 
 const FIELDS = {
-  waiting: ["waiting, share of the time", share], compute: ["compute, seconds a step", seconds], data: ["data loading, seconds a step", seconds], seconds: ["a step, seconds", seconds],
-  slowest: ["slowest step, seconds", seconds], wire: ["wire, seconds a step", seconds], encode: ["encode, seconds a step", seconds], bytes_sent: ["sent a second", rate], steps: ["steps a second", short],
+  waiting: ["waiting, share of the time", share], compute: ["compute, seconds per step", seconds], data: ["data loading, seconds per step", seconds], seconds: ["step time, seconds", seconds],
+  slowest: ["slowest step, seconds", seconds], wire: ["wire, seconds per step", seconds], encode: ["encode, seconds per step", seconds], bytes_sent: ["sent per second", rate], steps: ["steps per second", short],
 };
 const KINDS = { training: "good", finished: "good", waiting: "warn", saving: "good", starting: "", left: "", stopped: "", lost: "bad", failed: "bad" };
 const HEAT_CELLS = 240;
-const LOADS_LONG = 0.05; // of a step: then it is the news of this rank
+const LOADS_LONG = 0.05; // of a step; then it is shown for this rank
 const FINDINGS = 5;
 
 function finding(each) {
   const name = each.cause === "hang"
-    ? `Others ${each.now ? "wait" : "waited"} for rank ${each.rank}, and nobody ${each.now ? "goes" : "went"} on.`
+    ? `Hang: all other ranks ${each.now ? "wait" : "waited"} for rank ${each.rank}.`
     : `Rank ${each.rank} ${each.now ? "is" : "was"} the straggler: ${each.cause}.`;
   return h("div", { className: each.now ? "finding" : "finding over" }, h("b", {}, name), " ", each.evidence, h("br"),
     h("small", {}, `found at step ${count(each.step)}, ${clock(each.at)}${each.times > 1 ? `; ${each.times} times since ${clock(each.first)}` : ""}`));
 }
 
-// Who holds up others now, else who did last; those before are a line to open.
+// Current findings, else the latest one; earlier ones are folded.
 function findings(told) {
   const open = told.filter((each, place) => each.now || (place === 0 && !told.some((one) => one.now)));
   const past = told.filter((each) => !open.includes(each));
-  return [...open.map(finding), past.length ? h("details", { className: "earlier", data: { name: "earlier" } }, h("summary", {}, `Before: ${past.map((each) => `rank ${each.rank}, ${each.cause}`).join("; ")}`), past.map(finding)) : null].filter(Boolean);
+  return [...open.map(finding), past.length ? h("details", { className: "earlier", data: { name: "earlier" } }, h("summary", {}, `Earlier: ${past.map((each) => `rank ${each.rank}, ${each.cause}`).join("; ")}`), past.map(finding)) : null].filter(Boolean);
 }
 
 function cell(rank, vitals, slow) {
   const pace = rank.pace;
   const says = rank.state === "waiting" && rank.waits_for ? `waits for ${rank.waits_for}` : pace ? `waits ${share(pace.waiting / pace.seconds)}, ${pace.data > LOADS_LONG * pace.seconds ? `loads ${seconds(pace.data)}` : `computes ${seconds(pace.compute)}`}` : "no step yet";
   const own = [vitals?.cpu_share !== undefined ? `CPU ${share(vitals.cpu_share)}` : null, vitals?.rss !== undefined ? bytes(vitals.rss) : null].filter(Boolean).join(", ");
-  return h("div", { className: `cell${slow ? " straggler" : ""}`, data: { kind: KINDS[rank.state] ?? "" }, title: `${rank.machine ?? "machine not known"}, process ${rank.pid ?? "not known"}, attempt ${(rank.attempt ?? 0) + 1}` },
+  return h("div", { className: `cell${slow ? " straggler" : ""}`, data: { kind: KINDS[rank.state] ?? "" }, title: `${rank.machine ?? "unknown machine"}, process ${rank.pid ?? "unknown"}, attempt ${(rank.attempt ?? 0) + 1}` },
     h("span", { className: "state" }, rank.state ?? "–"), h("b", {}, `rank ${rank.rank}`), h("span", {}, [`step ${count(rank.step)}`, rank.machine].filter(Boolean).join(" · ")), h("span", {}, says), h("span", { className: "of" }, own));
 }
 
@@ -39,7 +39,7 @@ const VITALS = { cpu_share: share, busy: share, pressure: share, steal: share, t
 
 function machines(told) {
   const names = Object.keys(told);
-  if (!names.length) return empty("No machine has told of itself yet: load, memory and network are sampled while ranks train.");
+  if (!names.length) return empty("No machine has reported yet: load, memory and network are sampled during training.");
   const columns = [...new Set(names.flatMap((name) => Object.keys(told[name])))].sort();
   return h("div", { className: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { className: "left" }, "machine"), columns.map((name) => h("th", {}, name.replaceAll("_", " "))))),
     h("tbody", {}, names.map((name) => h("tr", {}, h("td", { className: "name" }, name), columns.map((column) => h("td", {}, (VITALS[column] ?? short)(told[name][column] ?? null))))))));
@@ -49,7 +49,7 @@ const ranksOf = (ranks) => `rank${ranks.length > 1 ? "s" : ""} ${ranks.length > 
 
 function differences(told) {
   if (!told.length) return null;
-  return h("div", { className: "card wide" }, h("h2", {}, "What ranks do not have in common"), h("p", { className: "note" }, "Versions, platforms and settings; what is not listed is alike everywhere."),
+  return h("div", { className: "card wide" }, h("h2", {}, "Differences between ranks"), h("p", { className: "note" }, "Versions, platforms and settings; all others are equal on all ranks."),
     h("div", { className: "scroll" }, h("table", {}, h("tbody", {}, told.map((each) => h("tr", {}, h("td", { className: "name" }, each.name), h("td", { className: "left" }, each.values.map((one) => h("div", {}, `${one.value ?? "not set"}: ${ranksOf(one.ranks)}`)))))))));
 }
 
@@ -68,7 +68,7 @@ export function make({ run, get }) {
       show();
     },
   });
-  const choice = h("select", { "aria-label": "What the heat map shows", onchange: () => { field = choice.value; show(); } }, Object.entries(FIELDS).map(([name, [words]]) => h("option", { value: name }, words)));
+  const choice = h("select", { "aria-label": "Quantity in the heat map", onchange: () => { field = choice.value; show(); } }, Object.entries(FIELDS).map(([name, [words]]) => h("option", { value: name }, words)));
   const back = h("button", { hidden: true, onclick: () => { stretch = null; show(); } }, "Whole run");
   const sampled = h("span", { className: "note" });
   const found = h("div", {});
@@ -79,14 +79,14 @@ export function make({ run, get }) {
   const filter = h("input", { type: "search", placeholder: "rank, state, machine …", "aria-label": "Filter ranks", oninput: () => showRanks() });
   let vitals = { ranks: {}, machines: {} };
   let slow = new Set();
-  const element = h("div", {}, found, h("div", { className: "card" }, h("h2", {}, "Every rank over time"), h("p", { className: "note" }, "A straggler waits little while all others wait for it. Drag over a stretch to see it alone, double-click for the whole run."), h("div", { className: "row" }, choice, back, sampled), nothing, map.element),
+  const element = h("div", {}, found, h("div", { className: "card" }, h("h2", {}, "Every rank over time"), h("p", { className: "note" }, "A straggler waits little while all others wait for it. Drag to select a time range; double-click for the whole run."), h("div", { className: "row" }, choice, back, sampled), nothing, map.element),
     h("div", { className: "grid", style: { marginTop: "14px" } }, h("div", { className: "card wide" }, h("div", { className: "row" }, h("h2", {}, "Now"), filter), now), around, unlike));
 
   function showRanks() {
     const words = filter.value.toLowerCase();
     const ranks = run().summary.ranks.filter((rank) => `rank ${rank.rank} ${rank.state} ${rank.machine}`.toLowerCase().includes(words));
     now.classList.toggle("dense", ranks.length > 48);
-    settle(now, ranks.length ? ranks.map((rank) => cell(rank, vitals.ranks[rank.rank], slow.has(rank.rank))) : empty(words ? "No rank is like that." : "No rank has begun yet."));
+    settle(now, ranks.length ? ranks.map((rank) => cell(rank, vitals.ranks[rank.rank], slow.has(rank.rank))) : empty(words ? "No rank matches." : "No rank has started yet."));
   }
 
   async function show() {
@@ -96,11 +96,11 @@ export function make({ run, get }) {
     told = heat;
     vitals = people.vitals;
     slow = new Set(people.findings.filter((one) => one.now).map((one) => one.rank));
-    settle(found, people.findings.length ? findings(people.findings.slice(0, FINDINGS)) : h("p", { className: "fine" }, "No straggler was found: no rank keeps the others waiting for long."));
+    settle(found, people.findings.length ? findings(people.findings.slice(0, FINDINGS)) : h("p", { className: "fine" }, "No straggler was found: no rank makes the others wait for long."));
     back.hidden = !stretch;
-    sampled.textContent = told.sampled ? "a part of the steps stands for all; drag over a stretch for every one" : "";
+    sampled.textContent = told.sampled ? "sampled steps; select a time range to see all of its steps" : "";
     map.element.hidden = !told.ranks.length;
-    settle(nothing, told.ranks.length ? null : empty("No step has ended yet, so there is nothing to draw."));
+    settle(nothing, told.ranks.length ? null : empty("No step is complete yet."));
     if (told.ranks.length) map.draw(told.cells);
     showRanks();
     settle(around, h("h2", {}, "Machines"), machines(vitals.machines));
