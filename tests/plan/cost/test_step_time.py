@@ -201,7 +201,7 @@ def test_the_environment_beats_the_recipe(monkeypatch):
     said = told("Ring()", "1gbit,1s", workers=4, buckets=[bucket(1, a=(2, 2))])
     assert said.wire_seconds == pytest.approx(2 / 2, rel=0.01)
     monkeypatch.setenv("GOSSAMER_COLLECTIVE", "circle")
-    with pytest.raises(GossamerError, match=r"GOSSAMER_COLLECTIVE .* unknown collective 'circle'"):
+    with pytest.raises(GossamerError, match=r"GOSSAMER_COLLECTIVE.* unknown collective 'circle'"):
         told("Dense()")
 
 
