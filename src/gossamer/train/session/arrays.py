@@ -19,9 +19,11 @@ from torch.optim import Optimizer
 
 from gossamer import events
 from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base import rng
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import dtype_name, dtype_of
 from gossamer.base.transport import Transport
+from gossamer.comm.elastic.joined_run import is_elastic, join_run
 from gossamer.comm.elastic.transport import elastic
 from gossamer.errors import AttachError, LayoutError, LoopError
 from gossamer.events import RecordOption
@@ -36,16 +38,21 @@ from gossamer.train.engine.weight_copies import WeightCopies
 from gossamer.train.moments.take_over import ownership
 from gossamer.train.session import lifecycle_events, session_checkpoint, startup_checks, uneven_inputs
 from gossamer.train.session.core import SessionCore
-from gossamer.train.session.recipe_choice import Written, chosen_recipe
+from gossamer.train.session.recipe_choice import Written, chosen_recipe, refuse_small_batch
 from gossamer.train.session.session_status import SessionStats
 from gossamer.train.session.transport_setup import begin_reports, model_group, transport_for
 from gossamer.train.sharding.model_group import ModelGroup
 from gossamer.train.sharding.replica_mesh import refuse_apart
 from gossamer.train.synchronizers.stages import bucket_fragments
 from gossamer.train.traffic.traffic import TrafficEstimate, estimate_traffic
-from gossamer.train.world_state import current
+from gossamer.train.world_state import WorldState, current
 
 Arrays = Mapping[str, Array]
+NO_STATE = (
+    "this worker joined a run, and received its parameters and no state of an optimizer. An optimizer with moments has "
+    "other moments here than on the other workers: write engine.Session(parameters, recipe, state=lambda: moments), "
+    "then moments = session.state"
+)
 
 
 class ArraySession(SessionCore):
@@ -69,11 +76,15 @@ class ArraySession(SessionCore):
         server_optimizer: builds the torch optimizer that parameter servers run, from a list of tensors.
         replicas: ranks of the run that hold the same arrays as this one, where each worker is several processes with
             a part of the parameters each; the recipe runs among these ranks. None: all ranks.
+        state: a function that returns the loop's other arrays by name, such as the moments of its optimizer, as they
+            are now. A newcomer to an elastic run receives them as `session.state`, next to `session.parameters`. Under
+            recipes that average gradients they must be equal on all workers.
         framework: the name of the framework whose arrays these are, for errors.
 
     Raises:
-        AttachError: for arrays that cannot be served, elastic runs, and recipes that share the work of an optimizer
-            (DGC, OneBitAdam, LocalSGD(optimizer_state=...)), which this session does not know.
+        AttachError: for arrays that cannot be served, and recipes that share the work of an optimizer (DGC, OneBitAdam,
+            LocalSGD(optimizer_state=...)), which this session does not know; in an elastic run for `replicas`, and for
+            recipes that docs/elastic.md excludes.
         RecipeError: for a recipe that cannot be read.
         MismatchError: where ranks are not alike.
     """
@@ -94,6 +105,7 @@ class ArraySession(SessionCore):
         log_to: Iterable[str] = (),
         server_optimizer: Callable[[list[Tensor]], Optimizer] | None = None,
         replicas: Sequence[int] | None = None,
+        state: Callable[[], Arrays] | None = None,
         framework: str = "arrays",
     ) -> None:
         check_verify(verify, verify_every)
@@ -102,23 +114,26 @@ class ArraySession(SessionCore):
         recorded = ""
         self.part_group: ModelGroup | None = None  # the processes that hold the other parts of this worker's arrays
         if transport is None:
-            world = current()
-            written = chosen_recipe(recipe, world)
-            resolved = resolve(written, world.size if replicas is None else len(replicas))
+            if replicas is not None:
+                _refuse_elastic_replicas()
+            self._world = world = current()
+            written, size = chosen_recipe(recipe, world), world.size if replicas is None else len(replicas)
+            resolved = resolve(written, None if is_elastic() else size)
+            refuse_small_batch(resolved, join_run().most if is_elastic() else size)
             if replicas is not None:
                 refuse_apart(resolved)
             transport = transport_for(world, resolved, replicas)
             self.part_group = None if replicas is None else model_group(replicas, world.size)
             recorded = begin_reports(world, record, log_to)
         else:
+            cpu = torch.device("cpu")
+            self._world = WorldState(rank=transport.rank, size=transport.world, local_rank=0, device=cpu)
             resolved = resolve(recipe, transport.world)
-        if elastic(transport) is not None:
-            raise AttachError(
-                "workers of this run come and go, and a session of arrays keeps its group. Run a fixed number: "
-                "gossamer run --workers 4 --max-restarts 1."
-            )
         super().__init__(resolved, transport, seed)
-        self._framework = framework
+        self._framework, self._options = framework, f"seed={seed}, verify={verify}, {verify_every}"
+        self._state = state
+        self._state_kinds = {name: kind_of(array) for name, array in (state() if state else {}).items()}
+        self._received: Mapping[str, Tensor] | None = None  # a newcomer's state, until its first step
         named: Mapping[str, Any] = self._tensors  # leaves with gradients, as parameters of a model are
         self._parameters: Mapping[str, Parameter] = named
         self._refuse_shared_work()
@@ -133,29 +148,34 @@ class ArraySession(SessionCore):
         place = transport.rank, transport.world
         events.emit(lifecycle_events.begun_with(self.recipe, fragments, place, tensors=len(self._tensors)))
         try:
-            if not self._group.alone:
-                self._compare_ranks(f"clip_norm=None, scaler=False, seed={seed}, verify={verify}, {verify_every}")
-            self._synchronizer = self._stages.begin(self._parameters, fragments)
+            self._begin(fragments)
         except BaseException:
             comm_thread.close()
             raise
+        if self._changes.handed_over and state is None:
+            events.notice(NO_STATE)
         self._opened()
 
     def _refuse_shared_work(self) -> None:
-        if self._transport.world > 1 and (owned := ownership(self.recipe.compressor, self._parameters)):
+        together = self._transport.world > 1 or elastic(self._transport) is not None
+        if together and (owned := ownership(self.recipe.compressor, self._parameters)):
             raise AttachError(
                 f"{self.recipe.compressor!r} applies the optimizer's momentum to {next(iter(owned))!r}, and a session "
                 "of arrays does not know the optimizer. Write TopK(density=0.01), which goes with every optimizer."
             )
 
-    def _compare_ranks(self, options: str) -> None:
-        about = startup_checks.fingerprint(
+    def _fingerprint(self) -> dict[str, str]:
+        options = f"clip_norm=None, scaler=False, {self._options}"
+        return startup_checks.fingerprint(
             recipe=repr(self.recipe), layout=self._layout, optimizer=None, options=options
         )
+
+    def _compare_ranks(self) -> bool:
         tell = self._group.all_gather_text
         here = {startup_checks.HOST: socket.gethostname(), startup_checks.FRAMEWORK: self._framework}
-        startup_checks.compare(tell(json.dumps({**about, **here})))
+        mixed = startup_checks.compare(tell(json.dumps({**self._fingerprint(), **here})))
         startup_checks.hand_out([*self._tensors.values()], tell, self._group.broadcast_)
+        return mixed
 
     def _loop_state(self) -> LoopState:
         def now() -> StepContext:
@@ -199,6 +219,13 @@ class ArraySession(SessionCore):
         """The parameters as this worker has them now."""
         return {name: like(self._kinds[name], tensor) for name, tensor in self._tensors.items()}
 
+    @property
+    def state(self) -> dict[str, Array]:
+        """The arrays of `state` to continue with: the loop's own; on a newcomer those of the other workers."""
+        if self._received is None:
+            return {} if self._state is None else {**self._state()}
+        return {name: like(self._state_kinds[name], tensor) for name, tensor in self._received.items()}
+
     def give(self, gradients: Arrays, weight: float | None = None) -> dict[str, Array] | None:
         """Average the gradients of one backward pass, as the recipe says; under local training they come back as they
         are.
@@ -212,8 +239,10 @@ class ArraySession(SessionCore):
 
         Raises:
             LayoutError: for names, shapes or dtypes that are not those of the parameters.
-            LoopError: for a second call without `took_step`.
+            LoopError: for a second call without `took_step`; on a newcomer that did not take over `session.state`.
         """
+        if self._received is not None:
+            self._refuse_other_state(self._received)
         if self._gave:
             raise LoopError(
                 "give() was called twice without took_step(). Call session.took_step(parameters) after each give(), "
@@ -282,6 +311,7 @@ class ArraySession(SessionCore):
         self._extensions.begin_pass()
         self._beside = beside = {name: as_tensor(array).clone() for name, array in (state or {}).items()}
         self._end_epoch()
+        uneven_inputs.leave_epoch(self._world, self._group, together=self._synchronizer.in_step)
         self._beside = {}
         for tensor in self._tensors.values():
             tensor.grad = None
@@ -305,6 +335,38 @@ class ArraySession(SessionCore):
         """Write numbers into the run's record: session.log(loss=0.3)."""
         values = {name: float(value) for name, value in metrics.items()}
         events.emit(events.Logged(step=self.steps, values=values))
+
+    # -- elastic runs ----------------------------------------------------------------------------------------------
+
+    def _newcomers_fingerprint(self) -> dict[str, str]:
+        forms = [(name, tuple(each.shape), dtype_name(each.dtype)) for name, each in self._state_tensors().items()]
+        return {**self._fingerprint(), "state": f"{rng.address(repr(forms)):x}"}
+
+    def _state_tensors(self) -> dict[str, Tensor]:
+        if self._received is not None:
+            return {**self._received}
+        return {name: as_tensor(array) for name, array in (self._state() if self._state else {}).items()}
+
+    def _shared_state(self) -> dict[str, Any]:
+        return {"parameters": dict(self._tensors), "state": self._state_tensors()}
+
+    def _take_up(self, alike: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            copy_parameters(alike["parameters"], self._tensors)
+        self._received = alike["state"]
+
+    def _refuse_other_state(self, received: Mapping[str, Tensor]) -> None:
+        """Raise LoopError where this newcomer's loop does not continue from the state of the other workers."""
+        self._received = None
+        pairs = [
+            (name, startup_checks.tensor_hashes([received[name], own])) for name, own in self._state_tensors().items()
+        ]
+        if unlike := [name for name, (theirs, own) in pairs if theirs != own]:
+            raise LoopError(
+                f"this worker joined the run and did not take over its state: {', '.join(unlike)} differ, so its "
+                "parameters would differ from those of the other workers after the first step. Write state = "
+                "session.state after the session is constructed, and let the function state=... return these arrays."
+            )
 
     # -- saving and ending -----------------------------------------------------------------------------------------
 
@@ -379,6 +441,15 @@ class ArraySession(SessionCore):
                 "array.astype(parameter.dtype)."
             )
         return tensor.to(own.device)
+
+
+def _refuse_elastic_replicas() -> None:
+    if is_elastic():
+        raise AttachError(
+            "replicas= names ranks that hold the same arrays, and ranks change in an elastic run; the loss of one "
+            "process would end all processes of its worker. Let each worker be one process, or run a fixed number: "
+            "gossamer run --workers 4 --max-restarts 1."
+        )
 
 
 def estimate(parameters: Mapping[str, Any], recipe: Written, *, workers: int) -> TrafficEstimate:
