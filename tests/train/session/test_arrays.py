@@ -325,6 +325,32 @@ def test_the_states_of_another_number_of_workers_are_folded() -> None:
     torch.testing.assert_close(found, torch.cat([each.flatten() for each in merged.values()]), rtol=0, atol=1e-12)
 
 
+def test_a_checkpoint_holds_the_loops_other_arrays() -> None:
+    own = {"w": np.zeros(3), "count": np.array(2)}
+    with engine.Session({"w": np.zeros(3)}, "Dense()", alone(), state=lambda: own) as session:
+        own = {"w": np.ones(3), "count": np.array(5)}
+        state = session.state_dict()
+        own["w"][:] = 7
+    fresh = {"w": np.zeros(3), "count": np.array(0)}
+    with engine.Session({"w": np.zeros(3)}, "Dense()", alone(), state=lambda: fresh) as again:
+        again.load_state_dict(state)
+        with pytest.raises(LoopError, match=r"w, count differ.*session\.state"):
+            again.give({"w": np.zeros(3)})
+        again.load_state_dict(state)
+        fresh = again.state
+        assert (fresh["w"].tolist(), int(fresh["count"])) == ([1.0] * 3, 5)
+        assert again.give({"w": np.zeros(3)}) is not None
+        again.took_step({"w": np.zeros(3)})
+        assert again.state["w"] is fresh["w"]
+
+
+def test_a_checkpoint_with_other_arrays_of_the_loop_is_refused() -> None:
+    with engine.Session({"w": np.zeros(3)}, "Dense()", alone(), state=lambda: {"m": np.zeros(3)}) as session:
+        state = session.state_dict()
+    with session_of(w=np.zeros(3)) as other, pytest.raises(CheckpointError, match=r"m float64\[3\].*state="):
+        other.load_state_dict(state)
+
+
 def test_the_checkpoint_of_another_recipe_is_refused() -> None:
     with engine.Session({"w": np.zeros(3)}, "Dense()", alone()) as session:
         state = session.state_dict()

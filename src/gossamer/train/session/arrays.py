@@ -25,7 +25,7 @@ from gossamer.base.layout import dtype_name, dtype_of
 from gossamer.base.transport import Transport
 from gossamer.comm.elastic.joined_run import is_elastic, join_run
 from gossamer.comm.elastic.transport import elastic
-from gossamer.errors import AttachError, LayoutError, LoopError
+from gossamer.errors import AttachError, CheckpointError, LayoutError, LoopError
 from gossamer.events import RecordOption
 from gossamer.train.checkpoint.reshard import agreed
 from gossamer.train.engine.arrays import Array, GivenGradients, as_tensor, kind_of, leaf, like
@@ -77,8 +77,8 @@ class ArraySession(SessionCore):
         replicas: ranks of the run that hold the same arrays as this one, where each worker is several processes with
             a part of the parameters each; the recipe runs among these ranks. None: all ranks.
         state: a function that returns the loop's other arrays by name, such as the moments of its optimizer, as they
-            are now. A newcomer to an elastic run receives them as `session.state`, next to `session.parameters`. Under
-            recipes that average gradients they must be equal on all workers.
+            are now. Checkpoints hold them, and a newcomer to an elastic run receives them: `session.state`. Under
+            recipes that average gradients they must be equal on all workers of an elastic run.
         framework: the name of the framework whose arrays these are, for errors.
 
     Raises:
@@ -128,12 +128,10 @@ class ArraySession(SessionCore):
         else:
             cpu = torch.device("cpu")
             self._world = WorldState(rank=transport.rank, size=transport.world, local_rank=0, device=cpu)
-            resolved = resolve(recipe, transport.world)
+            resolved = resolve(recipe, transport.world if elastic(transport) is None else None)
         super().__init__(resolved, transport, seed)
         self._framework, self._options = framework, f"seed={seed}, verify={verify}, {verify_every}"
-        self._state = state
-        self._state_kinds = {name: kind_of(array) for name, array in (state() if state else {}).items()}
-        self._received: Mapping[str, Tensor] | None = None  # a newcomer's state, until its first step
+        self._loop = LoopArrays(state)
         named: Mapping[str, Any] = self._tensors  # leaves with gradients, as parameters of a model are
         self._parameters: Mapping[str, Parameter] = named
         self._refuse_shared_work()
@@ -221,10 +219,9 @@ class ArraySession(SessionCore):
 
     @property
     def state(self) -> dict[str, Array]:
-        """The arrays of `state` to continue with: the loop's own; on a newcomer those of the other workers."""
-        if self._received is None:
-            return {} if self._state is None else {**self._state()}
-        return {name: like(self._state_kinds[name], tensor) for name, tensor in self._received.items()}
+        """The arrays of `state` to continue with: the loop's own; after `load_state_dict` those of the checkpoint, on a
+        newcomer to an elastic run those of the other workers."""
+        return self._loop.arrays()
 
     def give(self, gradients: Arrays, weight: float | None = None) -> dict[str, Array] | None:
         """Average the gradients of one backward pass, as the recipe says; under local training they come back as they
@@ -239,10 +236,9 @@ class ArraySession(SessionCore):
 
         Raises:
             LayoutError: for names, shapes or dtypes that are not those of the parameters.
-            LoopError: for a second call without `took_step`; on a newcomer that did not take over `session.state`.
+            LoopError: for a second call without `took_step`; where the loop has not taken over `session.state`.
         """
-        if self._received is not None:
-            self._refuse_other_state(self._received)
+        self._loop.check_taken_over(self.rank)
         if self._gave:
             raise LoopError(
                 "give() was called twice without took_step(). Call session.took_step(parameters) after each give(), "
@@ -339,34 +335,15 @@ class ArraySession(SessionCore):
     # -- elastic runs ----------------------------------------------------------------------------------------------
 
     def _newcomers_fingerprint(self) -> dict[str, str]:
-        forms = [(name, tuple(each.shape), dtype_name(each.dtype)) for name, each in self._state_tensors().items()]
-        return {**self._fingerprint(), "state": f"{rng.address(repr(forms)):x}"}
-
-    def _state_tensors(self) -> dict[str, Tensor]:
-        if self._received is not None:
-            return {**self._received}
-        return {name: as_tensor(array) for name, array in (self._state() if self._state else {}).items()}
+        return {**self._fingerprint(), "state": f"{rng.address(self._loop.forms()):x}"}
 
     def _shared_state(self) -> dict[str, Any]:
-        return {"parameters": dict(self._tensors), "state": self._state_tensors()}
+        return {"parameters": dict(self._tensors), "state": self._loop.tensors()}
 
     def _take_up(self, alike: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         with torch.no_grad():
             copy_parameters(alike["parameters"], self._tensors)
-        self._received = alike["state"]
-
-    def _refuse_other_state(self, received: Mapping[str, Tensor]) -> None:
-        """Raise LoopError where this newcomer's loop does not continue from the state of the other workers."""
-        self._received = None
-        pairs = [
-            (name, startup_checks.tensor_hashes([received[name], own])) for name, own in self._state_tensors().items()
-        ]
-        if unlike := [name for name, (theirs, own) in pairs if theirs != own]:
-            raise LoopError(
-                f"this worker joined the run and did not take over its state: {', '.join(unlike)} differ, so its "
-                "parameters would differ from those of the other workers after the first step. Write state = "
-                "session.state after the session is constructed, and let the function state=... return these arrays."
-            )
+        self._loop.receive(alike["state"])
 
     # -- saving and ending -----------------------------------------------------------------------------------------
 
@@ -375,28 +352,34 @@ class ArraySession(SessionCore):
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of a checkpoint: its parameters, as torch tensors, and what the recipe remembers of them.
 
-        All ranks call it after the same step. The optimizer's state and the position in the data are yours to save.
+        All ranks call it after the same step. It contains the arrays of `state`. Save the position in the data, and an
+        optimizer's state that is not in `state`, next to it.
         """
         self._synchronizer.meet_to_save()
         state = session_checkpoint.session_state(
             self.recipe, self._layout, self._transport, self._synchronizer, owed={}, attached=repr(self.recipe)
         )
         copies = {name: {key: each.clone() for key, each in kept.items()} for name, kept in state["state"].items()}
-        return {**state, "state": copies, "parameters": {name: each.clone() for name, each in self._tensors.items()}}
+        return {**state, "state": copies, "parameters": _copies(self._tensors), "loop": _copies(self._loop.tensors())}
 
     def load_state_dict(self, *states: Mapping[str, Any]) -> dict[str, Array]:
         """Go on from what `state_dict` gave on the same rank; or, where another number of workers had them, from all of
-        their states in order of rank. Returns the parameters to go on with.
+        their states in order of rank. Returns the parameters to go on with; `session.state` has the arrays of `state`.
+        A newcomer to an elastic run loads nothing: it continues from the state of the other workers.
 
         Raises:
-            CheckpointError: for the state of another recipe or layout.
+            CheckpointError: for the state of another recipe or layout, and for other arrays in `state`.
         """
+        if self._changes.handed_over:
+            return self.parameters
         own = session_checkpoint.own_state(states, self._transport)
         self._enter_stage(own["passes"])
         mine = session_checkpoint.session_state(
             self.recipe, self._layout, self._transport, self._synchronizer, owed={}, attached=repr(self.recipe)
         )
         session_checkpoint.refuse_misfit({**own, "rank": mine["rank"], "world": mine["world"]}, mine)
+        if own.get("loop"):
+            self._loop.receive(own["loop"])
         with torch.no_grad():
             copy_parameters(own["parameters"], self._tensors)
         session_checkpoint.restore(states, mine, self._transport, self._synchronizer)
@@ -450,6 +433,64 @@ def _refuse_elastic_replicas() -> None:
             "process would end all processes of its worker. Let each worker be one process, or run a fixed number: "
             "gossamer run --workers 4 --max-restarts 1."
         )
+
+
+class LoopArrays:
+    """The arrays of a loop besides its parameters, such as the moments of its optimizer.
+
+    read: returns them as the loop has them now; None: it has none.
+    """
+
+    def __init__(self, read: Callable[[], Arrays] | None) -> None:
+        self._read: Callable[[], Arrays] = read or dict
+        self._kinds = {name: kind_of(array) for name, array in self._read().items()}
+        self._received: Mapping[str, Tensor] | None = None  # until the next step
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The arrays to continue from, in the loop's memory where possible."""
+        return self._own() if self._received is None else {**self._received}
+
+    def arrays(self) -> dict[str, Array]:
+        """The arrays to continue from: the loop's own, or copies of those that were received."""
+        if self._received is None:
+            return {**self._read()}
+        return {name: like(self._kinds[name], tensor) for name, tensor in self._received.items()}
+
+    def forms(self) -> str:
+        """Names, shapes and dtypes."""
+        return _forms(self._own())
+
+    def receive(self, tensors: Mapping[str, Tensor]) -> None:
+        """The loop is to continue from `tensors`. Raises CheckpointError where they do not fit its own."""
+        if (theirs := _forms(tensors)) != (own := self.forms()):
+            raise CheckpointError(
+                f"the state to continue from has the arrays {theirs or 'none'}, and state= of this loop returns "
+                f"{own or 'none'}. Construct the optimizer that it was written with, and pass the same state=."
+            )
+        self._received = {**tensors}
+
+    def check_taken_over(self, rank: int) -> None:
+        """The loop makes a step. Raises LoopError where it does not continue from what was received."""
+        if self._received is None:
+            return
+        own, received, self._received = self._own(), self._received, None
+        if unlike := [name for name in own if len({*startup_checks.tensor_hashes([own[name], received[name]])}) > 1]:
+            raise LoopError(
+                f"rank {rank}: the loop has not taken over the state of the other workers, or of the checkpoint: "
+                f"{', '.join(unlike)} differ, so its next step would make other parameters. With state=lambda: moments "
+                "write moments = session.state after the session is constructed, and after load_state_dict."
+            )
+
+    def _own(self) -> dict[str, Tensor]:
+        return {name: as_tensor(array) for name, array in self._read().items()}
+
+
+def _forms(tensors: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"{name} {dtype_name(each.dtype)}{[*each.shape]}" for name, each in sorted(tensors.items()))
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def estimate(parameters: Mapping[str, Any], recipe: Written, *, workers: int) -> TrafficEstimate:
