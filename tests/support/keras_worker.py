@@ -23,7 +23,7 @@ BACKEND = sys.argv[1]
 os.environ.update(
     KERAS_BACKEND=BACKEND,
     JAX_PLATFORMS="cpu",
-    XLA_FLAGS="--xla_force_host_platform_device_count=2",  # a device for each worker
+    XLA_FLAGS="--xla_force_host_platform_device_count=3",  # a device for each worker
     TF_CPP_MIN_LOG_LEVEL="3",
     CUDA_VISIBLE_DEVICES="-1",
     GOSSAMER_QUIET="1",
@@ -34,6 +34,7 @@ if BACKEND != "tensorflow":
 import keras  # noqa: E402 - after the choice of a backend
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from support.elastic_groups import ElasticRun, Join  # noqa: E402
 from support.keras_data import BATCH, RATES, batches, weights  # noqa: E402
 from support.virtual_workers import Worker, cluster, heard  # noqa: E402
 
@@ -252,6 +253,24 @@ def uneven() -> Any:
         return model.optimizer.session.steps, values(model.optimizer.inner.variables), closed(model)
 
     return cluster(work, 2)
+
+
+@scenario
+def elastic() -> Any:
+    """A third worker joins two in their second epoch."""
+
+    def work(worker: Worker) -> Any:
+        model = fitted(
+            worker, "TopK(0.5)", steps=4, epochs=2, inner=lambda: keras.optimizers.Adam(0.01), callbacks=callback
+        )  # fmt: skip
+        worker.array_sessions.append(model.optimizer.session)
+        steps, moments = model.optimizer.session.steps, values(model.optimizer.inner.variables)
+        return steps, len(model.history.epoch), moments, values(model.trainable_variables)
+
+    alone = ElasticRun(2)
+    alone(work)
+    operations = alone.members.operations[0, 2]
+    return ElasticRun(2, newcomers=1, join=Join(op=operations * 3 // 4))(work)
 
 
 @scenario
@@ -542,6 +561,8 @@ def tensorflow_scenarios() -> None:
         found["compiled"] = failure(lambda: tf.function(lambda: gradient([first]), jit_compile=True)())
         with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
             found["strategy"] = failure(lambda: gradient([first]))
+        with mock.patch.object(tf_adapter, "is_elastic", return_value=True):
+            found["elastic"] = failure(lambda: gradient([first]))
         gradient([first, second])
         found["other variables"] = failure(lambda: gradient([first]))
         found["other recipe"] = failure(lambda: gradient([first, second], "TopK(0.1)"))
