@@ -5,7 +5,7 @@ Each of three workers is a slice: one process with eight virtual CPU devices, ov
 1. Blocks of steps alternate in one run: without a session, as one slice alone trains, and under each recipe. All slices
    share the machine in each block, so other load slows all blocks alike. Ratios are those of one round.
 2. An elastic run: one slice is killed (SIGKILL) and the launcher starts another process in its place. Measured: seconds
-   until that process has made its first step with the others, and the longest step of the others meanwhile.
+   until that process has made its first step that averages with the others, and their longest step meanwhile.
 
     python benchmarks/jax_slices.py [--rounds 7] [--kills 3] [--network 100mbit,20ms]    # root, for the network
     python benchmarks/jax_slices.py --quick                                              # to see that it runs
@@ -30,7 +30,8 @@ from benchmarks.provenance import provenance
 from benchmarks.report import markdown
 
 SLICES, DEVICES = 3, 8
-RECIPES = ("DiLoCo(period=10) + Int8()", "TopK(0.01)")
+PERIOD = 10
+RECIPES = (f"DiLoCo(period={PERIOD}) + Int8()", "TopK(0.01)")
 WIDTH, DEPTH = 256, 4
 WARM_UP, BEFORE_KILL = 10, 20  # steps
 PATIENCE_SECONDS = 600.0
@@ -187,12 +188,10 @@ def replace(recipe: str, args: argparse.Namespace) -> dict[str, str]:
             running.wait_for(SLICES, BEFORE_KILL)
             victim = running.training()[1 + number % (SLICES - 1)]
             killed = running.kill(victim)
-            newcomer = successor(running, victim, killed)
-            processes = read(running.folder)
-            back.append(newcomer.steps[0].moment - killed)
-            now = time.monotonic()
-            survivors = (each.longest_gap(killed, now) for each in processes if each.lives)
-            gaps.append(max(gap for gap in survivors if gap is not None))
+            back.append(contributed(running, victim, killed, recipe) - killed)
+            running.sleep(2.0)
+            survivors = (each for each in read(running.folder) if each.lives and each.steps[0].moment < killed)
+            gaps += [gap for each in survivors if (gap := each.longest_gap(killed, killed + back[-1])) is not None]
         code = running.stop()
         ends = [each.end["hash"] for each in read(running.folder) if each.end]
         if code or len(ends) != SLICES:
@@ -206,12 +205,14 @@ def replace(recipe: str, args: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def successor(running: DrivenRun, victim: WorkerProcess, killed: float) -> WorkerProcess:
-    """The process that was started in place of `victim`, once it has made a step."""
+def contributed(running: DrivenRun, victim: WorkerProcess, killed: float, recipe: str) -> float:
+    """The moment at which the process in place of `victim` had made its first step that averages with the others."""
+    period = PERIOD if "DiLoCo" in recipe else 1
     while time.monotonic() < killed + PATIENCE_SECONDS:
         for each in read(running.folder):
-            if each.place == victim.place and each.steps and each.pid != victim.pid and each.steps[0].moment > killed:
-                return each
+            if each.place == victim.place and each.pid != victim.pid and each.steps and each.steps[0].moment > killed:
+                if averaged := [step.moment for step in each.steps if step.number % period == 0]:
+                    return averaged[0]
         running.sleep(0.2)
     raise SystemExit(f"no slice took the place of {victim.place}:\n{running.text[-3000:]}")
 
@@ -221,13 +222,10 @@ def main(args: argparse.Namespace) -> None:
         return {"alternate": alternate, "train": train}[args.part](args)
     if args.quick:
         args.rounds, args.kills = 2, 1
-    print(
-        f"{SLICES} slices of {DEVICES} virtual devices, {DEPTH * WIDTH**2:,} parameters, {args.batch} samples a step, "
-        f"Adam, on {args.network}. Medians over {args.rounds} rounds of {args.steps} steps, and over slices that were killed (the least to the "
-        "most).\n\n"
-        f"{compare(args)}\n",
-        flush=True,
-    )
+    model = f"{DEPTH * WIDTH**2:,} parameters, {args.batch} samples a step, Adam"
+    print(f"{SLICES} slices of {DEVICES} virtual devices, {model}, on {args.network}.")
+    print(f"Medians over {args.rounds} rounds of {args.steps} steps, and over slices killed (the least to the most).\n")
+    print(f"{compare(args)}\n", flush=True)
     print(f"{markdown([replace(recipe, args) for recipe in RECIPES])}\n\n{provenance()}")
     return None
 

@@ -210,6 +210,48 @@ def test_in_a_fixed_run_the_state_is_the_loops_own() -> None:
     assert cluster(train, 2) == [True, True]
 
 
+def test_a_newcomer_loads_no_checkpoint() -> None:
+    def saved(worker: Worker) -> Any:
+        return Loop(worker, "TopK(0.1)").session.state_dict()
+
+    states = cluster(saved, 2)
+
+    def train(worker: Worker) -> Any:
+        loop = Loop(worker, "TopK(0.1)")
+        steps = loop.session.steps
+        loop.arrays = loop.session.load_state_dict(states[worker.rank % 2])
+        loop.moments = loop.session.state
+        assert loop.session.steps == steps
+        return loop.run(), steps > 0
+
+    first, second, newcomer = ElasticRun(2, newcomers=1, join=Join(op=8))(train)
+    assert first == second == (newcomer[0], False)
+    assert newcomer[1]
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def test_samples_of_a_lost_worker_are_dealt_out_to_the_survivors() -> None:
+    drawn: list[list[int]] = [[], []]  # in each epoch
+
+    def train(worker: Worker) -> int:
+        session = worker.arrays({"w": np.zeros(2)}, "Dense()")
+        shard = session._world.shard(range(30))  # type: ignore[attr-defined]
+        arrays = session.parameters
+        for seen in drawn:
+            for index in shard:
+                session.give({"w": np.full(2, float(index))})
+                arrays = session.took_step(arrays)
+                seen.append(index)
+            arrays, _ = session.end_epoch()
+        return session._world.size  # type: ignore[attr-defined, no-any-return]
+
+    assert ElasticRun(3, Loss(victim=1, op=8))(train) == [2, None, 2]
+    assert len({*drawn[0]}) == len(drawn[0]) >= 29  # all but the one of the unfinished step
+    assert sorted(drawn[1]) == [*range(30)]
+
+
 # -- refused -----------------------------------------------------------------------------------------------------------
 
 
