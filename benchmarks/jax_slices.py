@@ -190,7 +190,7 @@ def replace(recipe: str, args: argparse.Namespace) -> dict[str, str]:
             killed = running.kill(victim)
             back.append(contributed(running, victim, killed, recipe) - killed)
             running.sleep(2.0)
-            survivors = (each for each in read(running.folder) if each.lives and each.steps[0].moment < killed)
+            survivors = (each for each in read(running.folder) if each.lives and each.pid != victim.pid)
             gaps += [gap for each in survivors if (gap := each.longest_gap(killed, killed + back[-1])) is not None]
         code = running.stop()
         ends = [each.end["hash"] for each in read(running.folder) if each.end]
@@ -210,9 +210,10 @@ def contributed(running: DrivenRun, victim: WorkerProcess, killed: float, recipe
     period = PERIOD if "DiLoCo" in recipe else 1
     while time.monotonic() < killed + PATIENCE_SECONDS:
         for each in read(running.folder):
-            if each.place == victim.place and each.pid != victim.pid and each.steps and each.steps[0].moment > killed:
-                if averaged := [step.moment for step in each.steps if step.number % period == 0]:
-                    return averaged[0]
+            if each.place == victim.place and each.pid != victim.pid:
+                after = (step for step in each.steps if step.moment > killed and step.number % period == 0)
+                if (first := next(after, None)) is not None:
+                    return first.moment
         running.sleep(0.2)
     raise SystemExit(f"no slice took the place of {victim.place}:\n{running.text[-3000:]}")
 
@@ -222,11 +223,12 @@ def main(args: argparse.Namespace) -> None:
         return {"alternate": alternate, "train": train}[args.part](args)
     if args.quick:
         args.rounds, args.kills = 2, 1
+    written = provenance()  # as it is now: the checkout may change meanwhile
     model = f"{DEPTH * WIDTH**2:,} parameters, {args.batch} samples a step, Adam"
     print(f"{SLICES} slices of {DEVICES} virtual devices, {model}, on {args.network}.")
     print(f"Medians over {args.rounds} rounds of {args.steps} steps, and over slices killed (the least to the most).\n")
     print(f"{compare(args)}\n", flush=True)
-    print(f"{markdown([replace(recipe, args) for recipe in RECIPES])}\n\n{provenance()}")
+    print(f"{markdown([replace(recipe, args) for recipe in RECIPES])}\n\n{written}")
     return None
 
 
