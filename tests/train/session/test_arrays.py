@@ -201,6 +201,28 @@ def test_a_rank_with_fewer_batches_ends_the_epoch_with_the_others_parameters_and
         assert state.tolist() == other.tolist() == [1.0, 1.0]
 
 
+def test_ranks_begin_the_next_epoch_of_their_shards_together() -> None:
+    """Rank 0 has looked at a sample of its first epoch before, and trains on another one."""
+
+    def train(worker: Worker) -> list[int]:
+        session = worker.arrays({"w": np.zeros(1)}, "Dense()")
+        shard = session._world.shard(range(8))  # type: ignore[attr-defined]
+        drawn: list[int] = []
+        if worker.rank == 0:
+            next(iter(shard))
+        for _ in range(2):
+            drawn.clear()
+            for index in shard:
+                session.give({"w": np.ones(1)})
+                session.took_step({"w": np.ones(1)})
+                drawn.append(index)
+            session.end_epoch()
+        return drawn
+
+    first, second = cluster(train, 2)
+    assert sorted(first + second) == [*range(8)]
+
+
 def test_no_sync_adds_gradients_up_on_this_rank() -> None:
     def train(worker: Worker) -> Any:
         session = worker.arrays({"w": np.zeros(2)}, "Dense()")
