@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import tempfile
 import threading
@@ -34,15 +33,14 @@ if BACKEND != "tensorflow":
 import keras  # noqa: E402 - after the choice of a backend
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from support.elastic_groups import ElasticRun, Join  # noqa: E402
 from support.keras_data import BATCH, RATES, batches, weights  # noqa: E402
+from support.keras_runs import examples, joined_in_second_epoch  # noqa: E402
 from support.virtual_workers import Worker, cluster, heard  # noqa: E402
 
 from gossamer import events  # noqa: E402
 from gossamer import keras as adapter  # noqa: E402
 
 warnings.simplefilter("ignore")
-ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS: dict[str, Callable[[], Any]] = {}
 
 
@@ -257,20 +255,11 @@ def uneven() -> Any:
 
 @scenario
 def elastic() -> Any:
-    """A third worker joins two in their second epoch."""
+    def fit(worker: Worker) -> keras.Model:
+        adam = lambda: keras.optimizers.Adam(0.01)  # noqa: E731
+        return fitted(worker, "TopK(0.5)", steps=4, epochs=2, inner=adam, callbacks=callback)
 
-    def work(worker: Worker) -> Any:
-        model = fitted(
-            worker, "TopK(0.5)", steps=4, epochs=2, inner=lambda: keras.optimizers.Adam(0.01), callbacks=callback
-        )  # fmt: skip
-        worker.array_sessions.append(model.optimizer.session)
-        steps, moments = model.optimizer.session.steps, values(model.optimizer.inner.variables)
-        return steps, len(model.history.epoch), moments, values(model.trainable_variables)
-
-    alone = ElasticRun(2)
-    alone(work)
-    operations = alone.members.operations[0, 2]
-    return ElasticRun(2, newcomers=1, join=Join(op=operations * 3 // 4))(work)
+    return joined_in_second_epoch(fit, values)
 
 
 @scenario
@@ -422,23 +411,10 @@ def refused() -> Any:
     return found
 
 
-def examples(name: str) -> dict[str, Any]:
-    """The names that the examples of a page define, in a world of one."""
-    text = (ROOT / "docs" / "integrations" / name).read_text()
-    known: dict[str, Any] = {}
-    with device(0), tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        for number, source in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL)):
-            path = Path(folder) / f"example{number}.py"  # TensorFlow reads the source of what it compiles
-            path.write_text(source)
-            exec(compile(source, path, "exec"), known)
-        os.chdir("/")
-    return known
-
-
 @scenario
 def page() -> Any:
-    return examples("keras.md")["history"].history["loss"]
+    with device(0):
+        return examples("keras.md")["history"].history["loss"]
 
 
 # -- gossamer.tensorflow -----------------------------------------------------------------------------------------------
