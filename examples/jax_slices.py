@@ -1,8 +1,10 @@
 """JAX on several slices: each slice is a separate JAX job that shards the model over its devices, and one worker.
 
-Two slices of two processes with four virtual devices each, on this machine:
+Two slices of two processes with four virtual devices each, on this machine; or an elastic run, in which slices of one
+process are replaced when they are lost:
 
     gossamer run --workers 4 --recipe "DiLoCo(period=5) + Int8()" examples/jax_slices.py
+    gossamer run --workers 2:3 --max-restarts 9 examples/jax_slices.py --processes 1 --steps 2000
 """
 
 import argparse
@@ -37,9 +39,15 @@ def loss(parameters: Tree, inputs: jax.Array, targets: jax.Array) -> jax.Array:
     return jnp.mean((hidden @ parameters["output"] - targets) ** 2)
 
 
+def step(parameters: Tree, moments: Tree, mean: Tree) -> tuple[Tree, Tree]:
+    moments = jax.tree.map(lambda moment, each: 0.5 * moment + each, moments, mean)
+    return jax.tree.map(lambda array, moment: array - 0.05 * moment, parameters, moments), moments
+
+
 def train(args: argparse.Namespace) -> None:
     world = gossamer.init()
-    join_slice(world, args.processes)
+    if args.processes > 1:
+        join_slice(world, args.processes)
     mesh = Mesh(np.array(jax.devices()), ("model",))
 
     def place(array: np.ndarray, *names: str | None) -> jax.Array:
@@ -54,18 +62,18 @@ def train(args: argparse.Namespace) -> None:
         "bias": place(np.zeros(64, "float32")),  # all processes of a slice hold it
         "output": place(output, "model", None),
     }
-    gradient = jax.jit(jax.value_and_grad(loss))
-    update = jax.jit(lambda tree, mean: jax.tree.map(lambda array, each: array - 0.1 * each, tree, mean))
+    moments = jax.tree.map(jnp.zeros_like, parameters)
+    gradient, update = jax.jit(jax.value_and_grad(loss)), jax.jit(step)
 
-    with gossamer.jax.Session(parameters, args.recipe) as session:
-        parameters = session.parameters
+    with gossamer.jax.Session(parameters, args.recipe, state=lambda: moments) as session:
+        parameters, moments = session.parameters, session.state
         data = np.random.default_rng(1 + world.rank // args.processes)  # the slices have their own
-        for _ in range(args.steps):
+        while session.steps < args.steps:
             inputs = data.normal(size=(32, 8)).astype("float32")
             error, gradients = gradient(parameters, place(inputs), place(np.sin(inputs.sum(axis=1, keepdims=True))))
             mean = session.give(gradients)
             if mean is not None:
-                parameters = update(parameters, mean)
+                parameters, moments = update(parameters, moments, mean)
             parameters = session.took_step(parameters)
             session.log(loss=float(error))
         parameters = session.averaged_parameters()

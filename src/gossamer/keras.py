@@ -161,8 +161,11 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         names = names_of(variables)
         with _outside_graph():
             values = [_numpy(each.value) for each in variables]
-            self._exchange = ArrayExchange(dict(zip(names, values, strict=True)), self.recipe, self.options)
+            moments = [_numpy(each.value) for each in self.inner.variables]
+            self._exchange = ArrayExchange(dict(zip(names, values, strict=True)), self.recipe, self.options, moments)
             self.set_parameters(self.session.parameters)
+            if self._exchange.joined:
+                _assign(self.inner.variables, self._exchange.moments)
 
     def set_parameters(self, arrays: Mapping[str, Array]) -> None:
         """Assign arrays by name to the variables."""
@@ -175,6 +178,14 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             name: tensor_of(_numpy(variable.value)).clone()
             for variable, name in zip(self._trainable_variables, self.exchange.names, strict=True)
         }
+
+    def _handed_over(self) -> list[Any]:
+        """The variables whose values a newcomer to an elastic run receives after each step, next to the parameters."""
+        return list(self.inner.variables) if self.exchange.is_elastic else []
+
+    def hold_moments(self) -> None:
+        """Show a newcomer to an elastic run the values that the inner optimizer has now."""
+        self.exchange.hold([_numpy(each.value) for each in self._handed_over()])
 
     # -- steps
 
@@ -204,7 +215,9 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             if used:
                 self.inner.apply(mean, variables)
             stepped = [each.value.detach() for each in variables]
-            for variable, own, new in zip(variables, stepped, self.exchange.took_step(*stepped), strict=True):
+            moments = [each.value.detach() for each in self._handed_over()]
+            after = self.exchange.took_step(*stepped, *moments)
+            for variable, own, new in zip(variables, stepped, after, strict=True):
                 if new is not own:
                     variable.assign(new)
 
@@ -220,7 +233,7 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.inner.apply(mean, variables)
         for variable, old in zip(changed, before, strict=True):
             variable.assign(jax.numpy.where(used, variable.value, old))
-        stepped = [each.value for each in variables]
+        stepped = [each.value for each in (*variables, *self._handed_over())]
         for variable, new in zip(
             variables, io_callback(self.exchange.took_step, forms, *stepped, ordered=True), strict=True
         ):
@@ -235,7 +248,7 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         *mean, used = tf.numpy_function(self.exchange.give, gradients, [*kinds, tf.bool])
         mean = [tf.ensure_shape(each, variable.shape) for each, variable in zip(mean, variables, strict=True)]
         tf.cond(tf.ensure_shape(used, ()), lambda: _nothing(self.inner.apply(mean, variables)), lambda: False)
-        stepped = [tf.convert_to_tensor(each) for each in variables]
+        stepped = [tf.convert_to_tensor(each) for each in (*variables, *self._handed_over())]
         after = tf.numpy_function(self.exchange.took_step, stepped, kinds)
         for variable, new in zip(variables, after if isinstance(after, list) else [after], strict=True):
             variable.assign(tf.ensure_shape(new, variable.shape))
@@ -395,11 +408,16 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
             optimizer.build(self.model.trainable_variables)
         if optimizer.built:
             optimizer.exchange.raises = False
-        if self.folder is not None:
+        if optimizer.built and optimizer.exchange.joined:
+            optimizer.exchange.joined = False
+            self.model._initial_epoch = optimizer.exchange.epoch  # as keras.callbacks.BackupAndRestore does
+        elif self.folder is not None:
             self._load()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._in_epoch = True
+        if self.optimizer.built:
+            self.optimizer.exchange.epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         exchange = self.optimizer.exchange
@@ -449,6 +467,7 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         parameters, slots = optimizer.session.end_epoch(_saved(optimizer.variables))
         optimizer.set_parameters(parameters)
         _assign(optimizer.variables, [*slots.values()])
+        optimizer.hold_moments()
 
     def _mean(self, logs: Mapping[str, float]) -> dict[str, float]:
         told = [json.loads(text) for text in self.optimizer.session._group.all_gather_text(json.dumps(dict(logs)))]
@@ -458,9 +477,8 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _save(self, epoch: int) -> None:
         optimizer, session = self.optimizer, self.optimizer.session
-        state = session.state_dict()
-        tell = session._group.all_gather_text
-        self._run = runs.agree_on_name(tell, self._run)
+        state, tell = session.state_dict(), session._group.all_gather_text
+        del state["loop"]  # the optimizer's variables are there by themselves
         tree = {
             **coordinated.states({}),
             "session": state,
@@ -469,10 +487,15 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
             "model": _saved(self.model.non_trainable_variables),  # the session has the others
             "mine": {"epoch": epoch + 1},
         }
-        assert self.folder is not None
-        coordinated.save(
-            self.folder, state["step"], optimizer.exchange.rank, tree, about(state, self._run), tell, self.keep
-        )
+
+        def save() -> None:
+            assert self.folder is not None
+            self._run = runs.agree_on_name(tell, self._run)
+            coordinated.save(
+                self.folder, state["step"], optimizer.exchange.rank, tree, about(state, self._run), tell, self.keep
+            )
+
+        session._group.whole(save)
 
     def _load(self) -> None:
         optimizer = self.optimizer
@@ -482,17 +505,22 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 "before model.fit(...)."
             )
         session = optimizer.session
-        tell, world = session._group.all_gather_text, session._transport.world
-        assert self.folder is not None
-        found = coordinated.load(self.folder, optimizer.exchange.rank, world, tell)
+
+        def load() -> Any:
+            tell, world = session._group.all_gather_text, session._transport.world
+            assert self.folder is not None
+            return coordinated.load(self.folder, optimizer.exchange.rank, world, tell)
+
+        found = session._group.whole(load)
         if found is None:
             return
+        folder = os.fspath(self.folder or "")
         self._run = found.run
         beside = {"optimizer": optimizer.variables, "model": self.model.non_trainable_variables}
         for part, variables in beside.items():
             if [each.shape for each in found.tree[part].values()] != [tuple(each.shape) for each in variables]:
                 raise CheckpointError(
-                    f"rank {optimizer.exchange.rank}: in the checkpoint in {os.fspath(self.folder)!r} the {part} has "
+                    f"rank {optimizer.exchange.rank}: in the checkpoint in {folder!r} the {part} has "
                     "other variables than in this run. Compile the same model with the same optimizer, or begin in an "
                     "empty folder."
                 )
@@ -500,6 +528,7 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         optimizer.set_parameters(session.load_state_dict(*found.sessions))
         for part, variables in beside.items():
             _assign(variables, [*found.tree[part].values()])
+        optimizer.hold_moments()
         self.model._initial_epoch = found.tree["mine"]["epoch"]  # as keras.callbacks.BackupAndRestore does
 
 

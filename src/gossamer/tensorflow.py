@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from gossamer.algorithms.strategies import GradientStage
+from gossamer.comm.elastic.joined_run import is_elastic
 from gossamer.errors import AttachError, LayoutError
 from gossamer.keras import GossamerOptimizer, refuse_tf_strategy, refuse_xla
 from gossamer.train.engine.arrays import Array
@@ -70,7 +71,7 @@ class DistributedGradientTape:
 
     Raises:
         AttachError: for recipes that average parameters, accumulate or have servers, since a tape sees no steps;
-            within a tf.distribute strategy; under jit_compile=True.
+            within a tf.distribute strategy; under jit_compile=True; in an elastic run.
         LayoutError: where the list of variables changes.
     """
 
@@ -169,6 +170,12 @@ def _exchange_of(variables: list[Any], recipe: Written, options: dict[str, Any])
     known: _TapeExchange | None = getattr(variables[0], ATTRIBUTE, None)
     if known is None:
         refuse_tf_strategy()
+        if is_elastic():
+            raise AttachError(
+                "workers of this run come and go, and a tape does not know the optimizer, whose moments a newcomer "
+                "needs. Write optimizer = gossamer.tensorflow.DistributedOptimizer(optimizer, recipe) and a plain "
+                "tf.GradientTape, or run a fixed number: gossamer run --workers 4."
+            )
         with tf.init_scope():
             known = _TapeExchange(variables, recipe, options)
         setattr(variables[0], ATTRIBUTE, known)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gossamer.errors import MismatchError
 from gossamer.train.session.group_changes import GroupChanges
+from gossamer.train.session.session import Session
 
 FIRST = 3  # operation after all have said what newcomers must be like
 
@@ -121,13 +122,13 @@ def test_a_newcomer_has_parameters_optimizer_scheduler_and_scaler_of_the_others(
 
 
 def test_twin_a_newcomer_without_the_optimizer_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    hand_over, state_hash = GroupChanges.take_over, GroupChanges.state_hash
+    take_up, state_hash = Session._take_up, GroupChanges.state_hash
 
-    def forgetful(self: GroupChanges, alike: Any, own: Any) -> None:
-        hand_over(self, alike, own)
-        self._parts["optimizer"].state.clear()  # type: ignore[attr-defined]
+    def forgetful(self: Session, alike: Any, own: Any) -> None:
+        take_up(self, alike, own)
+        self.optimizer.state.clear()
 
-    monkeypatch.setattr(GroupChanges, "take_over", forgetful)
+    monkeypatch.setattr(Session, "_take_up", forgetful)
     with pytest.raises(MismatchError, match="differs from the group's after the transfer"):
         check_everything("Dense()", 6)
     monkeypatch.setattr(GroupChanges, "state_hash", lambda self: state_hash(self)[:0])

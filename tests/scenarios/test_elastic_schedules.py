@@ -12,7 +12,7 @@ from support.virtual_workers import Worker, cluster, loss_of, network, notices
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 
 from gossamer.errors import MismatchError
-from gossamer.train.session.group_changes import GroupChanges
+from gossamer.train.session.session import Session
 
 STEPS, COUNT = 12, 3
 JOIN = Join(op=8)
@@ -147,14 +147,14 @@ def test_a_newcomer_with_another_kind_of_optimizer_is_refused() -> None:
 
 
 def test_a_newcomer_whose_state_is_not_the_groups_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    hand_over = GroupChanges.take_over
+    take_up = Session._take_up
 
-    def forgetful(self: GroupChanges, alike: Any, own: Any) -> None:
-        hand_over(self, alike, own)
+    def forgetful(self: Session, alike: Any, own: Any) -> None:
+        take_up(self, alike, own)
         with torch.no_grad():
-            next(self._session.model.parameters()).add_(1)
+            next(self.model.parameters()).add_(1)
 
-    monkeypatch.setattr(GroupChanges, "take_over", forgetful)
+    monkeypatch.setattr(Session, "_take_up", forgetful)
     training = Training(alike, "at attach")
     refusals = run(training)
     assert list(refusals) == [COUNT]

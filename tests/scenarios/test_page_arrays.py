@@ -1,4 +1,4 @@
-"""docs/arrays.md: its loop trains, alone and with others."""
+"""docs/arrays.md: its loops train, alone and with others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from support.paths import ROOT
 from support.virtual_workers import Worker, cluster
 
@@ -14,21 +15,23 @@ import gossamer
 from gossamer import engine
 
 PAGE = (ROOT / "docs" / "arrays.md").read_text()
-LOOP = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
+LOOPS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_loop_of_the_page_trains_alone() -> None:
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_loops_of_the_page_train_alone(loop: str) -> None:
     names: dict[str, object] = {}
-    exec(LOOP, names)
+    exec(loop, names)
     check(names["parameters"])
 
 
-def test_the_loop_of_the_page_trains_with_others() -> None:
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_loops_of_the_page_train_with_others(loop: str) -> None:
     def train(worker: Worker) -> None:
-        def session(parameters: Any, recipe: str) -> engine.Session:
-            return engine.Session(parameters, recipe, worker.transport)
+        def session(parameters: Any, recipe: str, **options: Any) -> engine.Session:
+            return engine.Session(parameters, recipe, worker.transport, **options)
 
-        text = re.sub(r"^import gossamer\n|^from gossamer import engine\n", "", LOOP, flags=re.MULTILINE)
+        text = re.sub(r"^import gossamer\n|^from gossamer import engine\n", "", loop, flags=re.MULTILINE)
         here = SimpleNamespace(init=lambda: SimpleNamespace(rank=worker.rank))
         names: dict[str, object] = {"engine": SimpleNamespace(Session=session), "gossamer": here}
         exec(text, names)

@@ -18,15 +18,15 @@ from support.virtual_workers import Worker, cluster
 import gossamer.jax
 
 PAGE = (ROOT / "docs" / "integrations" / "jax.md").read_text()
-BETWEEN, WITHIN, ORDERED = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+BETWEEN, WITHIN, ELASTIC, ORDERED = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_loops_of_the_page_train_with_others() -> None:
     known: dict[int, dict[str, Any]] = {0: {}, 1: {}}
 
     def train(worker: Worker, text: str) -> Any:
-        def session(parameters: Any, recipe: str) -> Any:
-            return gossamer.jax.Session(parameters, recipe, worker.transport)
+        def session(parameters: Any, recipe: str, **options: Any) -> Any:
+            return gossamer.jax.Session(parameters, recipe, worker.transport, **options)
 
         def optimizer(inner: Any, recipe: str) -> Any:
             return gossamer.jax.optimizer(inner, recipe, transport=worker.transport)
@@ -39,7 +39,7 @@ def test_the_loops_of_the_page_train_with_others() -> None:
             exec(re.sub(r"^import gossamer.*\n", "", text, flags=re.MULTILINE), names)
             return jax.device_get(names["parameters"]["weight"])
 
-    for text in (BETWEEN, WITHIN):  # the second goes on from the first
+    for text in (BETWEEN, WITHIN, ELASTIC):  # each goes on from the one before
         for weight in cluster(partial(train, text=text), 2):
             np.testing.assert_allclose(weight, np.ones((8, 1)), atol=0.3)
 

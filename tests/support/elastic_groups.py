@@ -365,8 +365,8 @@ class ElasticRun:
                 raise
             finally:
                 self.members.came(number)
-                for session in worker.sessions:
-                    for hook in session._hooks:
+                for session in [*worker.sessions, *worker.array_sessions]:
+                    for hook in getattr(session, "_hooks", ()):
                         hook.remove()
                     session._synchronizer.close()
                     session._group.comm_thread.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import tempfile
 import threading
@@ -23,7 +22,7 @@ BACKEND = sys.argv[1]
 os.environ.update(
     KERAS_BACKEND=BACKEND,
     JAX_PLATFORMS="cpu",
-    XLA_FLAGS="--xla_force_host_platform_device_count=2",  # a device for each worker
+    XLA_FLAGS="--xla_force_host_platform_device_count=3",  # a device for each worker
     TF_CPP_MIN_LOG_LEVEL="3",
     CUDA_VISIBLE_DEVICES="-1",
     GOSSAMER_QUIET="1",
@@ -35,13 +34,13 @@ import keras  # noqa: E402 - after the choice of a backend
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from support.keras_data import BATCH, RATES, batches, weights  # noqa: E402
+from support.keras_runs import examples, joined_in_second_epoch  # noqa: E402
 from support.virtual_workers import Worker, cluster, heard  # noqa: E402
 
 from gossamer import events  # noqa: E402
 from gossamer import keras as adapter  # noqa: E402
 
 warnings.simplefilter("ignore")
-ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS: dict[str, Callable[[], Any]] = {}
 
 
@@ -255,6 +254,15 @@ def uneven() -> Any:
 
 
 @scenario
+def elastic() -> Any:
+    def fit(worker: Worker) -> keras.Model:
+        adam = lambda: keras.optimizers.Adam(0.01)  # noqa: E731
+        return fitted(worker, "TopK(0.5)", steps=4, epochs=2, inner=adam, callbacks=callback)
+
+    return joined_in_second_epoch(fit, values)
+
+
+@scenario
 def stopped() -> Any:
     """Rank 1 asks to stop after two steps of five."""
 
@@ -403,23 +411,10 @@ def refused() -> Any:
     return found
 
 
-def examples(name: str) -> dict[str, Any]:
-    """The names that the examples of a page define, in a world of one."""
-    text = (ROOT / "docs" / "integrations" / name).read_text()
-    known: dict[str, Any] = {}
-    with device(0), tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        for number, source in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL)):
-            path = Path(folder) / f"example{number}.py"  # TensorFlow reads the source of what it compiles
-            path.write_text(source)
-            exec(compile(source, path, "exec"), known)
-        os.chdir("/")
-    return known
-
-
 @scenario
 def page() -> Any:
-    return examples("keras.md")["history"].history["loss"]
+    with device(0):
+        return examples("keras.md")["history"].history["loss"]
 
 
 # -- gossamer.tensorflow -----------------------------------------------------------------------------------------------
@@ -542,6 +537,8 @@ def tensorflow_scenarios() -> None:
         found["compiled"] = failure(lambda: tf.function(lambda: gradient([first]), jit_compile=True)())
         with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
             found["strategy"] = failure(lambda: gradient([first]))
+        with mock.patch.object(tf_adapter, "is_elastic", return_value=True):
+            found["elastic"] = failure(lambda: gradient([first]))
         gradient([first, second])
         found["other variables"] = failure(lambda: gradient([first]))
         found["other recipe"] = failure(lambda: gradient([first, second], "TopK(0.1)"))

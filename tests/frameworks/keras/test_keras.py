@@ -86,6 +86,14 @@ def test_a_rank_with_fewer_batches_takes_over_parameters_and_moments(result: Res
     assert parameters == parameters_there
 
 
+def test_a_newcomer_to_an_elastic_run_receives_epoch_parameters_and_moments(result: Results) -> None:
+    first, second, newcomer = result["elastic"]
+    assert first == second
+    assert first[1] == 2
+    assert newcomer[1] == 1  # it trains in the second epoch alone
+    assert [newcomer[0], *newcomer[2:]] == [first[0], *first[2:]]
+
+
 def test_a_request_to_stop_ends_fit_on_all_ranks_after_the_same_step(result: Results) -> None:
     (steps, parameters), (steps_there, parameters_there) = result["stopped"]
     assert steps == steps_there == 3

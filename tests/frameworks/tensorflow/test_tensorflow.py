@@ -61,6 +61,7 @@ def test_broadcast_variables_assigns_the_values_of_the_root(result: Results) -> 
         ("ParameterServer('sync')", "AttachError", "DistributedOptimizer"),
         ("compiled", "AttachError", "@tf.function without jit_compile=True"),
         ("strategy", "AttachError", "gossamer run --workers 4"),
+        ("elastic", "AttachError", "gossamer.tensorflow.DistributedOptimizer"),
         ("other variables", "LayoutError", "rank 0"),
         ("other recipe", "AttachError", "the same recipe"),
     ],

@@ -107,6 +107,13 @@ def test_ranks_that_are_no_slices_in_a_row_are_refused(
         slices.replicas(SimpleNamespace(rank=rank, size=size))  # type: ignore[arg-type]
 
 
+def test_slices_of_several_processes_are_refused_in_an_elastic_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(slices, "is_elastic", lambda: True)
+    with pytest.raises(AttachError, match=r"rank 0: .*2 processes.*one process with all of its devices"):
+        slices.replicas(SimpleNamespace(rank=0, size=4))  # type: ignore[arg-type]
+
+
 class Held:
     """The sharding of a leaf, by the rows that each process of a slice holds."""
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.elastic_groups import ElasticRun, Join
 from support.virtual_workers import Worker, cluster
 
 from gossamer.errors import LoopError
-from gossamer.train.session.array_exchange import ArrayExchange, names_of
+from gossamer.train.session.array_exchange import ArrayExchange, array_of, names_of
 
 
 def exchange(recipe: str = "Dense()") -> ArrayExchange:
@@ -51,6 +52,28 @@ def test_parameters_that_did_not_change_are_the_given_arrays(kind: Any) -> None:
     after = found.took_step(*given)
     assert all(new is own for new, own in zip(after, given, strict=True))
     found.session.close()
+
+
+def test_a_newcomer_to_an_elastic_run_receives_moments_and_epoch() -> None:
+    def work(worker: Worker) -> Any:
+        first = [np.zeros(2, np.float32)]
+        found = ArrayExchange({"a": np.zeros(2, np.float32)}, "Dense()", {"transport": worker.transport}, first)
+        worker.array_sessions.append(found.session)
+        moment, epoch, steps = found.moments[0].numpy(), found.epoch, found.session.steps
+        array = array_of(found.session.parameters["a"], first[0])
+        while found.session.steps < 4:
+            found.epoch = found.session.steps
+            mean, used = found.give(np.ones(2, np.float32))
+            assert used
+            moment = moment + mean
+            (array,) = found.took_step(array - moment, moment)
+        return found.joined, epoch == steps, array.tolist(), moment.tolist()
+
+    first, second, newcomer = ElasticRun(2, newcomers=1, join=Join(op=5))(work)
+    assert first == second
+    assert (first[0], newcomer[0]) == (False, True)
+    assert newcomer[1:] == first[1:]
+    assert newcomer[3] == [4.0, 4.0]
 
 
 def test_an_error_is_raised_at_once_or_kept_for_the_loop() -> None:

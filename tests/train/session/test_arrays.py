@@ -201,6 +201,28 @@ def test_a_rank_with_fewer_batches_ends_the_epoch_with_the_others_parameters_and
         assert state.tolist() == other.tolist() == [1.0, 1.0]
 
 
+def test_ranks_begin_the_next_epoch_of_their_shards_together() -> None:
+    """Rank 0 has looked at a sample of its first epoch before, and trains on another one."""
+
+    def train(worker: Worker) -> list[int]:
+        session = worker.arrays({"w": np.zeros(1)}, "Dense()")
+        shard = session._world.shard(range(8))  # type: ignore[attr-defined]
+        drawn: list[int] = []
+        if worker.rank == 0:
+            next(iter(shard))
+        for _ in range(2):
+            drawn.clear()
+            for index in shard:
+                session.give({"w": np.ones(1)})
+                session.took_step({"w": np.ones(1)})
+                drawn.append(index)
+            session.end_epoch()
+        return drawn
+
+    first, second = cluster(train, 2)
+    assert sorted(first + second) == [*range(8)]
+
+
 def test_no_sync_adds_gradients_up_on_this_rank() -> None:
     def train(worker: Worker) -> Any:
         session = worker.arrays({"w": np.zeros(2)}, "Dense()")
@@ -323,6 +345,32 @@ def test_the_states_of_another_number_of_workers_are_folded() -> None:
 
     found = agree(cluster(resumed, 3))
     torch.testing.assert_close(found, torch.cat([each.flatten() for each in merged.values()]), rtol=0, atol=1e-12)
+
+
+def test_a_checkpoint_holds_the_loops_other_arrays() -> None:
+    own = {"w": np.zeros(3), "count": np.array(2)}
+    with engine.Session({"w": np.zeros(3)}, "Dense()", alone(), state=lambda: own) as session:
+        own = {"w": np.ones(3), "count": np.array(5)}
+        state = session.state_dict()
+        own["w"][:] = 7
+    fresh = {"w": np.zeros(3), "count": np.array(0)}
+    with engine.Session({"w": np.zeros(3)}, "Dense()", alone(), state=lambda: fresh) as again:
+        again.load_state_dict(state)
+        with pytest.raises(LoopError, match=r"w, count differ.*session\.state"):
+            again.give({"w": np.zeros(3)})
+        again.load_state_dict(state)
+        fresh = again.state
+        assert (fresh["w"].tolist(), int(fresh["count"])) == ([1.0] * 3, 5)
+        assert again.give({"w": np.zeros(3)}) is not None
+        again.took_step({"w": np.zeros(3)})
+        assert again.state["w"] is fresh["w"]
+
+
+def test_a_checkpoint_with_other_arrays_of_the_loop_is_refused() -> None:
+    with engine.Session({"w": np.zeros(3)}, "Dense()", alone(), state=lambda: {"m": np.zeros(3)}) as session:
+        state = session.state_dict()
+    with session_of(w=np.zeros(3)) as other, pytest.raises(CheckpointError, match=r"m float64\[3\].*state="):
+        other.load_state_dict(state)
 
 
 def test_the_checkpoint_of_another_recipe_is_refused() -> None:

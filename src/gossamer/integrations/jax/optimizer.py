@@ -15,6 +15,7 @@ from jax.experimental import io_callback
 
 from gossamer.algorithms.strategies import GradientStage
 from gossamer.base.transport import Transport
+from gossamer.comm.elastic.joined_run import is_elastic
 from gossamer.errors import AttachError, LoopError, MismatchError
 from gossamer.integrations.jax.session import PytreeSession
 from gossamer.train.session.recipe_choice import Written
@@ -56,6 +57,13 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
                     f'"{tree_util.keystr(path)}" lies on {len(leaf.sharding.device_set)} devices, and a callback '
                     "within jit has one. Use gossamer.jax.Session(parameters, recipe) between two jitted functions."
                 )
+        if is_elastic():
+            raise AttachError(
+                "workers of this run come and go, and a jitted scan makes a fixed number of steps with the parameters "
+                "that it is given: a newcomer would have other parameters. Use gossamer.jax.Session(parameters, "
+                "recipe, state=lambda: moments) between two jitted functions, or run a fixed number: gossamer run "
+                "--workers 4."
+            )
         session = self._session_of(parameters)
         if not all(isinstance(stage, GradientStage) for stage in session.recipe.strategy.stages):
             session.close()

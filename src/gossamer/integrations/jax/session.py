@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -14,6 +14,7 @@ from gossamer.base.transport import Transport
 from gossamer.integrations.jax.leaves import Leaves, Taken
 from gossamer.integrations.jax.slices import SharedParts, replicas
 from gossamer.train.session.arrays import ArraySession
+from gossamer.train.session.group_changes import WorldChange
 from gossamer.train.session.recipe_choice import Written
 from gossamer.train.session.session_status import SessionStats
 from gossamer.train.world_state import current
@@ -36,6 +37,8 @@ class PytreeSession:
     Args:
         parameters: the same tree on every rank; `session.parameters` then has rank 0's numbers.
         recipe: as for gossamer.attach; GOSSAMER_RECIPE beats it.
+        state: a function that returns the loop's other arrays as a tree, such as the state of an optax optimizer, as
+            they are now. Checkpoints hold them, and a newcomer to an elastic run receives them: `session.state`.
         transport, options: as for gossamer.engine.Session.
 
     Raises:
@@ -44,7 +47,13 @@ class PytreeSession:
     """
 
     def __init__(
-        self, parameters: Any, recipe: Written = None, transport: Transport | None = None, **options: Any
+        self,
+        parameters: Any,
+        recipe: Written = None,
+        transport: Transport | None = None,
+        *,
+        state: Callable[[], Any] | None = None,
+        **options: Any,
     ) -> None:
         world = current()
         rank = world.rank if transport is None else transport.rank
@@ -52,6 +61,11 @@ class PytreeSession:
         taken = self._leaves.take(parameters, "parameter")
         options = {"framework": f"JAX {jax.__version__}", **options}
         slices = replicas(world) if transport is None else None
+        if state is not None:
+            own, read = Leaves(state(), rank, every=True), state
+            self._own, self._own_latest = own, own.take(state(), "state").released()
+            options["state"] = lambda: own.take(read(), "state").tensors
+        self._has_state = state is not None
         self.arrays = ArraySession(taken.tensors, recipe, transport, replicas=slices, **options)
         self._shared = SharedParts(self._leaves, self.arrays.part_group)
         self._rank, self._latest = rank, taken.released()
@@ -85,6 +99,18 @@ class PytreeSession:
     def parameters(self) -> Any:
         """The parameters as this worker has them now."""
         return self._back(self._latest, self.arrays.parameters)
+
+    @property
+    def state(self) -> Any:
+        """The tree of `state` to continue with: the loop's own; after `load_state_dict` that of the checkpoint, on a
+        newcomer to an elastic run that of the other workers. None without `state`."""
+        if not self._has_state:
+            return None
+        return self._own.back(self._own_latest, {name: each.clone() for name, each in self.arrays.state.items()})
+
+    def on_change(self, callback: Callable[[WorldChange], None]) -> None:
+        """Call `callback` with each change of an elastic run's workers, after the step in which it happened."""
+        self.arrays.on_change(callback)
 
     def give(self, gradients: Any, weight: float | None = None, *, on_host: bool = False) -> Any:
         """Average the gradients of one backward pass as the recipe says; under local training they come back as they

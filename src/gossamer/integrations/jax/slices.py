@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gossamer.base.layout import dtype_of
 from gossamer.base.runner import broadcast
+from gossamer.comm.elastic.joined_run import is_elastic
 from gossamer.errors import AttachError
 from gossamer.integrations.jax.leaves import Leaves, part_name
 from gossamer.train.sharding.model_group import ModelGroup
@@ -25,11 +26,19 @@ HOW = (
 def replicas(world: WorldState) -> Sequence[int] | None:
     """The ranks of the run that have this process's place in the other slices; None where a slice is one process.
 
-    Raises AttachError where the run's ranks are not slices of jax.process_count() processes, in order.
+    Raises AttachError where the run's ranks are not slices of jax.process_count() processes, in order; and for slices
+    of several processes in an elastic run.
     """
     processes, place = jax.process_count(), jax.process_index()
     if processes == 1:
         return None
+    if is_elastic():
+        raise AttachError(
+            f"rank {world.rank}: this JAX job has {processes} processes, and workers of an elastic run are single "
+            "processes. The loss of one process ends its JAX job, so all processes of the slice would have to leave "
+            "the run and return together. Let each slice be one process with all of its devices, or run a fixed "
+            f"number: gossamer run --workers {2 * processes} --max-restarts 1."
+        )
     if world.size % processes or world.rank % processes != place:
         raise AttachError(
             f"rank {world.rank} of {world.size} is process {place} of {processes} in its JAX job, and slices are ranks "

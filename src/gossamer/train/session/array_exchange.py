@@ -13,6 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gossamer.comm.elastic.joined_run import is_elastic
+from gossamer.comm.elastic.transport import ElasticTransport
+from gossamer.errors import Stopped
 from gossamer.train.engine.arrays import Array, as_tensor
 from gossamer.train.session.arrays import ArraySession
 from gossamer.train.session.recipe_choice import Written
@@ -48,18 +51,59 @@ def array_of(tensor: Tensor, given: Array) -> Array:
 class ArrayExchange:
     """A session of arrays as two functions of lists of arrays, for callbacks out of compiled programs.
 
+    Args:
+        moments: The optimizer's arrays. In an elastic run `took_step` is given their values after the parameters.
+
     Attributes:
         session: The session.
+        is_elastic: Whether workers come and go.
+        joined: Whether this worker joined workers that train already.
+        held: In an elastic run the arrays of the loop that a newcomer receives: moments, and the epoch.
         failure: The first error of the session; later calls then send nothing.
         raises: Whether calls raise the error. JAX and TensorFlow replace it by an error of their own, so a
             caller that can raise `failure` in the training loop sets this to False.
     """
 
-    def __init__(self, variables: Mapping[str, Array], recipe: Written, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        variables: Mapping[str, Array],
+        recipe: Written,
+        options: Mapping[str, Any],
+        moments: Sequence[Array] = (),
+    ) -> None:
         self.names = list(variables)
+        self.is_elastic = is_elastic() or isinstance(options.get("transport"), ElasticTransport)
+        self.held: dict[str, Tensor] = {}
+        if self.is_elastic:
+            held = self.held
+            self.hold(moments)
+            self.epoch = 0
+            options = {**options, "state": lambda: held}
         self.session = ArraySession({name: tensor_of(array) for name, array in variables.items()}, recipe, **options)
-        self.failure: Exception | None = None
+        self.joined = self.session._changes.handed_over
+        self.held.update(self.session.state)
+        self.failure: Exception | Stopped | None = None
         self.raises = True
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that all workers of an elastic run are in; 0 in a fixed run."""
+        return int(self.held.get("epoch", 0))
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        if self.is_elastic:
+            self.held["epoch"] = torch.tensor(epoch)
+
+    @property
+    def moments(self) -> list[Tensor]:
+        """The optimizer's arrays to continue with, in an elastic run."""
+        return [tensor for name, tensor in sorted(self.held.items()) if name != "epoch"]
+
+    def hold(self, moments: Sequence[Array]) -> None:
+        """The values of the optimizer's arrays after a step, for newcomers to an elastic run."""
+        if self.is_elastic:
+            self.held.update({f"{number:05}": tensor_of(each).clone() for number, each in enumerate(moments)})
 
     @property
     def rank(self) -> int:
@@ -73,7 +117,10 @@ class ArrayExchange:
         return [*(array_of(mean[name], own) for name, own in zip(self.names, gradients, strict=True)), np.True_]
 
     def took_step(self, *parameters: Array) -> list[Array]:
-        """The parameters to continue with; each is the given array itself where the session did not change it."""
+        """The parameters to continue with; each is the given array itself where the session did not change it. In an
+        elastic run the moments follow the parameters."""
+        parameters, moments = parameters[: len(self.names)], parameters[len(self.names) :]
+        self.hold(moments)
         pairs = self._attempt(self._stepped, parameters)
         if pairs is None:
             return list(parameters)
@@ -91,7 +138,7 @@ class ArrayExchange:
         if self.failure is None and (self.raises or not self.session.should_stop):
             try:
                 return call({name: tensor_of(array) for name, array in zip(self.names, arrays, strict=True)})
-            except Exception as error:
+            except (Exception, Stopped) as error:
                 self.failure = error
         if self.raises and self.failure is not None:
             raise self.failure

@@ -19,11 +19,13 @@ from torch.optim import Optimizer
 
 from gossamer import events
 from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base import rng
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import dtype_name, dtype_of
 from gossamer.base.transport import Transport
+from gossamer.comm.elastic.joined_run import is_elastic, join_run
 from gossamer.comm.elastic.transport import elastic
-from gossamer.errors import AttachError, LayoutError, LoopError
+from gossamer.errors import AttachError, CheckpointError, LayoutError, LoopError
 from gossamer.events import RecordOption
 from gossamer.train.checkpoint.reshard import agreed
 from gossamer.train.engine.arrays import Array, GivenGradients, as_tensor, kind_of, leaf, like
@@ -36,16 +38,21 @@ from gossamer.train.engine.weight_copies import WeightCopies
 from gossamer.train.moments.take_over import ownership
 from gossamer.train.session import lifecycle_events, session_checkpoint, startup_checks, uneven_inputs
 from gossamer.train.session.core import SessionCore
-from gossamer.train.session.recipe_choice import Written, chosen_recipe
+from gossamer.train.session.recipe_choice import Written, chosen_recipe, refuse_small_batch
 from gossamer.train.session.session_status import SessionStats
 from gossamer.train.session.transport_setup import begin_reports, model_group, transport_for
 from gossamer.train.sharding.model_group import ModelGroup
 from gossamer.train.sharding.replica_mesh import refuse_apart
 from gossamer.train.synchronizers.stages import bucket_fragments
 from gossamer.train.traffic.traffic import TrafficEstimate, estimate_traffic
-from gossamer.train.world_state import current
+from gossamer.train.world_state import WorldState, current
 
 Arrays = Mapping[str, Array]
+NO_STATE = (
+    "this worker joined a run, and received its parameters and no state of an optimizer. An optimizer with moments has "
+    "other moments here than on the other workers: write engine.Session(parameters, recipe, state=lambda: moments), "
+    "then moments = session.state"
+)
 
 
 class ArraySession(SessionCore):
@@ -69,11 +76,15 @@ class ArraySession(SessionCore):
         server_optimizer: builds the torch optimizer that parameter servers run, from a list of tensors.
         replicas: ranks of the run that hold the same arrays as this one, where each worker is several processes with
             a part of the parameters each; the recipe runs among these ranks. None: all ranks.
+        state: a function that returns the loop's other arrays by name, such as the moments of its optimizer, as they
+            are now. Checkpoints hold them, and a newcomer to an elastic run receives them: `session.state`. Under
+            recipes that average gradients they must be equal on all workers of an elastic run.
         framework: name of the framework of the arrays, for errors.
 
     Raises:
-        AttachError: for arrays that cannot be served, elastic runs, and recipes that share the work of an optimizer
-            (DGC, OneBitAdam, LocalSGD(optimizer_state=...)), which this session does not know.
+        AttachError: for arrays that cannot be served, and recipes that share the work of an optimizer (DGC, OneBitAdam,
+            LocalSGD(optimizer_state=...)), which this session does not know; in an elastic run for `replicas`, and for
+            recipes that docs/elastic.md excludes.
         RecipeError: for a recipe that cannot be read.
         MismatchError: where ranks are not alike.
     """
@@ -94,6 +105,7 @@ class ArraySession(SessionCore):
         log_to: Iterable[str] = (),
         server_optimizer: Callable[[list[Tensor]], Optimizer] | None = None,
         replicas: Sequence[int] | None = None,
+        state: Callable[[], Arrays] | None = None,
         framework: str = "arrays",
     ) -> None:
         check_verify(verify, verify_every)
@@ -102,23 +114,24 @@ class ArraySession(SessionCore):
         recorded = ""
         self.part_group: ModelGroup | None = None  # the processes that hold the other parts of this worker's arrays
         if transport is None:
-            world = current()
-            written = chosen_recipe(recipe, world)
-            resolved = resolve(written, world.size if replicas is None else len(replicas))
+            if replicas is not None:
+                _refuse_elastic_replicas()
+            self._world = world = current()
+            written, size = chosen_recipe(recipe, world), world.size if replicas is None else len(replicas)
+            resolved = resolve(written, None if is_elastic() else size)
+            refuse_small_batch(resolved, join_run().most if is_elastic() else size)
             if replicas is not None:
                 refuse_apart(resolved)
             transport = transport_for(world, resolved, replicas)
             self.part_group = None if replicas is None else model_group(replicas, world.size)
             recorded = begin_reports(world, record, log_to)
         else:
-            resolved = resolve(recipe, transport.world)
-        if elastic(transport) is not None:
-            raise AttachError(
-                "workers of this run come and go, and a session of arrays keeps its group. Run a fixed number: "
-                "gossamer run --workers 4 --max-restarts 1."
-            )
+            cpu = torch.device("cpu")
+            self._world = WorldState(rank=transport.rank, size=transport.world, local_rank=0, device=cpu)
+            resolved = resolve(recipe, transport.world if elastic(transport) is None else None)
         super().__init__(resolved, transport, seed)
-        self._framework = framework
+        self._framework, self._options = framework, f"seed={seed}, verify={verify}, {verify_every}"
+        self._loop = LoopArrays(state)
         named: Mapping[str, Any] = self._tensors  # leaves with gradients, as parameters of a model are
         self._parameters: Mapping[str, Parameter] = named
         self._refuse_shared_work()
@@ -133,29 +146,34 @@ class ArraySession(SessionCore):
         place = transport.rank, transport.world
         events.emit(lifecycle_events.begun_with(self.recipe, fragments, place, tensors=len(self._tensors)))
         try:
-            if not self._group.alone:
-                self._compare_ranks(f"clip_norm=None, scaler=False, seed={seed}, verify={verify}, {verify_every}")
-            self._synchronizer = self._stages.begin(self._parameters, fragments)
+            self._begin(fragments)
         except BaseException:
             comm_thread.close()
             raise
+        if self._changes.handed_over and state is None:
+            events.notice(NO_STATE)
         self._opened()
 
     def _refuse_shared_work(self) -> None:
-        if self._transport.world > 1 and (owned := ownership(self.recipe.compressor, self._parameters)):
+        together = self._transport.world > 1 or elastic(self._transport) is not None
+        if together and (owned := ownership(self.recipe.compressor, self._parameters)):
             raise AttachError(
                 f"{self.recipe.compressor!r} applies the optimizer's momentum to {next(iter(owned))!r}, and a session "
                 "of arrays does not know the optimizer. Write TopK(density=0.01), which goes with every optimizer."
             )
 
-    def _compare_ranks(self, options: str) -> None:
-        about = startup_checks.fingerprint(
+    def _fingerprint(self) -> dict[str, str]:
+        options = f"clip_norm=None, scaler=False, {self._options}"
+        return startup_checks.fingerprint(
             recipe=repr(self.recipe), layout=self._layout, optimizer=None, options=options
         )
+
+    def _compare_ranks(self) -> bool:
         tell = self._group.all_gather_text
         here = {startup_checks.HOST: socket.gethostname(), startup_checks.FRAMEWORK: self._framework}
-        startup_checks.compare(tell(json.dumps({**about, **here})))
+        mixed = startup_checks.compare(tell(json.dumps({**self._fingerprint(), **here})))
         startup_checks.hand_out([*self._tensors.values()], tell, self._group.broadcast_)
+        return mixed
 
     def _loop_state(self) -> LoopState:
         def now() -> StepContext:
@@ -199,6 +217,12 @@ class ArraySession(SessionCore):
         """The parameters as this worker has them now."""
         return {name: like(self._kinds[name], tensor) for name, tensor in self._tensors.items()}
 
+    @property
+    def state(self) -> dict[str, Array]:
+        """The arrays of `state` to continue with: the loop's own; after `load_state_dict` those of the checkpoint, on a
+        newcomer to an elastic run those of the other workers."""
+        return self._loop.arrays()
+
     def give(self, gradients: Arrays, weight: float | None = None) -> dict[str, Array] | None:
         """Average the gradients of one backward pass; with local training they are returned unchanged.
 
@@ -211,8 +235,9 @@ class ArraySession(SessionCore):
 
         Raises:
             LayoutError: for names, shapes or dtypes that are not those of the parameters.
-            LoopError: for a second call without `took_step`.
+            LoopError: for a second call without `took_step`; where the loop has not taken over `session.state`.
         """
+        self._loop.check_taken_over(self.rank)
         if self._gave:
             raise LoopError(
                 "give() was called twice without took_step(). Call session.took_step(parameters) after each give(), "
@@ -281,6 +306,7 @@ class ArraySession(SessionCore):
         self._extensions.begin_pass()
         self._beside = beside = {name: as_tensor(array).clone() for name, array in (state or {}).items()}
         self._end_epoch()
+        uneven_inputs.leave_epoch(self._world, self._group, together=self._synchronizer.in_step)
         self._beside = {}
         for tensor in self._tensors.values():
             tensor.grad = None
@@ -305,6 +331,19 @@ class ArraySession(SessionCore):
         values = {name: float(value) for name, value in metrics.items()}
         events.emit(events.Logged(step=self.steps, values=values))
 
+    # -- elastic runs ----------------------------------------------------------------------------------------------
+
+    def _newcomers_fingerprint(self) -> dict[str, str]:
+        return {**self._fingerprint(), "state": f"{rng.address(self._loop.forms()):x}"}
+
+    def _shared_state(self) -> dict[str, Any]:
+        return {"parameters": dict(self._tensors), "state": self._loop.tensors()}
+
+    def _take_up(self, alike: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            copy_parameters(alike["parameters"], self._tensors)
+        self._loop.receive(alike["state"])
+
     # -- saving and ending -----------------------------------------------------------------------------------------
 
     ask_to_stop, stopping = SessionCore.request_stop, SessionCore.should_stop  # former names
@@ -312,28 +351,34 @@ class ArraySession(SessionCore):
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of a checkpoint: its parameters, as torch tensors, and the recipe's state.
 
-        All ranks call it after the same step. The optimizer's state and the position in the data are yours to save.
+        All ranks call it after the same step. It contains the arrays of `state`. Save the position in the data, and an
+        optimizer's state that is not in `state`, next to it.
         """
         self._synchronizer.meet_to_save()
         state = session_checkpoint.session_state(
             self.recipe, self._layout, self._transport, self._synchronizer, owed={}, attached=repr(self.recipe)
         )
         copies = {name: {key: each.clone() for key, each in kept.items()} for name, kept in state["state"].items()}
-        return {**state, "state": copies, "parameters": {name: each.clone() for name, each in self._tensors.items()}}
+        return {**state, "state": copies, "parameters": _copies(self._tensors), "loop": _copies(self._loop.tensors())}
 
     def load_state_dict(self, *states: Mapping[str, Any]) -> dict[str, Array]:
         """Restore the result of `state_dict` from the same rank; or, if another number of workers saved it, the states
-        of all those ranks in order. Returns the parameters to continue with.
+        of all those ranks in order. Returns the parameters to continue with; `session.state` has the arrays of `state`.
+        A newcomer to an elastic run loads nothing: it continues from the state of the other workers.
 
         Raises:
-            CheckpointError: for the state of another recipe or layout.
+            CheckpointError: for the state of another recipe or layout, and for other arrays in `state`.
         """
+        if self._changes.handed_over:
+            return self.parameters
         own = session_checkpoint.own_state(states, self._transport)
         self._enter_stage(own["passes"])
         mine = session_checkpoint.session_state(
             self.recipe, self._layout, self._transport, self._synchronizer, owed={}, attached=repr(self.recipe)
         )
         session_checkpoint.refuse_misfit({**own, "rank": mine["rank"], "world": mine["world"]}, mine)
+        if own.get("loop"):
+            self._loop.receive(own["loop"])
         with torch.no_grad():
             copy_parameters(own["parameters"], self._tensors)
         session_checkpoint.restore(states, mine, self._transport, self._synchronizer)
@@ -378,6 +423,73 @@ class ArraySession(SessionCore):
                 "array.astype(parameter.dtype)."
             )
         return tensor.to(own.device)
+
+
+def _refuse_elastic_replicas() -> None:
+    if is_elastic():
+        raise AttachError(
+            "replicas= names ranks that hold the same arrays, and ranks change in an elastic run; the loss of one "
+            "process would end all processes of its worker. Let each worker be one process, or run a fixed number: "
+            "gossamer run --workers 4 --max-restarts 1."
+        )
+
+
+class LoopArrays:
+    """The arrays of a loop besides its parameters, such as the moments of its optimizer.
+
+    read: returns them as the loop has them now; None: it has none.
+    """
+
+    def __init__(self, read: Callable[[], Arrays] | None) -> None:
+        self._read: Callable[[], Arrays] = read or dict
+        self._kinds = {name: kind_of(array) for name, array in self._read().items()}
+        self._received: Mapping[str, Tensor] | None = None  # until the next step
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The arrays to continue from, in the loop's memory where possible."""
+        return self._own() if self._received is None else {**self._received}
+
+    def arrays(self) -> dict[str, Array]:
+        """The arrays to continue from: the loop's own, or copies of those that were received."""
+        if self._received is None:
+            return {**self._read()}
+        return {name: like(self._kinds[name], tensor) for name, tensor in self._received.items()}
+
+    def forms(self) -> str:
+        """Names, shapes and dtypes."""
+        return _forms(self._own())
+
+    def receive(self, tensors: Mapping[str, Tensor]) -> None:
+        """The loop is to continue from `tensors`. Raises CheckpointError where they do not fit its own."""
+        if (theirs := _forms(tensors)) != (own := self.forms()):
+            raise CheckpointError(
+                f"the state to continue from has the arrays {theirs or 'none'}, and state= of this loop returns "
+                f"{own or 'none'}. Construct the optimizer that it was written with, and pass the same state=."
+            )
+        self._received = {**tensors}
+
+    def check_taken_over(self, rank: int) -> None:
+        """The loop makes a step. Raises LoopError where it does not continue from what was received."""
+        if self._received is None:
+            return
+        own, received, self._received = self._own(), self._received, None
+        if unlike := [name for name in own if len({*startup_checks.tensor_hashes([own[name], received[name]])}) > 1]:
+            raise LoopError(
+                f"rank {rank}: the loop has not taken over the state of the other workers, or of the checkpoint: "
+                f"{', '.join(unlike)} differ, so its next step would make other parameters. With state=lambda: moments "
+                "write moments = session.state after the session is constructed, and after load_state_dict."
+            )
+
+    def _own(self) -> dict[str, Tensor]:
+        return {name: as_tensor(array) for name, array in self._read().items()}
+
+
+def _forms(tensors: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"{name} {dtype_name(each.dtype)}{[*each.shape]}" for name, each in sorted(tensors.items()))
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def estimate(parameters: Mapping[str, Any], recipe: Written, *, workers: int) -> TrafficEstimate:

@@ -1,7 +1,7 @@
 """Session core: group, synchronizer and stages of a session, from its opening to its close.
 
 `Session` adds a torch model, its optimizer and their hooks. `ArraySession` adds arrays that the loop passes in. Their
-constructors call `_join`, `_lay_out` and `_opened` in this order.
+constructors call `_join`, `_lay_out`, `_begin` and `_opened` in this order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -23,12 +23,13 @@ from gossamer.base.transport import Transport
 from gossamer.comm.elastic.transport import elastic
 from gossamer.comm.runtime import interruption, open_sessions
 from gossamer.comm.runtime.comm_thread import CommThread
-from gossamer.errors import Stopped
+from gossamer.errors import MismatchError, Stopped
 from gossamer.train.engine.extension import Extension, Extensions
 from gossamer.train.engine.loop import LoopState
 from gossamer.train.session import lifecycle_events
 from gossamer.train.session.gradient_guards import NonFiniteMonitor
 from gossamer.train.session.group_calls import GroupCalls, leave
+from gossamer.train.session.group_changes import GroupChanges, ShardedWorld, WorldChange
 from gossamer.train.session.scalars import sample_weight
 from gossamer.train.session.session_status import SessionStatus
 from gossamer.train.synchronizers.base import SoloSynchronizer, Synchronizer
@@ -89,6 +90,7 @@ class SessionCore(ABC):
     model: nn.Module | None
     optimizer: Optimizer | None
     _parameters: Mapping[str, Parameter]  # those that are averaged, by name
+    _world: ShardedWorld
 
     def __init__(self, recipe: Recipe, transport: Transport, seed: int) -> None:
         self.recipe, self._transport, self._seed = recipe, transport, seed
@@ -123,6 +125,23 @@ class SessionCore(ABC):
         fragments = self._stages.fragments(self._parameters)
         self._layout = self._stages.layout_text(self._parameters, fragments)
         return fragments
+
+    def _begin(self, fragments: Fragments) -> None:
+        """Compare the ranks and begin the first stage; a newcomer to an elastic run joins the others instead."""
+        group = self._group
+        self._changes = GroupChanges(elastic(self._transport), weakref.proxy(self), group.comm_thread, self._extensions)
+        if not self._changes.joins and not group.alone and self._compare_ranks() and not group.comm_thread.is_fixed:
+            raise MismatchError(
+                "ranks of several frameworks train here, and a newcomer to an elastic run receives the state of one "
+                "framework. Start one framework, or a fixed number of workers: gossamer run --workers 4."
+            )
+        self._synchronizer = self._stages.begin(self._parameters, fragments)
+        self._changes.begin(self._newcomers_fingerprint())
+
+    @abstractmethod
+    def _compare_ranks(self) -> bool:
+        """Raise MismatchError where ranks are not alike, else give all ranks rank 0's parameters. Returns whether they
+        are of several frameworks."""
 
     def _opened(self) -> None:
         open_sessions.register(self)
@@ -173,6 +192,35 @@ class SessionCore(ABC):
         """
         return self._stop.over
 
+    # -- elastic runs ----------------------------------------------------------------------------------------------
+
+    def on_change(self, callback: Callable[[WorldChange], None]) -> None:
+        """Register a callback for elastic runs, called after a step in which workers joined or left.
+
+        Args:
+            callback: receives a WorldChange: new size and rank, lost ranks, number of new workers.
+        """
+        self._changes.listen(callback)
+
+    @abstractmethod
+    def _newcomers_fingerprint(self) -> Mapping[str, str]:
+        """The properties in which a newcomer must be equal to the workers that train already."""
+
+    @abstractmethod
+    def _shared_state(self) -> dict[str, Any]:
+        """The state that all workers in lock step have equal, also within a step, for newcomers."""
+
+    def _own_state(self) -> dict[str, Any]:
+        """The state of this worker alone that a newcomer takes, too."""
+        return {}
+
+    @abstractmethod
+    def _take_up(self, alike: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Continue from what `_shared_state` and `_own_state` returned on another worker."""
+
+    def _first_step_made(self) -> None:  # noqa: B027 - most have nothing to compare
+        """This newcomer has made its first step."""
+
     # -- between steps and stages ------------------------------------------------------------------------------------
 
     def _step_over(self) -> None:
@@ -217,7 +265,7 @@ class SessionCore(ABC):
 
     def _end(self, how: events.Ended) -> None:
         if not self._group.forked and open_sessions.unregister(self):
-            self._close(how)
+            self._close(self._changes.ended(how))
 
     def _close(self, how: events.Ended) -> None:
         if how == "finished":
@@ -230,6 +278,7 @@ class SessionCore(ABC):
     def _end_run(self) -> None:
         """Called on all remaining ranks after the last step."""
         self._synchronizer.end_run()
+        self._changes.farewell()
 
     @abstractmethod
     def _held(self) -> Mapping[str, Tensor]:

@@ -22,8 +22,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from gossamer import events
 from gossamer.algorithms.strategies import GradientStage
@@ -37,7 +36,7 @@ from gossamer.train import checkpoint
 from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.engine.extension import Extension, Extensions
 from gossamer.train.session.startup_checks import tensor_hashes
-from gossamer.train.session.tracked_parts import TrackedParts, explained
+from gossamer.train.session.tracked_parts import explained
 from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.stages import StageSequence
 
@@ -171,16 +170,17 @@ class WorldChange:
 
 
 class ChangingSession(Protocol):
-    """The part of a session that changes with the group."""
+    """The part of a session that changes with the group: SessionCore."""
 
-    model: nn.Module
-    optimizer: Optimizer
-    _tracked: TrackedParts
     _world: ShardedWorld
     _synchronizer: Synchronizer
     _stages: StageSequence
 
-    def _saved(self) -> Mapping[str, Stateful]: ...
+    def _shared_state(self) -> dict[str, Any]: ...
+    def _own_state(self) -> dict[str, Any]: ...
+    def _take_up(self, alike: Mapping[str, Any], own: Mapping[str, Any]) -> None: ...
+    def _held(self) -> Mapping[str, Tensor]: ...
+    def _first_step_made(self) -> None: ...
     def _enter_stage(self, passes: int) -> None: ...
     def request_stop(self) -> None: ...
 
@@ -220,9 +220,7 @@ class GroupChanges(Extension):
         self._session._world.watch(_progress_of(self._session))
         if self._group is None:
             return
-        # The optimizer's state is handed over
-        alike = {**fingerprint, "optimizer": _kind(self._session.optimizer), **self._session._tracked.functions()}
-        text = json.dumps(alike)
+        text = json.dumps(fingerprint)
         if self.joins:
             with explained():
                 self._group.join(text)
@@ -258,7 +256,7 @@ class GroupChanges(Extension):
         self._session._world.note_trained()
         self._residual.look(self._session._synchronizer)
         if self.handed_over:
-            self._session._tracked.compare_rates()
+            self._session._first_step_made()
         self.handed_over = False
         untold, self._untold = self._untold, []
         for change in untold:
@@ -271,11 +269,6 @@ class GroupChanges(Extension):
         if self._group is not None:
             with suppress(LoopError):  # the session is closed
                 self._comm_thread.submit(self._group.look)
-
-    @property
-    def _parts(self) -> Mapping[str, Stateful]:
-        """Model, optimizer and scaler: all parts except the world."""
-        return {name: part for name, part in self._session._saved().items() if name != "world"}
 
     @property
     def _rank(self) -> int:
@@ -331,50 +324,28 @@ class GroupChanges(Extension):
 
     def hand_over(self) -> tuple[Any, Any]:
         own = {
-            "buffers": self._buffers(),
-            "tracked": self._session._tracked.state_dict(),
-            "functions": self._session._tracked.functions(),
+            "session": self._session._own_state(),
             "mine": dict(self.mine),
             "synchronizer": self._session._synchronizer.handed_over(),
             "passes": self._session._synchronizer.passes,
         }
         if self._session._stages.now.local_parameters:
-            return None, _packed({**own, "alike": self._alike()})
-        return _packed(self._alike()), _packed(own)
-
-    def _buffers(self) -> dict[str, Any]:
-        """Saved buffers. Within a step each worker has its own; at its end all have those of one worker."""
-        names = {name for name, _ in self._session.model.named_buffers(remove_duplicate=False)}
-        return {name: tensor for name, tensor in self._session.model.state_dict().items() if name in names}
-
-    def _alike(self) -> dict[str, Any]:
-        """State that is equal on all workers in lock step, also within a step."""
-        parts = {name: part.state_dict() for name, part in self._parts.items()}
-        moving = self._buffers()
-        return {**parts, "model": {name: each for name, each in parts["model"].items() if name not in moving}}
+            return None, _packed({**own, "alike": self._session._shared_state()})
+        return _packed(self._session._shared_state()), _packed(own)
 
     def take_over(self, alike: Any, own: Any) -> None:
         found = _unpacked(own)
         self._session._enter_stage(found["passes"])
-        parts = found["alike"] if alike is None else _unpacked(alike)
-        parts["model"] |= found["buffers"]
-        for name, part in self._parts.items():
-            part.load_state_dict(parts[name])
-        self._session._tracked.take_up(found["tracked"], found["functions"])
+        self._session._take_up(found["alike"] if alike is None else _unpacked(alike), found["session"])
         with torch.no_grad():
             self._session._synchronizer.take_up(found["synchronizer"])
         self.mine, self.handed_over = dict(found["mine"]), True
 
     def state_hash(self) -> str:
         synchronizer, local = self._session._synchronizer, self._session._stages.now.local_parameters
-        held = synchronizer.agreed if local else checkpoint.flatten(self._alike())[1]
-        tensors = [each for _, each in sorted((held or self._session.model.state_dict()).items())]
+        held = synchronizer.agreed if local else checkpoint.flatten(self._session._shared_state())[1]
+        tensors = [each for _, each in sorted((held or self._session._held()).items())]
         return " ".join(tensor_hashes([each for each in tensors if isinstance(each, torch.Tensor)]))
-
-
-def _kind(optimizer: Optimizer) -> str:
-    sizes = ", ".join(str(len(group["params"])) for group in optimizer.param_groups)
-    return f"{type(optimizer).__name__} with groups of {sizes} parameters"
 
 
 def _progress_of(session: ChangingSession) -> Callable[[], object]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,7 +17,6 @@ from gossamer import events
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.aggregation import NO_MOMENTS, AggregationContext
 from gossamer.base.transport import Transport
-from gossamer.comm.elastic.transport import elastic
 from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.engine.loop import JudgedAt, LoopState, StepContext
 from gossamer.train.engine.model_buffers import ModelBuffers
@@ -31,7 +29,7 @@ from gossamer.train.session import lifecycle_events, recipe_switch, session_chec
 from gossamer.train.session.ddp_guard import guard_against_ddp
 from gossamer.train.session.first_batch import NO_BATCH, FirstBatch
 from gossamer.train.session.gradient_guards import StepGuards
-from gossamer.train.session.group_changes import GroupChanges, ShardedWorld, WorldChange
+from gossamer.train.session.group_changes import ShardedWorld
 from gossamer.train.session.layout_change import LayoutChanges
 from gossamer.train.session.loop_scaler import Scaler
 from gossamer.train.session.model_parts import ModelParts
@@ -103,20 +101,16 @@ class Session(LayoutChanges):
         self._mixed = False  # whether ranks use different frameworks
         fragments = self._lay_out(optimizer)
         events.emit(lifecycle_events.begun(model, optimizer, recipe, fragments, transport))
-        self._changes = GroupChanges(elastic(transport), weakref.proxy(self), comm_thread, self._extensions)
         try:
-            if not self._changes.joins and not self._group.alone:
-                self._mixed = check_ranks_alike(self.model, self.optimizer, self._group, **self._about())
-                self._buffers.see_constants()
             if not self._group.alone:
                 self._step_hooks.manual_updates.install(self._parameters)
-            self._synchronizer = self._stages.begin(self._parameters, fragments)
-            self._synchronizer.controls.muted = self._parts.staged
-            self._changes.begin(fingerprint(optimizer=None, **self._about()))
+            self._begin(fragments)
         except BaseException:
             comm_thread.close()
+            self._step_hooks.manual_updates.remove()
             self._parts.remove()
             raise
+        self._synchronizer.controls.muted = self._parts.staged
         self._hooks = [
             self._first_batch.watch(model),
             *guard_against_ddp(model, recipe, transport.world),
@@ -126,6 +120,11 @@ class Session(LayoutChanges):
         self._opened()
 
     # -- beginning -------------------------------------------------------------------------------------------------
+
+    def _compare_ranks(self) -> bool:
+        self._mixed = check_ranks_alike(self.model, self.optimizer, self._group, **self._about())
+        self._buffers.see_constants()
+        return self._mixed
 
     def _at(self) -> AggregationContext:
         return AggregationContext(seed=self._seed, rank=self._transport.rank, world=self._transport.world)
@@ -267,6 +266,44 @@ class Session(LayoutChanges):
         with self._parts.swapped_in(self._synchronizer.merge() or {}, model, self.steps):
             yield model
 
+    # -- elastic runs ----------------------------------------------------------------------------------------------
+
+    def _newcomers_fingerprint(self) -> Mapping[str, str]:
+        sizes = ", ".join(str(len(group["params"])) for group in self.optimizer.param_groups)
+        kind = f"{type(self.optimizer).__name__} with groups of {sizes} parameters"  # its state is handed over
+        return {
+            **fingerprint(optimizer=None, **self._about()),
+            "optimizer": kind,
+            **self._tracked.functions(),
+        }
+
+    def _handed_parts(self) -> dict[str, Stateful]:
+        """Model, optimizer and scaler: all but the world."""
+        return {name: part for name, part in self._saved().items() if name != "world"}
+
+    def _moving(self) -> dict[str, Any]:
+        """Buffers that are saved. Within a step each worker has its own, until it ends with those of one."""
+        names = {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
+        return {name: tensor for name, tensor in self.model.state_dict().items() if name in names}
+
+    def _shared_state(self) -> dict[str, Any]:
+        parts = {name: part.state_dict() for name, part in self._handed_parts().items()}
+        moving = self._moving()
+        return {**parts, "model": {name: each for name, each in parts["model"].items() if name not in moving}}
+
+    def _own_state(self) -> dict[str, Any]:
+        tracked = self._tracked
+        return {"buffers": self._moving(), "tracked": tracked.state_dict(), "functions": tracked.functions()}
+
+    def _take_up(self, alike: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        parts = {**alike, "model": alike["model"] | own["buffers"]}
+        for name, part in self._handed_parts().items():
+            part.load_state_dict(parts[name])
+        self._tracked.take_up(own["tracked"], own["functions"])
+
+    def _first_step_made(self) -> None:
+        self._tracked.compare_rates()
+
     # -- between steps ---------------------------------------------------------------------------------------------
 
     def _judge(self, what: JudgedAt, blame: NonFiniteOrigin | None) -> None:
@@ -277,15 +314,7 @@ class Session(LayoutChanges):
         batch = self._synchronizer.passes - self._passes_before - 1 if known else None
         self._nonfinite.judge(what, blame, self.steps, scaled=self.scaler is not None, batch=batch)
 
-    def on_change(self, callback: Callable[[WorldChange], None]) -> None:
-        """Register a callback for elastic runs, called after a step in which workers joined or left.
-
-        Args:
-            callback: receives a WorldChange: new size and rank, lost ranks, number of new workers.
-        """
-        self._changes.listen(callback)
-
-    @torch.inference_mode(False)  # the new buffers are trained with
+    @torch.inference_mode(False)  # what is made here is trained with
     def switch(self, recipe: Written, *, reason: str = "") -> None:
         """Continue with another recipe. Every rank calls it after the same step, with the same recipe.
 
@@ -431,17 +460,13 @@ class Session(LayoutChanges):
     reset = _old_name("reset", "reset_compressor_state")
 
     def _close(self, how: events.Ended) -> None:
-        with self._checkpoints.ended(how := self._changes.ended(how)):
+        with self._checkpoints.ended(how):
             for hook in (*self._hooks, self._parts):
                 hook.remove()
             if self._step_hooks.momentum is not None:
                 self._step_hooks.momentum.after()
             self._metrics.finish()
             super()._close(how)
-
-    def _end_run(self) -> None:
-        super()._end_run()
-        self._changes.farewell()
 
     def _held(self) -> Mapping[str, Tensor]:
         return lifecycle_events.held(self.model)

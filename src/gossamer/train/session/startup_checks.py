@@ -39,6 +39,7 @@ MEANING = {
     "recipe": "the recipe (pass the same one everywhere)",
     "layout": "a hash of the parameters' names, shapes and dtypes (build the same model everywhere)",
     "options": "other arguments of attach (pass the same everywhere)",
+    "state": "a hash of the names, shapes and dtypes in state= (give the same arrays everywhere)",
     "optimizer": "a hash of the optimizer's state and settings (load its state on every rank, before attach)",
 }
 

@@ -1,0 +1,44 @@
+"""Runs of Keras in one process that need no backend: an elastic one, and the examples of a page."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.elastic_groups import ElasticRun, Join
+from support.paths import ROOT
+from support.virtual_workers import Worker
+
+
+def joined_in_second_epoch(fit: Callable[[Worker], Any], values: Callable[[Any], Any]) -> list[Any]:
+    """Two workers fit for two epochs, and a third one joins in the second: by number the steps, the epochs made, the
+    optimizer's variables and the parameters. fit: returns the fitted model. values: of variables."""
+
+    def work(worker: Worker) -> Any:
+        model = fit(worker)
+        worker.array_sessions.append(model.optimizer.session)
+        steps, moments = model.optimizer.session.steps, values(model.optimizer.inner.variables)
+        return steps, len(model.history.epoch), moments, values(model.trainable_variables)
+
+    alone = ElasticRun(2)
+    alone(work)
+    operations = alone.members.operations[0, 2]
+    return ElasticRun(2, newcomers=1, join=Join(op=operations * 3 // 4))(work)
+
+
+def examples(name: str) -> dict[str, Any]:
+    """The names that the examples of a page define, in a world of one."""
+    text = (ROOT / "docs" / "integrations" / name).read_text()
+    known: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for number, source in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL)):
+            path = Path(folder) / f"example{number}.py"  # TensorFlow reads the source of what it compiles
+            path.write_text(source)
+            exec(compile(source, path, "exec"), known)
+        os.chdir("/")
+    return known
