@@ -8,5 +8,5 @@ optimizer  an optax transformation that averages gradients within jit
 
 from gossamer.integrations.library_versions import require_library
 
-require_library("jax", "0.6", extra="jax")
+require_library("jax", "0.7", extra="jax")
 require_library("optax", "0.2.4", extra="jax")
