@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 INTEGRATED := .venv/.integrated
+FRAMED := .venv-frameworks/.ready
 NATIVE := kernels-src/build.py $(filter-out kernels-src/sanitize%,$(wildcard kernels-src/*.cpp kernels-src/*.hpp))
 
 # pip reads these: one list of versions, for what is installed and for what builds it.
@@ -11,7 +12,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-nightly test-frameworks test-plain check kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
+.PHONY: help demo test test-nightly test-frameworks frameworks test-plain check kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
 	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-ladder bench-time-to-loss bench-lost-workers clean
 
 help: ## show this list
@@ -38,16 +39,14 @@ test-nightly: export PYTHONDONTWRITEBYTECODE :=
 test-nightly: $(READY) $(INTEGRATED) ## run the tests that `make test` leaves out: heavy variations, benchmarks, pages
 	$(BIN)/pytest --durations=40 -m nightly
 
-# In an environment of their own, which sees what .venv has: its versions of other packages stay what they are.
+# In an environment of their own, which sees the packages of .venv: its versions of other packages stay as they are.
 FRAMEWORKS := jax optax flax equinox keras tensorflow-cpu
+FRAMEWORK_TESTS := tests/integrations/jax tests/integrations/test_jax.py tests/scenarios/test_page_jax.py tests/frameworks
 test-frameworks: export PYTHONDONTWRITEBYTECODE :=
-test-frameworks: $(READY) ## run the tests of other frameworks, which `make test` skips where they are missing
-	test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
-	echo "import site; site.addsitedir('$(CURDIR)/$$(echo .venv/lib/python*/site-packages)')" \
-		>"$$(echo .venv-frameworks/lib/python*/site-packages)/gossamer.pth"
-	.venv-frameworks/bin/pip install --quiet $(FRAMEWORKS)
-	.venv-frameworks/bin/python -m pytest tests/integrations/jax tests/integrations/test_jax.py tests/scenarios/test_page_jax.py \
-		tests/frameworks
+test-frameworks: $(FRAMED) ## run the tests of other frameworks, which `make test` skips where they are missing
+	.venv-frameworks/bin/python -m pytest $(FRAMEWORK_TESTS)
+
+frameworks: $(FRAMED) ## install the packages of make test-frameworks
 
 # Longer by a third, and without what tests/eager puts in the compiler's place: once a day is enough.
 test-plain: export PYTHONDONTWRITEBYTECODE :=
@@ -141,3 +140,10 @@ $(READY): pyproject.toml constraints.txt hatch_build.py $(NATIVE)
 $(INTEGRATED): $(READY)
 	$(BIN)/pip install --quiet "gossamer[dev-integrations]"
 	touch $(INTEGRATED)
+
+$(FRAMED): $(READY) Makefile
+	test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
+	echo "import site; site.addsitedir('$(CURDIR)/$$(echo .venv/lib/python*/site-packages)')" \
+		>"$$(echo .venv-frameworks/lib/python*/site-packages)/gossamer.pth"
+	.venv-frameworks/bin/pip install --quiet $(FRAMEWORKS)
+	touch $(FRAMED)
