@@ -283,6 +283,22 @@ class AllToAllCall(CollectiveCall):
         return torch.cat([block[:count] for block, count in zip(blocks, received, strict=True)]), received
 
 
+def checked_splits(tensor: Tensor, splits: Sequence[int] | None, world: int) -> list[int]:
+    """How many rows go to each rank. Raises ValueError for splits that do not fit; None: equally many."""
+    if not tensor.dim():
+        raise ValueError("alltoall takes a tensor of at least one dimension. Write tensor.reshape(-1).")
+    if splits is None:
+        if len(tensor) % world:
+            raise ValueError(
+                f"the first dimension, {len(tensor)}, does not divide by {world} ranks. Pass splits=[...]."
+            )
+        return [len(tensor) // world] * world
+    counts = [int(each) for each in splits]
+    if len(counts) != world or min(counts) < 0 or sum(counts) > len(tensor):
+        raise ValueError(f"splits must be {world} numbers of rows that add up to at most {len(tensor)}, got {counts}")
+    return counts
+
+
 def row_shares(rows: int, world: int) -> list[int]:
     """How many rows each rank keeps of a reduce-scatter: the first ranks one more where they do not divide."""
     return [rows // world + (rank < rows % world) for rank in range(world)]
