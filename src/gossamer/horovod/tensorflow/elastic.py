@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
 
-import numpy as np
 import tensorflow as tf
 
 from gossamer.horovod import elastic
@@ -28,11 +27,11 @@ class _Variables(StatePart):
         self.find = find
 
     def save(self) -> None:
-        self.saved = [tensor_of(np.array(each)).clone() for each in self.find()]
+        self.saved = [tensor_of(each.numpy()).clone() for each in self.find()]
 
     def restore(self) -> None:
         for variable, saved in zip(self.find(), self.saved, strict=False):
-            variable.assign(array_of(saved, np.array(variable)))
+            variable.assign(array_of(saved, variable.numpy()))
 
     def sync(self) -> None:
         broadcast_variables(self.find(), root_rank=0)

@@ -142,12 +142,12 @@ class VariableExchange(RecipeExchange):
         if self.session is None:
             return
         if self.unused:
-            self._took_step(*(np.asarray(each) for each in self.variables))
+            self._took_step(*(each.numpy() for each in self.variables))
         state = {f"{number:05}": each for number, each in enumerate(self.state())}
-        parameters, after = self.session.end_epoch({n: tensor_of(np.asarray(v)) for n, v in state.items()})
+        parameters, after = self.session.end_epoch({n: tensor_of(v.numpy()) for n, v in state.items()})
         pairs = [*zip(self.variables, (parameters[name] for name in self.names), strict=True)]
         for variable, new in [*pairs, *((state[name], new) for name, new in after.items())]:
-            variable.assign(array_of(new, np.asarray(variable)))
+            variable.assign(array_of(new, variable.numpy()))
 
 
 def averaged(

@@ -57,6 +57,9 @@ def host_call(function: Callable[..., Any], inputs: Sequence[Any], dtypes: Seque
         except ValueError as failure:
             raise InvalidCallError(str(failure)) from failure
 
+    if tf.executing_eagerly():
+        found = call(*(each.numpy() for each in inputs))
+        return [tf.convert_to_tensor(each) for each in (found if isinstance(found, list) else [found])]
     found = tf.numpy_function(call, list(inputs), list(dtypes))
     return found if isinstance(found, list) else [found]
 
