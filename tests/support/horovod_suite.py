@@ -121,8 +121,10 @@ def started(path: Path, module: str, workers: int, tests: Path, hide_muon: bool)
 
 
 def read(file: Path) -> dict[str, tuple[str, str]]:
-    lines = file.read_text().splitlines() if file.exists() else []
-    return {name: (status, reason) for name, status, reason in map(json.loads, lines)}
+    """A test that runs in several modes is skipped where all of them are."""
+    lines = map(json.loads, file.read_text().splitlines() if file.exists() else [])
+    order = ["skipped", "passed", "failed"]
+    return {name: (status, reason) for name, status, reason in sorted(lines, key=lambda line: order.index(line[1]))}
 
 
 def report(module: str, workers: int, results: dict[str, tuple[str, str]]) -> None:
@@ -142,7 +144,7 @@ def report(module: str, workers: int, results: dict[str, tuple[str, str]]) -> No
 
 
 class RecordedResult(unittest.TestResult):
-    """Writes the result of each test to a file, and stops after a failure, since other ranks may be elsewhere then."""
+    """Writes the result of each test to a file, and stops where only some ranks fail: their calls differ then."""
 
     def __init__(self, output: Path, names: list[str]) -> None:
         super().__init__()
@@ -165,19 +167,41 @@ class RecordedResult(unittest.TestResult):
         text = "".join(traceback.format_exception(*err))
         print(text, flush=True)
         reason = f"{err[0].__name__}: {err[1]}".strip().replace("\n", " ")
-        for name in [named(test)] if hasattr(test, "_testMethodName") else self.names:
+        whole = getattr(test, "test_case", test)  # of a subtest
+        for name in [named(test)] if hasattr(whole, "_testMethodName") else self.names:
             self.record(name, "failed", reason)
-        self.stop()
+        if not failed_on_all_ranks(str(test)):
+            self.stop()
 
     addFailure = addError  # noqa: N815 (unittest's name)
 
+    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:  # noqa: N802
+        if err is None:
+            self.addSuccess(test)
+        else:
+            self.addError(test, err)
 
-def named(test: unittest.TestCase) -> str:
-    return f"{type(test).__name__}.{test._testMethodName}"
+
+def failed_on_all_ranks(name: str) -> bool:
+    """Whether all ranks call this now, so that the next test may run."""
+    from gossamer.horovod import basics
+    from gossamer.horovod.calls import BarrierCall
+
+    try:
+        call = basics.context().lane(basics.global_process_set).submit(BarrierCall(), f"failed {name}")
+        call.future.result(timeout=20)
+    except Exception:
+        return False
+    return True
+
+
+def named(test: Any) -> str:
+    whole = getattr(test, "test_case", test)  # of a subtest
+    return f"{type(whole).__name__}.{whole._testMethodName}"
 
 
 def work(path: Path, module: str, tests: Path, hide_muon: bool) -> None:
-    """Run tests until one fails."""
+    """Run tests until one fails on some ranks."""
     stand_in_for_what_the_suite_imports()
     if module != "test_torch":
         stand_in_for_private_names_of_tensorflow()

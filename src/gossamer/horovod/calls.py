@@ -71,6 +71,11 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8)
 
 
+def from_bytes(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """The entries of a part of a message, which may begin at any byte."""
+    return (part.clone() if part.storage_offset() % dtype.itemsize else part).view(dtype)
+
+
 def scaled(tensor: Tensor, factor: float) -> Tensor:
     """In the tensor's dtype; integers are scaled in float64 and truncated."""
     if factor == 1.0:
@@ -190,7 +195,7 @@ class AllGatherCall(CollectiveCall):
             heard = _alone(transport, AllGather(tuple(as_bytes(padded[number].view(-1)) for number in sent)))
             for place, number in enumerate(sent):
                 like = padded[number]
-                parts = [payload[place].view(like.dtype).view(like.shape) for payload in heard]
+                parts = [from_bytes(payload[place], like.dtype).view(like.shape) for payload in heard]
                 found[number] = torch.cat([part[:size] for part, size in zip(parts, sizes[number], strict=True)])
         return list(zip(found, sizes, strict=True))
 

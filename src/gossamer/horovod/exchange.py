@@ -19,6 +19,7 @@ from gossamer.engine import Session
 from gossamer.errors import PeerLost
 from gossamer.horovod.basics import Adasum, Average, ProcessSet, Sum, context, internal_error, join_lane
 from gossamer.horovod.calls import ReductionOp
+from gossamer.horovod.compression import Compressors
 from gossamer.train.session.recipe_choice import Written, chosen_recipe
 from gossamer.train.world_state import current as current_world
 
@@ -128,7 +129,7 @@ def check_reduction(op: ReductionOp, gradient_predivide_factor: float, backward_
         raise ValueError("backward_passes_per_step must be > 0")
 
 
-def recipe_of(recipe: Written, compression: Any, compressors: Any) -> Written:
+def recipe_of(recipe: Written, compression: Any, compressors: Compressors) -> Written:
     """The recipe that is written, or that of a compressor. compressors: the front end's Compression."""
     if compression not in (compressors.none, compressors.fp16):
         raise ValueError(

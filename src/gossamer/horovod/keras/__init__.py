@@ -44,6 +44,7 @@ from gossamer.horovod.basics import (
     start_timeline,
     stop_timeline,
 )
+from gossamer.horovod.compression import TensorCompressor
 from gossamer.horovod.exceptions import (
     HorovodInternalError,
 )
@@ -69,7 +70,6 @@ from gossamer.horovod.tensorflow.keras.functions import (
 )
 from gossamer.horovod.tensorflow.ops import (
     Compression,
-    TensorCompressor,
 )
 from gossamer.horovod.tensorflow.sync_batch_norm import (
     SyncBatchNormalization,

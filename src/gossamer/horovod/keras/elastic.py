@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 
 from gossamer.horovod.tensorflow import callbacks
+from gossamer.horovod.tensorflow.callbacks import callback_class
 from gossamer.horovod.tensorflow.elastic import ObjectState, State, TensorFlowKerasState, run
 
 __all__ = [
@@ -17,18 +18,9 @@ __all__ = [
     "run",
 ]
 
+KerasState = TensorFlowKerasState
+Callback = keras.callbacks.Callback
 
-class KerasState(TensorFlowKerasState):
-    __doc__ = TensorFlowKerasState.__doc__
-
-
-class CommitStateCallback(callbacks.CommitState, keras.callbacks.Callback):  # type: ignore[misc]
-    __doc__ = callbacks.CommitState.__doc__
-
-
-class UpdateBatchStateCallback(callbacks.UpdateBatchState, keras.callbacks.Callback):  # type: ignore[misc]
-    __doc__ = callbacks.UpdateBatchState.__doc__
-
-
-class UpdateEpochStateCallback(callbacks.UpdateEpochState, keras.callbacks.Callback):  # type: ignore[misc]
-    __doc__ = callbacks.UpdateEpochState.__doc__
+CommitStateCallback = callback_class(callbacks.CommitState, "CommitStateCallback", Callback, __name__)
+UpdateBatchStateCallback = callback_class(callbacks.UpdateBatchState, "UpdateBatchStateCallback", Callback, __name__)
+UpdateEpochStateCallback = callback_class(callbacks.UpdateEpochState, "UpdateEpochStateCallback", Callback, __name__)

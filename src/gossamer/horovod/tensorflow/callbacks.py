@@ -25,6 +25,11 @@ class KerasCallback:
     params: Any
 
 
+def callback_class(behavior: type[KerasCallback], name: str, base: Any, module: str) -> Any:
+    """A public class of a behavior and the Callback of a Keras package."""
+    return type(name, (behavior, base), {"__doc__": behavior.__doc__, "__module__": module})
+
+
 class BroadcastVariables(KerasCallback):
     """Gives every rank the variables of one rank after the first batch, when the optimizer has its own.
 

@@ -11,6 +11,7 @@ import torch
 
 from gossamer.horovod.basics import Average, ProcessSet, Sum, context, global_process_set, reduction
 from gossamer.horovod.calls import AllGatherCall, AllReduceCall, BroadcastCall, ReductionOp
+from gossamer.horovod.compression import Compressors, TensorCompressor
 from gossamer.horovod.tensorflow.host import (
     TensorFlowHorovodInternalError,
     collective,
@@ -19,21 +20,7 @@ from gossamer.horovod.tensorflow.host import (
 )
 
 
-class TensorCompressor:
-    """Makes a tensor smaller for one call."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor that travels, and what `decompress` needs."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """The result in the first dtype."""
-        return tensor
-
-
-class HalfCompressor(TensorCompressor):
+class TensorFlowHalfCompressor(TensorCompressor):
     """Sends floating-point tensors as float16."""
 
     @staticmethod
@@ -45,11 +32,7 @@ class HalfCompressor(TensorCompressor):
         return tf.cast(tensor, ctx) if ctx.is_floating else tensor
 
 
-class Compression:
-    """The compressors of single calls. DistributedOptimizer takes any recipe: see docs/integrations/horovod.md."""
-
-    none = TensorCompressor
-    fp16 = HalfCompressor
+Compression = Compressors(fp16=TensorFlowHalfCompressor)
 
 
 # -- allreduce ---------------------------------------------------------------------------------------------------------
@@ -168,10 +151,12 @@ def _reduced_slices(
     parts = grouped_allgather(
         [part for each in slices for part in (each.values, each.indices)], None, False, process_set
     )
-    share = len(process_set.ranks) if op is Average else 1
+    values = parts[::2]
+    if op is Average:
+        values = [each / tf.cast(len(process_set.ranks), each.dtype) for each in values]
     return [
-        tf.IndexedSlices(values / tf.cast(share, values.dtype), indices, dense_shape=each.dense_shape)
-        for each, values, indices in zip(slices, parts[::2], parts[1::2], strict=True)
+        tf.IndexedSlices(rows, indices, dense_shape=each.dense_shape)
+        for each, rows, indices in zip(slices, values, parts[1::2], strict=True)
     ]
 
 

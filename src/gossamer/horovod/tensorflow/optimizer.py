@@ -14,9 +14,10 @@ import tensorflow as tf
 
 from gossamer.horovod.basics import Average, ProcessSet, global_process_set
 from gossamer.horovod.calls import ReductionOp
+from gossamer.horovod.compression import TensorCompressor
 from gossamer.horovod.exchange import check_reduction, recipe_of
 from gossamer.horovod.tensorflow.exchange import VariableExchange, averaged, check_groups
-from gossamer.horovod.tensorflow.ops import Compression, TensorCompressor
+from gossamer.horovod.tensorflow.ops import Compression
 from gossamer.train.session.recipe_choice import Written
 
 
@@ -78,7 +79,7 @@ class DistributedState:
         self.given: tuple[Any, VariableExchange | None] | None = None  # by compute_gradients, for the step that follows
 
 
-class DistributedSteps:
+class KerasSteps:
     """The methods that DistributedOptimizer adds to the class of the optimizer that it wraps."""
 
     _distributed: DistributedSettings
@@ -194,7 +195,7 @@ class DistributedSteps:
             exchange.took_step()
 
 
-class DistributedApply(DistributedSteps):
+class Keras3Steps(KerasSteps):
     """For optimizers of Keras 3, whose steps are made by apply()."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
@@ -208,7 +209,7 @@ class DistributedApply(DistributedSteps):
         return own.iterations
 
 
-class DistributedApplyGradients(DistributedSteps):
+class Keras2Steps(KerasSteps):
     """For optimizers of Keras 2, whose steps are made by apply_gradients()."""
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
@@ -253,7 +254,7 @@ def distributed_optimizer(
     """What every DistributedOptimizer of TensorFlow and Keras makes: see gossamer.horovod.tensorflow."""
     check_reduction(op, gradient_predivide_factor, backward_passes_per_step)
     check_groups(num_groups, groups)
-    if isinstance(optimizer, DistributedSteps):
+    if isinstance(optimizer, KerasSteps):
         raise ValueError("this optimizer is a DistributedOptimizer already. Wrap the optimizer of Keras, once.")
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise NotImplementedError(
@@ -276,7 +277,7 @@ def distributed_optimizer(
         scale_local_gradients=scale_local_gradients,
     )
     inner = type(optimizer)
-    steps = DistributedApply if hasattr(optimizer, "apply") else DistributedApplyGradients
+    steps = Keras3Steps if hasattr(optimizer, "apply") else Keras2Steps
     # the name and module of the class are the inner one's, so that a saved model loads without Horovod
     wrapped: Any = type(inner.__name__, (steps, inner), {"__module__": inner.__module__, "_distributed": settings})
     made = wrapped.__new__(wrapped)

@@ -10,8 +10,9 @@ import torch
 
 from gossamer.horovod.basics import Average, ProcessSet, Sum, global_process_set
 from gossamer.horovod.calls import AllToAllCall, ReduceScatterCall, ReductionOp, checked_splits
+from gossamer.horovod.compression import TensorCompressor
 from gossamer.horovod.tensorflow.host import collective, differentiable, tensors_of
-from gossamer.horovod.tensorflow.ops import Compression, TensorCompressor, grouped_allgather
+from gossamer.horovod.tensorflow.ops import Compression, grouped_allgather
 
 
 def alltoall(

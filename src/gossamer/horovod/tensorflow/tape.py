@@ -10,9 +10,10 @@ import tensorflow as tf
 from gossamer import tensorflow
 from gossamer.horovod.basics import Average, ProcessSet, global_process_set
 from gossamer.horovod.calls import ReductionOp
+from gossamer.horovod.compression import TensorCompressor
 from gossamer.horovod.exchange import check_reduction, recipe_of
 from gossamer.horovod.tensorflow.exchange import VariableExchange, averaged, check_groups
-from gossamer.horovod.tensorflow.ops import Compression, TensorCompressor, grouped_allreduce
+from gossamer.horovod.tensorflow.ops import Compression, grouped_allreduce
 from gossamer.train.session.recipe_choice import Written
 
 ATTRIBUTE = "_gossamer_horovod_exchanges"  # of the first variable, with which the exchange ends

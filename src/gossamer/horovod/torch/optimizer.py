@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 from gossamer.engine import Session
 from gossamer.horovod.basics import Average, ProcessSet, global_process_set
 from gossamer.horovod.calls import ReductionOp
+from gossamer.horovod.compression import TensorCompressor
 from gossamer.horovod.exchange import RecipeExchange, check_reduction, recipe_of
 from gossamer.horovod.objects import allgather_object
-from gossamer.horovod.torch.ops import Compression, TensorCompressor, sparse_allreduce_async
+from gossamer.horovod.torch.ops import Compression, sparse_allreduce_async
 from gossamer.train.session.recipe_choice import Written
 
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from gossamer.horovod.basics import Average, ProcessSet, Sum, global_process_set
 from gossamer.horovod.calls import AllToAllCall, ReduceScatterCall, ReductionOp, checked_splits
+from gossamer.horovod.compression import TensorCompressor
 from gossamer.horovod.exceptions import HorovodInternalError
 from gossamer.horovod.torch.ops import (
     Compression,
-    TensorCompressor,
     apply,
     apply_compressed,
     grouped_allgather,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from gossamer.horovod.tensorflow import callbacks
+from gossamer.horovod.tensorflow.callbacks import callback_class
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -13,18 +14,15 @@ __all__ = [
     "MetricAverageCallback",
 ]
 
+Callback = tf.keras.callbacks.Callback
 
-class BroadcastGlobalVariablesCallback(callbacks.BroadcastVariables, tf.keras.callbacks.Callback):  # type: ignore[misc]
-    __doc__ = callbacks.BroadcastVariables.__doc__
-
-
-class MetricAverageCallback(callbacks.MetricAverage, tf.keras.callbacks.Callback):  # type: ignore[misc]
-    __doc__ = callbacks.MetricAverage.__doc__
-
-
-class LearningRateScheduleCallback(callbacks.LearningRateSchedule, tf.keras.callbacks.Callback):  # type: ignore[misc]
-    __doc__ = callbacks.LearningRateSchedule.__doc__
-
-
-class LearningRateWarmupCallback(callbacks.LearningRateWarmup, tf.keras.callbacks.Callback):  # type: ignore[misc]
-    __doc__ = callbacks.LearningRateWarmup.__doc__
+BroadcastGlobalVariablesCallback = callback_class(
+    callbacks.BroadcastVariables, "BroadcastGlobalVariablesCallback", Callback, __name__
+)
+LearningRateScheduleCallback = callback_class(
+    callbacks.LearningRateSchedule, "LearningRateScheduleCallback", Callback, __name__
+)
+LearningRateWarmupCallback = callback_class(
+    callbacks.LearningRateWarmup, "LearningRateWarmupCallback", Callback, __name__
+)
+MetricAverageCallback = callback_class(callbacks.MetricAverage, "MetricAverageCallback", Callback, __name__)

@@ -7,8 +7,9 @@ from typing import Any
 
 from gossamer.horovod.basics import Average, ProcessSet, global_process_set, reduction
 from gossamer.horovod.calls import ReductionOp
+from gossamer.horovod.compression import TensorCompressor
 from gossamer.horovod.tensorflow import functions, ops, scattering
-from gossamer.horovod.tensorflow.ops import Compression, TensorCompressor
+from gossamer.horovod.tensorflow.ops import Compression
 from gossamer.horovod.tensorflow.optimizer import distributed_optimizer
 from gossamer.horovod.tensorflow.tape import local_variables
 from gossamer.train.session.recipe_choice import Written
