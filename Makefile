@@ -39,7 +39,7 @@ test-nightly: $(READY) $(INTEGRATED) ## run the tests that `make test` leaves ou
 	$(BIN)/pytest --durations=40 -m nightly
 
 # In an environment of their own, which sees what .venv has: its versions of other packages stay what they are.
-FRAMEWORKS := jax optax flax equinox keras tensorflow-cpu
+FRAMEWORKS := jax optax flax equinox keras tensorflow-cpu tf_keras
 test-frameworks: export PYTHONDONTWRITEBYTECODE :=
 test-frameworks: $(READY) ## run the tests of other frameworks, which `make test` skips where they are missing
 	test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks

@@ -84,7 +84,7 @@ def run(path: Path, name: str, workers: int, recipe: str | None) -> bool:
         command += ["--recipe", recipe] if recipe else []
         command += ["--logs", f"{folder}/logs", str(path / "examples" / name), *EXAMPLES[name]]
         done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=900)
-        logs = [file.read_text() for file in sorted(Path(folder, "logs").rglob("*")) if file.is_file()]
+        logs = [file.read_text(errors="replace") for file in sorted(Path(folder, "logs").rglob("*.log"))]
     print(f"{name}: {'run' if done.returncode == 0 else f'exit {done.returncode}'}", flush=True)
     if done.returncode:
         print(*(text[-2500:] for text in [*logs, done.stdout, done.stderr]), sep="\n", flush=True)

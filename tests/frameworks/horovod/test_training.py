@@ -219,6 +219,33 @@ def test_a_gradient_that_is_not_finite_makes_no_step_on_any_rank() -> None:
     assert horovod(work) == [(1.0, 0)] * 2
 
 
+def test_the_first_step_gives_all_ranks_the_variables_of_the_first() -> None:
+    def work(rank: int) -> list[float]:
+        taped, stepped = tf.Variable(1.0 + rank), tf.Variable(3.0 + rank)
+        with tf.GradientTape() as tape:
+            loss = 0.0 * taped
+        hvd.DistributedGradientTape(tape).gradient(loss, [taped])
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)).apply_gradients([(tf.constant(1.0), stepped)])
+        return [float(taped), float(stepped)]
+
+    assert horovod(work) == [[1.0, 3.0]] * 2
+
+
+def test_a_broadcast_of_trained_variables_begins_the_recipe_again() -> None:
+    def work(rank: int) -> list[bool]:
+        x, other = tf.Variable(1.0), tf.Variable(1.0)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), recipe="LocalSGD(period=2)")
+        optimizer.apply_gradients([(tf.constant(1.0), x)])
+        (exchange,) = optimizer._state.exchanges.values()
+        found = []
+        for variable in (other, x):
+            hvd.broadcast_variables([variable], root_rank=0)
+            found.append(exchange.session is None)
+        return found
+
+    assert horovod(work) == [[False, True]] * 2
+
+
 def test_a_process_set_averages_among_its_ranks() -> None:
     def work(rank: int) -> float:
         pair = hvd.add_process_set([0, 2])

@@ -50,12 +50,8 @@ def host_call(function: Callable[..., Any], inputs: Sequence[Any], dtypes: Seque
         enter(worker)  # a graph runs on threads of TensorFlow
         try:
             return function(*arrays)
-        except tf.errors.OpError:
-            raise
         except HorovodInternalError as failure:
             raise TensorFlowHorovodInternalError(str(failure)) from failure
-        except ValueError as failure:
-            raise InvalidCallError(str(failure)) from failure
 
     if tf.executing_eagerly():
         found = call(*(each.numpy() for each in inputs))
@@ -100,7 +96,10 @@ def collective(
 
     def perform(*arrays: Array) -> list[Any]:
         here = context()
-        call = make(tuple(map(tensor_of, arrays)))
+        try:
+            call = make(tuple(map(tensor_of, arrays)))
+        except ValueError as failure:
+            raise InvalidCallError(str(failure)) from failure
         answer = here.synchronize(here.submit(call, name, process_set))
         pairs = zip(answer, arrays, strict=True) if finish is None else finish(answer)
         return [array_of(found, arrays[like] if isinstance(like, int) else like) for found, like in pairs]
