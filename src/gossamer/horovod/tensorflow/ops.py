@@ -237,7 +237,10 @@ def _broadcast(tensors: Sequence[Any], root_rank: int, name: str | None, process
     def backward(gradients: Sequence[Any]) -> list[Any]:
         """The gradient at the root is the mean over the ranks; elsewhere it is zero."""
         means = _reduced(gradients, None, Average, (1.0, 1.0), process_set)
-        return means if context().rank == root_rank else [tf.zeros_like(each) for each in means]
+        if context().rank == root_rank:
+            return means
+        with tf.control_dependencies(means):  # or a graph would leave out this rank's part of the reduction
+            return [tf.zeros_like(each) for each in gradients]
 
     return differentiable(forward, backward, tensors_of(tensors))
 
