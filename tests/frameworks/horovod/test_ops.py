@@ -85,6 +85,17 @@ def test_gradients_flow_through_calls_as_in_horovod() -> None:
     assert second == [[3, 3], [3, 4], [0, 0], [2, 2], [2, 4]]
 
 
+def test_a_graph_of_tensorflow_1_reduces_the_gradient_of_a_broadcast_on_every_rank() -> None:
+    def work(rank: int) -> list[float]:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            x = tf.constant([1.0, 2.0])
+            found = tf.gradients(hvd.broadcast(x, 0) * (1.0 + rank), [x])
+            result: list[float] = session.run(found[0]).tolist()
+        return result
+
+    assert horovod(work) == [[1.5, 1.5], [0, 0]]
+
+
 def test_rows_of_indexed_slices_are_gathered_and_divided_by_the_ranks() -> None:
     def work(rank: int) -> Any:
         slices = tf.IndexedSlices(tf.constant([[2.0 + rank]]), tf.constant([rank]), tf.constant([3, 1]))
