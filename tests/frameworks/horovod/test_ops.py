@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from support.horovod_workers import horovod  # noqa: E402
+from support.paths import ROOT  # noqa: E402
 
 import gossamer.horovod.tensorflow as hvd  # noqa: E402
+import gossamer.horovod.tensorflow.keras as hvd_keras  # noqa: E402
 
 
 def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -193,3 +196,13 @@ def test_synchronized_statistics_equal_those_of_the_joined_batch() -> None:
     for place, known in enumerate((expected.numpy(), gradients)):
         np.testing.assert_allclose(np.concatenate([first[place], second[place]]), known, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(first[2], plain.moving_variance.numpy(), rtol=1e-5)
+
+
+def test_every_name_of_the_page_is_there() -> None:
+    text = (ROOT / "docs" / "integrations" / "horovod.md").read_text()
+    page = text.partition("## TensorFlow and Keras")[2].partition("## Names for torch")[0].partition("| names")[2]
+    table = "\n".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
+    homes = [hvd, hvd_keras, hvd_keras.callbacks, hvd_keras.elastic, hvd.elastic]
+    methods = {"register_local_source", "register_local_var", "backward_passes_per_step"}
+    named = {name.rpartition(".")[2] for name in re.findall(r"`([\w.]+)`", table)} - methods
+    assert {name for name in named if not any(hasattr(home, name) for home in homes)} == set()
