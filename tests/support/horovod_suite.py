@@ -22,6 +22,7 @@ import traceback
 import types
 import unittest
 from collections import Counter
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -228,6 +229,8 @@ def stand_in_for_what_the_suite_imports() -> None:
     """Modules that the suite's helpers name and its tests do not use."""
     import unittest.mock
 
+    with suppress(ImportError):
+        import_module("parameterized")  # before it finds the stand-in for mock
     sys.modules["mock"] = unittest.mock
     for name in ("", ".util", ".util.threads", ".common", ".common.util", ".common.util.env"):
         sys.modules[f"horovod.runner{name}"] = types.ModuleType(f"horovod.runner{name}")
