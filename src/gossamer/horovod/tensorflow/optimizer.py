@@ -117,7 +117,11 @@ class KerasSteps:
         variables = list(var_list)
         return [*zip(self._reduced(tape.gradient(loss, variables, **options), variables), variables, strict=True)]
 
-    _compute_gradients = compute_gradients
+    def _compute_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
+    ) -> list[tuple[Any, Any]]:
+        """As legacy optimizers of Keras 2 call it."""
+        return self.compute_gradients(loss, var_list, tape, output_gradients=grad_loss)
 
     def get_gradients(self, loss: Any, params: Any) -> list[Any]:
         """Averaged gradients, from the optimizer's own method."""
