@@ -40,7 +40,7 @@ test-nightly: $(READY) $(INTEGRATED) ## run the tests that `make test` leaves ou
 	$(BIN)/pytest --durations=40 -m nightly
 
 # In an environment of their own, which sees the packages of .venv: its versions of other packages stay as they are.
-FRAMEWORKS := jax optax flax equinox keras tensorflow-cpu
+FRAMEWORKS := jax optax flax equinox keras tensorflow-cpu tf_keras
 FRAMEWORK_TESTS := tests/integrations/jax tests/integrations/test_jax.py tests/scenarios/test_page_jax.py tests/frameworks
 test-frameworks: export PYTHONDONTWRITEBYTECODE :=
 test-frameworks: $(FRAMED) ## run the tests of other frameworks, which `make test` skips where they are missing

@@ -53,7 +53,7 @@ def test_a_job_of_one() -> None:
 @pytest.mark.usefixtures("alone")
 def test_the_example_of_the_page_runs() -> None:
     page = (ROOT / "docs" / "integrations" / "horovod.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)
     names["model"](torch.ones(1, 10)).sum().backward()
@@ -61,7 +61,7 @@ def test_the_example_of_the_page_runs() -> None:
 
 
 def test_every_name_of_the_page_is_there() -> None:
-    page = (ROOT / "docs" / "integrations" / "horovod.md").read_text()
+    _, _, page = (ROOT / "docs" / "integrations" / "horovod.md").read_text().partition("## Names for torch")
     table = "\n".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
     named = set(re.findall(r"`([\w.]+)`", table)) - {
         "_async",

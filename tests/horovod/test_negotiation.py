@@ -13,7 +13,7 @@ from torch import Tensor
 import gossamer.horovod.torch as hvd
 from gossamer.comm.simulated import SimulatedGroup
 from gossamer.horovod import negotiation
-from gossamer.horovod.calls import AllReduceCall, BarrierCall, ReductionOp
+from gossamer.horovod.calls import AllReduceCall, BarrierCall, ReductionOp, as_bytes, from_bytes
 from gossamer.horovod.exceptions import HorovodInternalError
 from gossamer.horovod.negotiation import Lane
 
@@ -160,3 +160,10 @@ def test_missing_ranks_are_named_after_a_while(monkeypatch: pytest.MonkeyPatch) 
 
         horovod(work)
     assert any("allreduce.mine" in each and "[1]" in each for each in said)
+
+
+def test_parts_of_a_message_may_begin_at_any_byte() -> None:
+    """As after a part of an odd number of bytes, in connections that send all parts of a payload as one."""
+    numbers = torch.tensor([1, 2], dtype=torch.int32)
+    message = torch.cat([torch.zeros(3, dtype=torch.uint8), as_bytes(numbers)])
+    assert torch.equal(from_bytes(message[3:], torch.int32), numbers)

@@ -1,9 +1,12 @@
 """Runs Horovod's own tests, from a copy that is fetched and never committed, on gossamer.horovod.
 
     python tests/support/horovod_suite.py PATH [--workers 2 4] [--module test_torch] [--hide-muon] [--only NAME ...]
+    python tests/support/horovod_suite.py PATH --module test_tensorflow test_tensorflow2_keras [--keras-2]
 
-PATH is a checkout of Horovod. Prints, for each number of workers: passed, runnable (not skipped by the suite), and each
-failure with its reason. A run of all tests is one `gossamer run`; after a failure the rest are run by another.
+PATH is a checkout of Horovod. Prints, for each number of workers: passed, runnable (not skipped by the suite), the
+reasons of skipped tests, and each failure with its reason. A run of all tests is one `gossamer run`; after a failure
+the rest are run by another. The tests of Keras are written for Keras 2: --keras-2 runs them on the package tf_keras.
+They need the package parameterized.
 """
 
 from __future__ import annotations
@@ -15,42 +18,55 @@ import re
 import subprocess
 import sys
 import tempfile
+import traceback
 import types
 import unittest
 from collections import Counter
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+from typing import Any, cast
 
-SECONDS_PER_TEST = 150
+SECONDS_PER_TEST = 400  # some tests run a hundred sessions of growing graphs
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("path", type=Path)
     options.add_argument("--workers", type=int, nargs="+", default=[2, 4])
-    options.add_argument("--module", default="test_torch")
+    options.add_argument("--module", nargs="+", default=["test_torch"])
     options.add_argument(
         "--hide-muon", action="store_true", help="leave out torch.optim.Muon, which takes matrices only"
     )
+    options.add_argument("--keras-2", action="store_true", help="let tf.keras be the package tf_keras")
     options.add_argument("--only", nargs="+")
     options.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.worker:
-        work(given.path, given.module, given.worker, given.hide_muon)
+        work(given.path, given.module[0], given.worker, given.hide_muon)
         return
-    for workers in given.workers:
-        results = run_suite(given.path, given.module, workers, given.only, given.hide_muon)
-        report(given.module, workers, results)
+    if given.keras_2:
+        os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    for module in given.module:
+        for workers in given.workers:
+            results = run_suite(given.path, module, workers, given.only, given.hide_muon)
+            report(module, workers, results)
 
 
 def names_in(path: Path, module: str) -> list[str]:
     """The tests of a module, as CLASS.test_NAME, in the order of the file."""
     source = (path / "test" / "parallel" / f"{module}.py").read_text()
-    found, owner = [], ""
+    found, owner, copies = [], "", 0  # copies of a parameterized test, one for each line of its list
     for line in source.splitlines():
         if match := re.match(r"class (\w+)\(", line):
             owner = match[1]
+        elif re.match(r"        \[.*\],?$", line):
+            copies += 1
+        elif re.match(r"    @parameterized", line):
+            copies = 0
         elif match := re.match(r"    def (test_\w+)\(", line):
-            found.append(f"{owner}.{match[1]}")
+            found += [f"{owner}.{match[1]}_{n}" for n in range(copies)] if copies else [f"{owner}.{match[1]}"]
+            copies = 0
     return found
 
 
@@ -75,8 +91,6 @@ def run_suite(
             results[name] = worst
             print(f"{workers} workers: {name} {worst[0]} {worst[1]}", flush=True)
             done += 1
-            if worst[0] == "failed":
-                break
         if not done:
             results[left[0]] = ("failed", "no rank came to its end")
             done = 1
@@ -89,7 +103,8 @@ def started(path: Path, module: str, workers: int, tests: Path, hide_muon: bool)
     command = [sys.executable, "-m", "gossamer", "run", "--as-horovod", "--workers", str(workers)]
     command += ["--logs", str(tests.parent / "logs"), __file__, str(path), "--module", module, "--worker", str(tests)]
     command += ["--hide-muon"] if hide_muon else []
-    environ = {**os.environ, "GOSSAMER_TIMEOUT": "60", "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, "GOSSAMER_TIMEOUT": "60", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environ["TF_NUM_INTEROP_THREADS"] = "64"  # calls of one tf.compat.v1.Session wait for other ranks beside each other
     with (tests.parent / "output").open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environ, cwd=tests.parent)
         before, waited = -1, 0
@@ -105,8 +120,10 @@ def started(path: Path, module: str, workers: int, tests: Path, hide_muon: bool)
 
 
 def read(file: Path) -> dict[str, tuple[str, str]]:
-    lines = file.read_text().splitlines() if file.exists() else []
-    return {name: (status, reason) for name, status, reason in map(json.loads, lines)}
+    """A test that runs in several modes is skipped where all of them are."""
+    lines = map(json.loads, file.read_text().splitlines() if file.exists() else [])
+    order = ["skipped", "passed", "failed"]
+    return {name: (status, reason) for name, status, reason in sorted(lines, key=lambda line: order.index(line[1]))}
 
 
 def report(module: str, workers: int, results: dict[str, tuple[str, str]]) -> None:
@@ -115,44 +132,133 @@ def report(module: str, workers: int, results: dict[str, tuple[str, str]]) -> No
     print(
         f"\n{module}, {workers} workers: {counts['passed']} passed of {runnable} runnable; {counts['skipped']} skipped"
     )
+    for reason, count in Counter(reason for status, reason in results.values() if status == "skipped").items():
+        print(f"  skipped: {count} {reason}")
     for name, (status, reason) in results.items():
         if status == "failed":
-            print(f"  {name}: {reason}")
+            print(f"  {name}: {reason}", flush=True)
 
 
 # -- in a worker -------------------------------------------------------------------------------------------------------
 
 
+class RecordedResult(unittest.TestResult):
+    """Writes the result of each test to a file, and stops where only some ranks fail: their calls differ then."""
+
+    def __init__(self, output: Path, names: list[str]) -> None:
+        super().__init__()
+        self.output, self.names = output, names
+
+    def record(self, name: str, status: str, reason: str = "") -> None:
+        with self.output.open("a") as file:
+            print(json.dumps([name, status, reason[:300]]), file=file)
+
+    def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802 (unittest's name)
+        self.record(named(test), "passed")
+
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802 (unittest's name)
+        self.record(named(test), "skipped", reason)
+
+    def addError(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802 (unittest's name)
+        if err[0].__name__ == "Skipped":  # pytest's
+            self.addSkip(test, str(err[1]))
+            return
+        text = "".join(traceback.format_exception(*err))
+        print(text, flush=True)
+        reason = f"{err[0].__name__}: {err[1]}".strip().replace("\n", " ")
+        whole = getattr(test, "test_case", test)  # of a subtest
+        for name in [named(test)] if hasattr(whole, "_testMethodName") else self.names:
+            self.record(name, "failed", reason)
+        if not failed_on_all_ranks(str(test)):
+            self.stop()
+
+    addFailure = addError  # noqa: N815 (unittest's name)
+
+    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:  # noqa: N802
+        if err is None:
+            self.addSuccess(test)
+        else:
+            self.addError(test, err)
+
+
+def failed_on_all_ranks(name: str) -> bool:
+    """Whether all ranks call this now, so that the next test may run."""
+    from gossamer.horovod import basics
+    from gossamer.horovod.calls import BarrierCall
+
+    try:
+        call = basics.context().lane(basics.global_process_set).submit(BarrierCall(), f"failed {name}")
+        call.future.result(timeout=20)
+    except Exception:
+        return False
+    return True
+
+
+def named(test: Any) -> str:
+    whole = getattr(test, "test_case", test)  # of a subtest
+    return f"{type(whole).__name__}.{whole._testMethodName}"
+
+
 def work(path: Path, module: str, tests: Path, hide_muon: bool) -> None:
-    """Run tests one by one; exit after the first that fails, since other ranks may be elsewhere then."""
+    """Run tests until one fails on some ranks."""
     stand_in_for_what_the_suite_imports()
+    if module != "test_torch":
+        stand_in_for_private_names_of_tensorflow()
     if hide_muon:
         import torch
 
         torch.optim.Muon.__module__ = "hidden"  # the suite takes optimizers by the name of their module
     sys.path.insert(0, str(path / "test" / "parallel"))
-    output = tests.parent / f"rank-{os.environ['RANK']}.jsonl"
-    for name in json.loads(tests.read_text()):
-        result = unittest.TestResult()
-        unittest.defaultTestLoader.loadTestsFromName(f"{module}.{name}").run(result)
-        trouble = [*result.failures, *result.errors]
-        status = "failed" if trouble else "skipped" if result.skipped or not result.testsRun else "passed"
-        reason = trouble[0][1].strip().splitlines()[-1] if trouble else result.skipped[0][1] if result.skipped else ""
-        with output.open("a") as file:
-            print(json.dumps([name, status, reason[:300]]), file=file)
-        if trouble:
-            print(trouble[0][1], flush=True)
-            sys.exit(3)
+    names = json.loads(tests.read_text())
+    result = RecordedResult(tests.parent / f"rank-{os.environ['RANK']}.jsonl", names)
+    home = import_module(module)
+    suite = unittest.TestSuite()
+    for name in names:
+        owner, method = name.split(".")
+        marks = [mark for mark in getattr(getattr(home, owner), "pytestmark", []) if mark.name == "skipif"]
+        if reasons := [mark.kwargs["reason"] for mark in marks if mark.args[0]]:
+            result.record(name, "skipped", reasons[0])
+        else:
+            suite.addTest(getattr(home, owner)(method))
+    suite.run(result)
+    if result.shouldStop:
+        sys.exit(3)
 
 
 def stand_in_for_what_the_suite_imports() -> None:
     """Modules that the suite's helpers name and its tests do not use."""
     import unittest.mock
 
+    with suppress(ImportError):
+        import_module("parameterized")  # before it finds the stand-in for mock
     sys.modules["mock"] = unittest.mock
-    for name in ("horovod.runner", "horovod.runner.util", "horovod.runner.util.threads"):
-        sys.modules[name] = types.ModuleType(name)
-    sys.modules["horovod.runner.util.threads"].in_thread = None  # type: ignore[attr-defined]
+    for name in ("", ".util", ".util.threads", ".common", ".common.util", ".common.util.env"):
+        sys.modules[f"horovod.runner{name}"] = types.ModuleType(f"horovod.runner{name}")
+    threads: Any = sys.modules["horovod.runner.util.threads"]
+    threads.in_thread = None
+    environment: Any = sys.modules["horovod.runner.common.util.env"]
+    environment.get_env_rank_and_size = lambda: (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+
+
+def stand_in_for_private_names_of_tensorflow() -> None:
+    import tensorflow as tf
+
+    import gossamer.horovod.tensorflow as hvd
+    from gossamer.horovod import basics
+
+    home, common = cast(Any, hvd), cast(Any, basics)
+    home.util = cast(Any, types.ModuleType("horovod.tensorflow.util"))
+    home.util._executing_eagerly = home._executing_eagerly = tf.executing_eagerly
+    sys.modules["horovod.tensorflow.util"] = home.util
+    common.is_version_greater_equal_than = lambda found, least: version(found) >= version(least)
+    home.mpi_ops = types.SimpleNamespace(_basics=common)
+    common._get_process_set_ids_and_ranks = lambda: {
+        number: each.ranks for number, each in sorted(basics.context()._sets.items())
+    }
+
+
+def version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)[:3]))
 
 
 if __name__ == "__main__":

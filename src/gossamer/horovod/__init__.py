@@ -4,6 +4,10 @@ docs/integrations/horovod.md.
     import gossamer.horovod.torch as hvd
 
 torch/       the API for torch
+tensorflow/  the API for TensorFlow and tf.keras
+keras/       the API for the package keras
+compression  Compression.none and Compression.fp16
+exchange     the recipe of an optimizer or a tape, for every framework
 elastic      State, ObjectState and run_fn, for every framework
 basics       init, ranks, process sets, handles
 calls        collective calls: their form and how they communicate

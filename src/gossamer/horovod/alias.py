@@ -17,6 +17,8 @@ MOVED = {  # of Horovod's modules, where their names are here
     "horovod.common": HOME,
     "horovod.torch.mpi_ops": f"{HOME}.torch",
     "horovod.torch.compression": f"{HOME}.torch.ops",
+    "horovod.tensorflow.mpi_ops": f"{HOME}.tensorflow",
+    "horovod.tensorflow.compression": f"{HOME}.tensorflow.ops",
     "horovod.common.process_sets": f"{HOME}.basics",
     "horovod.common.util": f"{HOME}.basics",
 }

@@ -109,6 +109,12 @@ class Context:
             )
         return self._lanes[number]
 
+    def set_of(self, number: int) -> ProcessSet:
+        """Raises HorovodInternalError for a number that no set has."""
+        if number not in self._sets:
+            raise HorovodInternalError(f"no process set has the number {number}. Pass process_set.process_set_id.")
+        return self._sets[number]
+
     def session_transport(self, process_set: ProcessSet) -> Transport | None:
         """The transport of a training session; None: the session makes one of all workers."""
         if process_set.process_set_id == 0 and not self.simulated:

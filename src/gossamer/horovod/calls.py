@@ -71,6 +71,11 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8)
 
 
+def from_bytes(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """The entries of a part of a message, which may begin at any byte."""
+    return (part.clone() if part.storage_offset() % dtype.itemsize else part).view(dtype)
+
+
 def scaled(tensor: Tensor, factor: float) -> Tensor:
     """In the tensor's dtype; integers are scaled in float64 and truncated."""
     if factor == 1.0:
@@ -190,7 +195,7 @@ class AllGatherCall(CollectiveCall):
             heard = _alone(transport, AllGather(tuple(as_bytes(padded[number].view(-1)) for number in sent)))
             for place, number in enumerate(sent):
                 like = padded[number]
-                parts = [payload[place].view(like.dtype).view(like.shape) for payload in heard]
+                parts = [from_bytes(payload[place], like.dtype).view(like.shape) for payload in heard]
                 found[number] = torch.cat([part[:size] for part, size in zip(parts, sizes[number], strict=True)])
         return list(zip(found, sizes, strict=True))
 
@@ -281,6 +286,22 @@ class AllToAllCall(CollectiveCall):
         shape = (most[transport.rank], *trailing)
         blocks = [part.view(rows.dtype).view(shape) for (part,) in heard]
         return torch.cat([block[:count] for block, count in zip(blocks, received, strict=True)]), received
+
+
+def checked_splits(tensor: Tensor, splits: Sequence[int] | None, world: int) -> list[int]:
+    """How many rows go to each rank. Raises ValueError for splits that do not fit; None: equally many."""
+    if not tensor.dim():
+        raise ValueError("alltoall takes a tensor of at least one dimension. Write tensor.reshape(-1).")
+    if splits is None:
+        if len(tensor) % world:
+            raise ValueError(
+                f"the first dimension, {len(tensor)}, does not divide by {world} ranks. Pass splits=[...]."
+            )
+        return [len(tensor) // world] * world
+    counts = [int(each) for each in splits]
+    if len(counts) != world or min(counts) < 0 or sum(counts) > len(tensor):
+        raise ValueError(f"splits must be {world} numbers of rows that add up to at most {len(tensor)}, got {counts}")
+    return counts
 
 
 def row_shares(rows: int, world: int) -> list[int]:

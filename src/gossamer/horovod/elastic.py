@@ -7,7 +7,8 @@ directory, so that training continues from the last commit when a lost worker ma
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -119,6 +120,66 @@ class ObjectState(ElasticState):
     def _set_attributes(self) -> None:
         for name, value in self._saved_state.items():
             setattr(self, name, value)
+
+
+class StatePart(ABC):
+    """A part of a state whose values are saved apart from plain objects, such as a model."""
+
+    saved: Any  # the copy, of types that travel (objects.py)
+
+    @abstractmethod
+    def save(self) -> None:
+        """Copy the values to `saved`."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Load the values of `saved`."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Give every rank the values of rank 0."""
+
+
+class PartsState(ObjectState):
+    """State of parts by name, and of plain Python objects, which are attributes.
+
+    Args:
+        parts: The parts; they are saved at once.
+        objects: As for ObjectState.
+    """
+
+    _parts: dict[str, StatePart]
+
+    def __init__(self, parts: Mapping[str, StatePart], objects: Mapping[str, Any]) -> None:
+        self.__dict__["_parts"] = dict(parts)
+        for part in parts.values():
+            part.save()
+        super().__init__(**objects)
+
+    def save(self) -> None:
+        for part in self._parts.values():
+            part.save()
+        super().save()
+
+    def restore(self) -> None:
+        for part in self._parts.values():
+            part.restore()
+        super().restore()
+
+    def sync(self) -> None:
+        for part in self._parts.values():
+            part.sync()
+            part.save()
+        super().sync()
+
+    def committed(self) -> Any:
+        return {"objects": super().committed(), "parts": {name: part.saved for name, part in self._parts.items()}}
+
+    def take_up(self, committed: Any) -> None:
+        for name, part in self._parts.items():
+            part.saved = committed["parts"][name]
+            part.restore()
+        super().take_up(committed["objects"])
 
 
 State = ElasticState

@@ -3,7 +3,7 @@
 ops              allreduce, allgather and broadcast of tensors
 scattering       alltoall and reducescatter
 optimizer        DistributedOptimizer, under any recipe
-functions        broadcast of parameters and optimizer state; join
+functions        broadcast of parameters and optimizer state
 elastic          TorchState, ElasticSampler, run
 sync_batch_norm  SyncBatchNorm
 """
@@ -45,9 +45,10 @@ from gossamer.horovod.basics import (
     stop_timeline,
 )
 from gossamer.horovod.exceptions import HorovodInternalError
+from gossamer.horovod.exchange import join
 from gossamer.horovod.objects import allgather_object, broadcast_object
 from gossamer.horovod.torch import elastic
-from gossamer.horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters, join
+from gossamer.horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from gossamer.horovod.torch.ops import (
     Compression,
     allgather,

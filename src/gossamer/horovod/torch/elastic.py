@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Sampler
 
 from gossamer.horovod.basics import rank, size
-from gossamer.horovod.elastic import ObjectState, State, run
+from gossamer.horovod.elastic import ObjectState, PartsState, State, StatePart, run
 from gossamer.horovod.objects import broadcast_object
 from gossamer.horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
@@ -68,12 +68,11 @@ class ElasticSampler(Sampler[int]):
         return self.num_samples
 
 
-class _Part:
-    """A model, optimizer or sampler of a state."""
+class _TorchPart(StatePart):
+    """A model, optimizer or sampler. broadcast: Gives every rank the values of rank 0."""
 
-    def __init__(self, value: Any, sync: Callable[[Any], None]) -> None:
-        self.value, self.sync = value, sync
-        self.save()
+    def __init__(self, value: Any, broadcast: Callable[[Any], None]) -> None:
+        self.value, self.broadcast = value, broadcast
 
     def save(self) -> None:
         self.saved = copy.deepcopy(self.value.state_dict())
@@ -81,18 +80,21 @@ class _Part:
     def restore(self) -> None:
         self.value.load_state_dict(copy.deepcopy(self.saved))
 
+    def sync(self) -> None:
+        self.broadcast(self.value)
 
-def _part(value: Any) -> _Part | None:
+
+def _part(value: Any) -> _TorchPart | None:
     if isinstance(value, nn.Module):
-        return _Part(value, lambda model: broadcast_parameters(model.state_dict(), root_rank=0))
+        return _TorchPart(value, lambda model: broadcast_parameters(model.state_dict(), root_rank=0))
     if isinstance(value, Optimizer):
-        return _Part(value, lambda optimizer: broadcast_optimizer_state(optimizer, root_rank=0))
+        return _TorchPart(value, lambda optimizer: broadcast_optimizer_state(optimizer, root_rank=0))
     if isinstance(value, ElasticSampler):
-        return _Part(value, lambda sampler: sampler.load_state_dict(broadcast_object(sampler.state_dict())))
+        return _TorchPart(value, lambda sampler: sampler.load_state_dict(broadcast_object(sampler.state_dict())))
     return None
 
 
-class TorchState(ObjectState):
+class TorchState(PartsState):
     """State of models, optimizers, samplers and plain objects, which are attributes.
 
     Args:
@@ -100,16 +102,13 @@ class TorchState(ObjectState):
         kwargs: More of them by name, ElasticSampler among them; all other values are objects, as for ObjectState.
     """
 
-    _parts: dict[str, _Part]
+    _parts: dict[str, _TorchPart]  # type: ignore[assignment]
 
     def __init__(self, model: nn.Module | None = None, optimizer: Optimizer | None = None, **kwargs: Any) -> None:
         given = {"model": model, "optimizer": optimizer, **kwargs}
         parts = {name: part for name, value in given.items() if (part := _part(value)) is not None}
-        self.__dict__["_parts"] = {}
-        for name, part in parts.items():
-            super().__setattr__(name, part.value)
-        super().__init__(**{name: value for name, value in given.items() if name not in parts})
-        self.__dict__["_parts"] = parts
+        self.__dict__.update({name: part.value for name, part in parts.items()})
+        super().__init__(parts, {name: value for name, value in given.items() if name not in parts})
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._parts:
@@ -117,33 +116,8 @@ class TorchState(ObjectState):
             self._parts[name].save()
         super().__setattr__(name, value)
 
-    def save(self) -> None:
-        for part in self._parts.values():
-            part.save()
-        super().save()
-
-    def restore(self) -> None:
-        for part in self._parts.values():
-            part.restore()
-        super().restore()
-
-    def sync(self) -> None:
-        for part in self._parts.values():
-            part.sync(part.value)
-            part.save()
-        super().sync()
-
     def on_reset(self) -> None:
         for part in self._parts.values():
             if isinstance(part.value, ElasticSampler):
                 part.value.reset()
         super().on_reset()
-
-    def committed(self) -> Any:
-        return {"objects": super().committed(), "parts": {name: part.saved for name, part in self._parts.items()}}
-
-    def take_up(self, committed: Any) -> None:
-        for name, part in self._parts.items():
-            part.saved = committed["parts"][name]
-            part.restore()
-        super().take_up(committed["objects"])

@@ -1,17 +1,16 @@
-"""Functions on models and optimizers: broadcast of parameters and of the optimizer's state, join."""
+"""Functions on models and optimizers: broadcast of parameters and of the optimizer's state."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
-from gossamer.horovod.basics import ProcessSet, context, global_process_set, join_lane
+from gossamer.horovod.basics import ProcessSet, context, global_process_set
+from gossamer.horovod.exchange import restart_holders
 from gossamer.horovod.objects import broadcast_object
 from gossamer.horovod.torch.ops import broadcast_call, synchronize
 
@@ -39,10 +38,7 @@ def broadcast_parameters(
     if not tensors:
         return
     here = context()
-    addresses = {tensor.data_ptr() for tensor in tensors}
-    for exchange in list(here.exchanges):
-        if exchange.session is not None and exchange.holds(addresses):
-            exchange.restart()
+    restart_holders({tensor.data_ptr() for tensor in tensors})
 
     def overwrite(found: list[Tensor]) -> None:
         for tensor, new in zip(tensors, found, strict=True):
@@ -70,24 +66,3 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int, model: Any =
         for parameter in group["params"]:
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-
-
-def join(device: int = -1) -> int:
-    """This rank is out of data: let the others go on, until all ranks have called it.
-
-    Steps of other ranks' DistributedOptimizer are then means over the ranks that have data, and this rank takes over
-    their parameters and optimizer state at the end. Calls of allreduce with Sum and Average receive zeros of this rank.
-
-    Args:
-        device: Not used.
-
-    Returns:
-        The rank that joined last.
-    """
-    wait = join_lane()
-    if exchanges := [each for each in context().exchanges if each.session is not None]:
-        with ThreadPoolExecutor(len(exchanges)) as pool:  # other ranks train them in turn
-            ends = [pool.submit(copy_context().run, each.end_epoch) for each in exchanges]
-        for end in ends:
-            end.result()
-    return wait()

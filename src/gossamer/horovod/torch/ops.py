@@ -23,6 +23,7 @@ from gossamer.horovod.calls import (
     CollectiveCall,
     ReductionOp,
 )
+from gossamer.horovod.compression import Compressors, TensorCompressor
 from gossamer.horovod.exceptions import HorovodInternalError
 
 
@@ -33,20 +34,6 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 
 
 Handle = int | Callable[[], Any]
-
-
-class TensorCompressor:
-    """Makes a tensor smaller for one allreduce."""
-
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """The tensor that travels, and what `decompress` needs."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """The reduced tensor in its first dtype."""
-        return tensor
 
 
 class HalfCompressor(TensorCompressor):
@@ -61,11 +48,7 @@ class HalfCompressor(TensorCompressor):
         return tensor if ctx is None else tensor.to(ctx)
 
 
-class Compression:
-    """The compressors of single calls. DistributedOptimizer takes any recipe: see docs/integrations/horovod.md."""
-
-    none = TensorCompressor
-    fp16 = HalfCompressor
+Compression = Compressors(fp16=HalfCompressor)
 
 
 def apply_compressed(

@@ -12,68 +12,48 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.base.term import Term, Terms
 from gossamer.engine import Session
-from gossamer.errors import PeerLost
-from gossamer.horovod.basics import (
-    Adasum,
-    Average,
-    ProcessSet,
-    Sum,
-    context,
-    global_process_set,
-    internal_error,
-)
+from gossamer.horovod.basics import Average, ProcessSet, global_process_set
 from gossamer.horovod.calls import ReductionOp
+from gossamer.horovod.compression import TensorCompressor
+from gossamer.horovod.exchange import RecipeExchange, check_reduction, recipe_of
 from gossamer.horovod.objects import allgather_object
-from gossamer.horovod.torch.ops import Compression, TensorCompressor, sparse_allreduce_async
-from gossamer.train.session.recipe_choice import chosen_recipe
-from gossamer.train.world_state import current as current_world
-
-RECIPES: Mapping[type[TensorCompressor], str] = {Compression.fp16: 'Dense(dtype="float16")'}
+from gossamer.horovod.torch.ops import Compression, sparse_allreduce_async
+from gossamer.train.session.recipe_choice import Written
 
 
-class GradientExchange:
-    """The gradients of one optimizer, averaged by a session of arrays.
-
-    The session begins with the first exchange, when parameters have been broadcast; they are then rank 0's.
-    """
+class GradientExchange(RecipeExchange):
+    """The gradients of one torch optimizer."""
 
     def __init__(
         self,
         named: Mapping[str, Tensor],
         process_set: ProcessSet,
-        recipe: Recipe | Terms | Term | str | None,
+        recipe: Written,
         op: ReductionOp,
         sparse_as_dense: bool,
         optimizer: DistributedSteps,
         server_optimizer: Callable[[list[Tensor]], Optimizer],
     ) -> None:
-        self.named, self.process_set, self.recipe, self.op = dict(named), process_set, recipe, op
-        self.sparse_as_dense, self.server_optimizer = sparse_as_dense, server_optimizer
+        super().__init__(process_set, recipe, op, server_optimizer)
+        self.named, self.sparse_as_dense = dict(named), sparse_as_dense
         self._optimizer = weakref.ref(optimizer)
-        self.session: Session | None = None
         self._begun = False
-        self.unused = False  # gradients were exchanged, and no step was made with them
         self.makes_step = True  # whether the optimizer makes a step with what was exchanged last
         self._sparse: set[str] = set()
         self._dense: dict[str, Tensor] = {}
 
-    def holds(self, addresses: set[int]) -> bool:
-        """Whether one of the parameters lies at one of these addresses."""
-        return any(parameter.data_ptr() in addresses for parameter in self.named.values())
+    def holds(self, identities: set[int]) -> bool:
+        """Whether one of the parameters is stored at one of these addresses."""
+        return any(parameter.data_ptr() in identities for parameter in self.named.values())
 
     @torch.no_grad()
     def average(self) -> None:
         """Replace the gradients by what the recipe makes of those of all ranks."""
         if len(self.process_set.ranks) == 1:
             return
-        context().exchanges[self] = None
-        try:
+        with self.exchanging():
             self._average()
-        except PeerLost as failure:
-            raise internal_error(failure) from failure
 
     def _average(self) -> None:
         if not self._begun:
@@ -103,23 +83,17 @@ class GradientExchange:
                 given = torch.full_like(parameter, torch.nan)  # so that a GradScaler skips this step, too
             parameter.grad = given
         elif given.is_sparse:
-            parameter.grad = (mean * self._factor).to_sparse()
+            parameter.grad = (mean * self.factor).to_sparse()
         else:
-            given.copy_(mean).mul_(self._factor)
+            given.copy_(mean).mul_(self.factor)
             parameter.grad = given
-
-    @property
-    def _factor(self) -> int:
-        return len(self.process_set.ranks) if self.op is Sum else 1
 
     @torch.no_grad()
     def took_step(self) -> None:
         """The optimizer made its step, or skipped it as `makes_step` says."""
         if self.session is not None and self.unused:
-            try:
+            with self.exchanging():
                 self._took_step(self.session)
-            except PeerLost as failure:
-                raise internal_error(failure) from failure
 
     def _took_step(self, session: Session) -> None:
         self.unused = False
@@ -139,16 +113,12 @@ class GradientExchange:
         self._begun = True
         if not self._dense:
             return
-        transport = context().session_transport(self.process_set)
-        recipe = self.recipe if transport is None else chosen_recipe(self.recipe, current_world())
-        parameters = {name: each.detach() for name, each in self._dense.items()}
-        self.session = Session(parameters, recipe, transport, server_optimizer=self.server_optimizer)
-        self._take_over(self.session.parameters)
+        session = self.open({name: each.detach() for name, each in self._dense.items()})
+        self._take_over(session.parameters)
 
     @torch.no_grad()
     def end_epoch(self) -> None:
-        """This rank has no more data: keep the others company until they have none. Ranks that missed steps take over
-        parameters and the optimizer's tensors."""
+        """Ranks that missed steps take over parameters and the optimizer's tensors."""
         if self.session is None:
             return
         if self.unused:
@@ -160,10 +130,8 @@ class GradientExchange:
             tensors[name].copy_(new)
 
     def restart(self) -> None:
-        """End the session; the next exchange begins another. Every rank calls it."""
-        session, self.session, self.unused, self._begun = self.session, None, False, False
-        if session is not None:
-            session.close()
+        self._begun = False
+        super().restart()
 
 
 def _gradient(parameter: Tensor) -> Tensor:
@@ -274,7 +242,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     *,
-    recipe: Recipe | Terms | Term | str | None = None,
+    recipe: Written = None,
 ) -> Any:
     """An optimizer of the same class and parameters whose step() exchanges gradients first, as the recipe says.
 
@@ -298,25 +266,10 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         NotImplementedError: for Adasum.
     """
     names = _checked_names(optimizer, named_parameters)
-    if op is Adasum:
-        raise NotImplementedError(
-            "Adasum is not supported. Use op=hvd.Average, with the learning rate of one worker; recipes such as "
-            "DiLoCo(period=50) also combine what workers learned apart."
-        )
-    if op not in (Average, Sum):
-        raise ValueError(f"gradients are combined by hvd.Average or hvd.Sum, not {op}")
-    if gradient_predivide_factor != 1.0 and op is not Average:
-        raise ValueError("gradient_predivide_factor needs op=hvd.Average")
-    if backward_passes_per_step <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
+    check_reduction(op, gradient_predivide_factor, backward_passes_per_step)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("LBFGS evaluates the loss within a step. Use SGD, or Adam.")
     _check_groups(groups if groups is not None else num_groups)
-    if compression not in (Compression.none, *RECIPES):
-        raise ValueError(
-            f"{compression!r} compresses single tensors. Write a recipe instead, such as "
-            'hvd.DistributedOptimizer(..., recipe="TopK(0.01)"); CONTRIBUTING.md shows a compressor of your own.'
-        )
     inner = type(optimizer)
     if isinstance(optimizer, DistributedSteps):
         raise ValueError("this optimizer is a DistributedOptimizer already. Wrap the optimizer of torch, once.")
@@ -331,7 +284,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     made._exchange = GradientExchange(
         {name: each for each, name in names.items() if id(each) in trained},
         process_set,
-        recipe if recipe is not None else RECIPES.get(compression),
+        recipe_of(recipe, compression, Compression),
         op,
         sparse_as_dense,
         made,

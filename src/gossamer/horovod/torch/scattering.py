@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from gossamer.horovod.basics import Average, ProcessSet, Sum, global_process_set
-from gossamer.horovod.calls import AllToAllCall, ReduceScatterCall, ReductionOp
+from gossamer.horovod.calls import AllToAllCall, ReduceScatterCall, ReductionOp, checked_splits
+from gossamer.horovod.compression import TensorCompressor
 from gossamer.horovod.exceptions import HorovodInternalError
 from gossamer.horovod.torch.ops import (
     Compression,
-    TensorCompressor,
     apply,
     apply_compressed,
     grouped_allgather,
@@ -33,21 +33,11 @@ def _exchange(
 
 
 def _checked_splits(tensor: Tensor, splits: Tensor | Sequence[int] | None, process_set: ProcessSet) -> list[int]:
-    world = len(process_set.ranks)
-    if not tensor.dim():
-        raise ValueError("alltoall takes a tensor of at least one dimension. Write tensor.reshape(-1).")
-    if splits is None:
-        if len(tensor) % world:
-            raise ValueError(
-                f"the first dimension, {len(tensor)}, does not divide by {world} ranks. Pass splits=[...]."
-            )
-        return [len(tensor) // world] * world
-    if isinstance(splits, Tensor) and splits.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"splits must be 32-bit or 64-bit integers, got {splits.dtype}")
-    counts = [int(each) for each in splits]
-    if len(counts) != world or min(counts) < 0 or sum(counts) > len(tensor):
-        raise ValueError(f"splits must be {world} numbers of rows that add up to at most {len(tensor)}, got {counts}")
-    return counts
+    if isinstance(splits, Tensor):
+        if splits.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"splits must be 32-bit or 64-bit integers, got {splits.dtype}")
+        splits = splits.tolist()
+    return checked_splits(tensor, splits, len(process_set.ranks))
 
 
 def alltoall_async(

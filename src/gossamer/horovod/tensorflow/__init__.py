@@ -1,0 +1,183 @@
+"""Horovod's API for TensorFlow 2, on Gossamer: `import gossamer.horovod.tensorflow as hvd`.
+
+host             calls of Python out of graphs
+ops              allreduce, allgather and broadcast of tensors
+scattering       alltoall and reducescatter
+exchange         variables under a recipe
+tape             DistributedGradientTape
+optimizer        DistributedOptimizer
+functions        broadcast of variables and objects; ranks as operations; join
+sync_batch_norm  SyncBatchNormalization
+elastic          TensorFlowState, TensorFlowKerasState, run
+callbacks        what the callbacks of both Keras packages do
+keras            the API of horovod.tensorflow.keras
+"""
+
+# ruff: noqa: E402 - a missing TensorFlow is explained before modules that import it
+
+from typing import Any
+
+try:
+    import tensorflow
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "gossamer.horovod.tensorflow needs TensorFlow 2.20 or newer. Write pip install 'gossamer[tensorflow]'.",
+        name=error.name,
+    ) from None
+del tensorflow
+
+from gossamer.horovod.basics import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    ProcessSet,
+    Product,
+    Sum,
+    add_process_set,
+    barrier,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    remove_process_set,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from gossamer.horovod.exceptions import (
+    HorovodInternalError,
+)
+from gossamer.horovod.tensorflow import (
+    elastic,
+)
+from gossamer.horovod.tensorflow.functions import (
+    allgather_object,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
+from gossamer.horovod.tensorflow.keras.functions import (
+    DistributedOptimizer,
+)
+from gossamer.horovod.tensorflow.ops import (
+    Compression,
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_allreduce,
+)
+from gossamer.horovod.tensorflow.scattering import (
+    alltoall,
+    grouped_reducescatter,
+    reducescatter,
+)
+from gossamer.horovod.tensorflow.sync_batch_norm import (
+    SyncBatchNormalization,
+)
+from gossamer.horovod.tensorflow.tape import (
+    DistributedGradientTape,
+    PartialDistributedGradientTape,
+)
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "PartialDistributedGradientTape",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "SyncBatchNormalization",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "elastic",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_rank_op",
+    "local_size",
+    "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "process_set_included_op",
+    "rank",
+    "rank_op",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "size_op",
+    "start_timeline",
+    "stop_timeline",
+]
+
+UNAVAILABLE = {
+    "BroadcastGlobalVariablesHook": "it belongs to estimators and sessions of TensorFlow 1. Write "
+    "hvd.broadcast_variables(model.variables, root_rank=0) after the first step.",
+    "LocalGradientAggregationHelper": "write hvd.DistributedOptimizer(optimizer, backward_passes_per_step=4).",
+    "data": "the compute service is not available. Use tf.data with Dataset.shard(hvd.size(), hvd.rank()).",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Explain names of Horovod that are not available."""
+    if name in UNAVAILABLE:
+        raise AttributeError(f"horovod.tensorflow.{name} is not available: {UNAVAILABLE[name]}")
+    raise AttributeError(f"module 'gossamer.horovod.tensorflow' has no attribute {name!r}")

@@ -1,0 +1,28 @@
+"""Callbacks for models of tf.keras, by Horovod's names."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from gossamer.horovod.tensorflow import callbacks
+from gossamer.horovod.tensorflow.callbacks import callback_class
+
+__all__ = [
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
+
+Callback = tf.keras.callbacks.Callback
+
+BroadcastGlobalVariablesCallback = callback_class(
+    callbacks.BroadcastVariables, "BroadcastGlobalVariablesCallback", Callback, __name__
+)
+LearningRateScheduleCallback = callback_class(
+    callbacks.LearningRateSchedule, "LearningRateScheduleCallback", Callback, __name__
+)
+LearningRateWarmupCallback = callback_class(
+    callbacks.LearningRateWarmup, "LearningRateWarmupCallback", Callback, __name__
+)
+MetricAverageCallback = callback_class(callbacks.MetricAverage, "MetricAverageCallback", Callback, __name__)

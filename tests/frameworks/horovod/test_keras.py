@@ -1,0 +1,146 @@
+"""Callbacks, states and loading of gossamer.horovod's Keras modules, by ranks in threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+import keras  # noqa: E402
+from support.horovod_workers import horovod, initialize_again  # noqa: E402
+from support.tensorflow_training import agree, batch, build, weights  # noqa: E402
+
+import gossamer.horovod.keras as hvd  # noqa: E402
+import gossamer.horovod.tensorflow as hvd_tensorflow  # noqa: E402
+from gossamer.horovod.exceptions import HorovodInternalError  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves
+
+
+def compiled(rank: int, optimizer: Any = None) -> Any:
+    model = build(keras, rank)
+    model.compile(optimizer or hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse", run_eagerly=True)
+    return model
+
+
+def fitted(model: Any, rank: int, epochs: int = 1, callbacks: Any = ()) -> Any:
+    x, y = (np.concatenate(each) for each in zip(batch(0, rank), batch(1, rank), strict=True))
+    return model.fit(x, y, batch_size=4, epochs=epochs, verbose=0, callbacks=list(callbacks)).history
+
+
+def test_the_broadcast_callback_leaves_local_variables_as_they_are() -> None:
+    def work(rank: int) -> Any:
+        model = compiled(rank, keras.optimizers.SGD(0.0))
+        before = weights(model.layers[0])
+        local = hvd.callbacks.BroadcastGlobalVariablesCallback(1, local_variables=model.layers[0].variables)
+        fitted(model, rank, callbacks=[local])
+        np.testing.assert_array_equal(weights(model.layers[0]), before)
+        return weights(model.layers[1])
+
+    np.testing.assert_array_equal(agree(horovod(work)), weights(build(keras, 1).layers[1]))
+
+
+def test_metrics_are_means_over_the_ranks() -> None:
+    def work(rank: int) -> Any:
+        model = compiled(rank, keras.optimizers.SGD(0.0))
+        alone = fitted(model, rank)["loss"]
+        return alone, fitted(model, rank, callbacks=[hvd.callbacks.MetricAverageCallback()])["loss"]
+
+    (first, mean), (second, other) = horovod(work)
+    assert mean == other == [pytest.approx((first[0] + second[0]) / 2)]
+    assert first != second
+
+
+def test_learning_rates_warm_up_to_the_initial_one_and_then_follow_the_schedule() -> None:
+    def work(rank: int) -> Any:
+        callbacks = [
+            hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2),
+            hvd.callbacks.LearningRateScheduleCallback(0.4, 0.5, start_epoch=2),
+        ]
+        return fitted(compiled(rank), rank, 4, callbacks)["lr"]
+
+    assert agree(horovod(work)) == pytest.approx([0.3, 0.4, 0.4, 0.2])
+
+
+def test_a_loaded_model_continues_with_a_distributed_optimizer_and_its_state(tmp_path: Path) -> None:
+    model = compiled(0, hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)))
+    hvd.init()
+    fitted(model, 0)
+    hvd.shutdown()
+    model.save(tmp_path / "model.keras")
+    plain = keras.models.load_model(tmp_path / "model.keras")
+    assert type(plain.optimizer) is keras.optimizers.Adam
+    loaded = hvd.load_model(tmp_path / "model.keras")
+    assert hasattr(loaded.optimizer, "register_local_var")
+    for one, other in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def test_a_state_synchronizes_restores_and_commits_models_and_objects() -> None:
+    def work(rank: int) -> Any:
+        model = compiled(rank)
+        state = hvd.elastic.KerasState(model, batch=rank, epoch=0)
+        state.sync()
+        begun = weights(model)
+        fitted(model, rank)
+        state.batch = 7
+        state.restore()
+        np.testing.assert_array_equal(weights(model), begun)
+        assert state.batch == 0
+        fitted(
+            model, rank, callbacks=[hvd.elastic.CommitStateCallback(state), hvd.elastic.UpdateEpochStateCallback(state)]
+        )
+        state.commit()
+        trained = weights(model)
+        model.set_weights([0 * each for each in model.get_weights()])
+        state.restore()
+        np.testing.assert_array_equal(weights(model), trained)
+        assert state.epoch == 1
+        return begun
+
+    np.testing.assert_array_equal(agree(horovod(work)), weights(build(keras, 0)))
+
+
+def test_a_failed_call_of_a_graph_repeats_the_function_from_the_last_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.horovod.basics.init", initialize_again)
+
+    def work(rank: int) -> tuple[list[float], float]:
+        x, tries = tf.Variable(1.0 + rank), list[float]()
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def fails() -> Any:
+            return hvd_tensorflow.allreduce(tf.zeros([1 + rank]), name="differs")
+
+        @hvd_tensorflow.elastic.run
+        def train(state: Any) -> float:
+            tries.append(float(x))
+            if len(tries) == 1:
+                x.assign(5.0)
+                fails()
+            return float(hvd_tensorflow.allreduce(x, op=hvd.Sum))
+
+        return tries, train(hvd_tensorflow.elastic.TensorFlowState([x]))
+
+    assert horovod(work) == [([1.0, 1.0], 2.0)] * 2
+
+
+def test_an_error_of_tensorflow_itself_is_not_one_of_horovod() -> None:
+    @hvd_tensorflow.elastic.run
+    def train(state: Any) -> None:
+        raise tf.errors.UnknownError(None, None, "disk")
+
+    def work(rank: int) -> None:
+        with pytest.raises(tf.errors.UnknownError, match="disk") as raised:
+            train(hvd_tensorflow.elastic.TensorFlowState([tf.Variable(0.0)]))
+        assert not isinstance(raised.value, HorovodInternalError)
+
+    horovod(work, 1)
+
+
+def test_layers_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"tf\.keras\.layers\.Layer"):
+        hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=["dense"])
