@@ -27,7 +27,6 @@ PENDING = {
     "base",
     "cli",
     "comm",
-    "federated",
     "horovod",
     "integrations",
     "launch",

@@ -124,8 +124,8 @@ def test_an_interrupt_ends_it_with_what_there_is(script: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--recipe", "EveryStep()"], "trains with all workers in step"),
-        (["--until", "accuracy"], "is no metric compared with a number"),
+        (["--recipe", "EveryStep()"], "trains all workers in lockstep"),
+        (["--until", "accuracy"], "is not a metric compared with a number"),
         (["--profiles", "tiny.py"], "cannot be read as device profiles"),
         (["--clients", "0"], "Invalid value for '--clients'"),
         (["--config", "rate"], "write KEY=VALUE, such as rate=0.1"),

@@ -154,4 +154,4 @@ def test_a_function_that_tells_no_steps_is_refused() -> None:
 def test_running_statistics_are_trained_one_after_another_and_it_says_so() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     found = training_of(steps_with(loss, 0.0), model, ModelState.of(model), FedAvg())
-    assert found.description == "one after another (the model averages 1.running_mean, and every device needs its own)"
+    assert "one after another (the model averages 1.running_mean" in found.description

@@ -266,8 +266,8 @@ def model(function: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """Mark the function that builds the model.
 
     Args:
-        function: called without arguments. It must build the same architecture and the same initial values in every
-            process, since the server's values are version 0.
+        function: called without arguments. It must build the same architecture with the same initial values in every
+            process. Version 0 has the server's values, and frozen parameters are not exchanged.
 
     Returns:
         The marked function.

@@ -1,4 +1,4 @@
-"""Local training: runs a device's own loop with hooks on its optimizers, and refuses loops that train otherwise."""
+"""Local training: runs the user's loop with hooks on its optimizers, and rejects loops that a strategy cannot use."""
 
 from __future__ import annotations
 

@@ -162,5 +162,5 @@ def serve_node(
 
 
 def node_peer(number: int) -> Peer:
-    """The peer of a node's endpoint, for its Credentials."""
+    """The peer of a node's endpoint, for its Credentials. number: of the node, from 0."""
     return Peer(CLIENT, number)

@@ -186,7 +186,7 @@ def simulate(
 
 
 class StepCount:
-    """Counts the steps of all torch optimizers."""
+    """Counts optimizer steps in this process."""
 
     count = 0
 

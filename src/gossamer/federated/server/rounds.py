@@ -1,8 +1,8 @@
 """Rounds: tasks, reports, and the versions made from them, driven by events, without clocks or sockets.
 
 An assignment is a task given to a device; repeated requests get the same answer. The server checks a report, adds it to
-the sum and holds its receipt until the version is made and journaled. A device with a receipt therefore knows that its
-contribution is counted permanently. A repeated message gets the same answer and is added once."""
+the sum and holds its receipt until the version is made and journaled. A receipt that names a version therefore means
+that the contribution is counted permanently. A repeated message gets the same answer and is added once."""
 
 from __future__ import annotations
 
@@ -490,7 +490,7 @@ class Rounds(ABC):
                 yield Reply(token=token, answer=Pulled(version=self.model.version, about=encode(over)))
         yield from told(done, NOT_COUNTED)
 
-    # State that a journal keeps.
+    # State in the journal.
 
     @property
     def next_round(self) -> int:
