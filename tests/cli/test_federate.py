@@ -124,12 +124,12 @@ def test_an_interrupt_ends_it_with_what_there_is(script: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--recipe", "EveryStep()"], "trains with all workers in step"),
-        (["--until", "accuracy"], "is no metric compared with a number"),
+        (["--recipe", "EveryStep()"], "trains all workers in lockstep"),
+        (["--until", "accuracy"], "is not a metric compared with a number"),
         (["--profiles", "tiny.py"], "cannot be read as device profiles"),
         (["--clients", "0"], "Invalid value for '--clients'"),
         (["--config", "rate"], "write KEY=VALUE, such as rate=0.1"),
-        (["--fewest", "9"], "fewest is 1 to the cohort's"),
+        (["--fewest", "9"], "fewest must be 1 to the cohort's"),
         (["--recipe", "FedBuff(buffer=2)", "--over-selection", "0.5"], "over_selection means nothing"),
         (["--recipe", "FedBuff(buffer=2)", "--late", "count"], "late means nothing"),
         (["--recipe", "SCAFFOLD()", "--late", "count"], "Write late="),

@@ -187,7 +187,7 @@ def test_what_no_federation_can_be_is_said_without_a_traceback(tmp_path: Path) -
     token_of(tmp_path)
     said = CliRunner().invoke(serve_command, [*map(str, serving(tmp_path, port(), fewest=4))][1:])
     assert said.exit_code == 1
-    assert "fewest is 1 to the cohort's 3, not 4" in said.output
+    assert "fewest must be 1 to the cohort's 3, got 4" in said.output
     said = CliRunner().invoke(serve_command, [*map(str, serving(tmp_path, port(), selection="within-deadline"))][1:])
     assert said.exit_code == 1
     assert "add --round-seconds 600" in said.output

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import doctest
+
 import pytest
 import torch
 from support.federations import federate
 
+from gossamer import federated
 from gossamer.algorithms.compressors import Feedback, Route
 from gossamer.errors import RecipeError
 from gossamer.federated.federation import config_by_round, recipe_terms
@@ -54,3 +57,11 @@ def test_what_devices_could_not_be_sent_is_refused() -> None:
     tells = config_by_round(lambda index: {"rate": [index]})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="'rate' is"):
         tells(0)
+
+
+@pytest.mark.parametrize("name", ["partition", "simulate"])
+def test_examples_in_docstrings_print_their_results(name: str) -> None:
+    finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner()
+    for test in finder.find(getattr(federated, name), name, globs={}):
+        runner.run(test)
+    assert (runner.tries > 0, runner.failures) == (True, 0)

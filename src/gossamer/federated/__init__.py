@@ -1,19 +1,19 @@
 """Federated learning: a server and devices that keep their data, over scripts without sockets.
 
-client              a device: the user's functions, local training, feedback, and the device's script
+client              a device: the user's functions, local training, error feedback, and the device's script
 server              rounds: sampling of clients, admission, aggregation, the next version
 privacy             clipping, noise, accounting
-secure_aggregation  masks that cancel in the sum, so that the server learns only that sum
-population          devices that differ: data, speed, link, hours
+secure_aggregation  masks that cancel in the sum, so that the server learns only the sum
+population          heterogeneous devices: data, speed, link, availability
 virtual             many thousand devices in virtual time, on one machine
-deployment          a server and devices as processes that talk over TCP
+deployment          a server and devices as processes over TCP
 flower              Flower: its programs on Gossamer's devices, Gossamer's compression in its programs (extra `flower`)
-messages            tasks, reports and fates as JSON, contributions in parts of bounded size
+messages            tasks, reports and receipts as JSON, contributions in parts of bounded size
 model_state         the trained parameters and averaged buffers of a model as one flat tensor
 federation          the strategy and the compressors of a recipe, and the user's configuration of each round
 evaluation          metrics of versions by the user's function; "accuracy>0.95" ends a federation early
-round_record        RoundRecord: everything known of a version, simulated or served
-round_forecast      what a round costs, before anything runs
+round_record        RoundRecord: statistics of a version, simulated or deployed
+round_forecast      estimates the cost of a round before a run
 """
 
 from __future__ import annotations
@@ -32,6 +32,6 @@ __all__ = ["Round", "SGDSteps", "Update", "client", "evaluate", "model", "partit
 def __getattr__(name: str) -> Any:
     if name != "simulate":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gossamer.federated.virtual.simulate import simulate  # only who simulates waits for its imports
+    from gossamer.federated.virtual.simulate import simulate  # imported on first use
 
     return simulate

@@ -21,7 +21,7 @@ from gossamer.federated.model_state import ModelState
 
 
 class Evaluator:
-    """Tells the metrics of versions."""
+    """Computes the metrics of versions by the user's function."""
 
     def __init__(
         self,
@@ -32,15 +32,17 @@ class Evaluator:
         seed: int = 0,
         config: RoundConfig | None = None,
     ) -> None:
-        """model: is overwritten. config: as devices are told it."""
+        """model: is overwritten. config: as sent to devices."""
         self._function, self._model, self._state = function, model, state
         self._seed, self._config = seed, config_by_round(config)
 
     def metrics(self, version: int, parameters: Tensor) -> dict[str, float]:
-        """Of a version, by its parameters: (n,). Its Round has the index of the round that made it, from 0. No
-        gradients are computed, unless the function asks for them by torch.enable_grad().
+        """Metrics of a version with parameters (n,).
 
-        Raises LoopError for what is no Update, and what the function raises.
+        The function receives a Round with the index of the round that made the version, from 0. It runs under
+        torch.no_grad(), and can use torch.enable_grad().
+
+        Raises LoopError if the function does not return an Update, and exceptions of the function.
         """
         self._state.write(parameters, self._model)
         self._model.eval()
@@ -53,7 +55,7 @@ class Evaluator:
             update = self._function(self._model, told)
         if not isinstance(update, Update):
             raise LoopError(
-                f"The evaluation returned {update!r}, and its metrics go into the record. End it with `return "
+                f"The evaluation returned {update!r}, but must return an Update with metrics. End it with `return "
                 'gossamer.federated.Update(samples=len(data), metrics={"accuracy": accuracy})`.'
             )
         return dict(update.metrics)
@@ -64,7 +66,7 @@ COMPARISONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": oper
 
 @dataclass(frozen=True)
 class StopCondition:
-    """A metric compared with a number, such as accuracy>0.95."""
+    """A condition on a metric, such as accuracy>0.95."""
 
     metric: str
     comparison: str
@@ -72,7 +74,7 @@ class StopCondition:
 
     @classmethod
     def read(cls, text: str) -> StopCondition:
-        """Raises ValueError."""
+        """Parse a condition. Raises ValueError."""
         found = re.fullmatch(r"\s*([^<>=\s]+)\s*(>=|<=|>|<)\s*(\S+)\s*", text)
         try:
             if found is None:
@@ -80,19 +82,19 @@ class StopCondition:
             return cls(found[1], found[2], float(found[3]))
         except ValueError:
             raise ValueError(
-                f"{text!r} is no metric compared with a number, so it would never end: write accuracy>0.95"
+                f"{text!r} is not a metric compared with a number, so the run would never end: write accuracy>0.95"
             ) from None
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
-        """Not in a round that does not tell the metric: some evaluate every few rounds only."""
+        """Whether the condition is met; False for a round without the metric, since some evaluate every few rounds."""
         return self.metric in metrics and bool(COMPARISONS[self.comparison](metrics[self.metric], self.limit))
 
     def check_told(self, rounds: Sequence[Mapping[str, float]]) -> None:
-        """Notice, at the end, that no round told the metric. rounds: the metrics of each."""
+        """Give notice, at the end, if no round had the metric. rounds: the metrics of each."""
         names = {name for metrics in rounds for name in metrics}
         if self.metric not in names:
             notice(
-                f"Nothing told {self.metric!r}, so the federation could not end by {self}; there are: "
+                f"No round reported {self.metric!r}, so the federation could not end by {self}; there are: "
                 f"{', '.join(sorted(names)) or 'no metrics'}. Return it from the function that is marked "
                 f'evaluate: Update(samples=n, metrics={{"{self.metric}": ...}})'
             )
@@ -101,13 +103,13 @@ class StopCondition:
         return f"{self.metric}{self.comparison}{self.limit:g}"
 
 
-MOST_WAITING = 2  # versions; where evaluating is slower than rounds are, versions in between are left out
+MOST_WAITING = 2  # versions; if evaluation is slower than rounds, versions in between are skipped
 Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class _Due:
-    """A version to be evaluated; without parameters it is only passed on, in its turn."""
+    """A version to evaluate; without parameters it is only passed on, in order."""
 
     version: int
     parameters: Tensor | None
@@ -115,7 +117,7 @@ class _Due:
 
 
 class Evaluation:
-    """Calls `then` of every version in order, with its metrics where it was evaluated."""
+    """Evaluates versions in a thread, and calls `then` for every version in order, with its metrics or None."""
 
     def __init__(self, evaluator: Evaluator | None) -> None:
         self._evaluator = evaluator
@@ -126,7 +128,7 @@ class Evaluation:
         self._thread.start()
 
     def submit(self, version: int, parameters: Tensor, then: Callable[[Metrics | None], None]) -> None:
-        """parameters: (n,), copied."""
+        """Queue a version. parameters: (n,), copied."""
         with self._changed:
             waiting = [place for place, due in enumerate(self._due) if due.parameters is not None]
             if len(waiting) >= MOST_WAITING:
@@ -137,7 +139,7 @@ class Evaluation:
             self._changed.notify()
 
     def close(self, seconds: float) -> None:
-        """Finish what is due, for at most so many seconds."""
+        """Finish pending evaluations, for at most `seconds`."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -153,14 +155,14 @@ class Evaluation:
             metrics = self._metrics(due)
             try:
                 due.then(metrics)
-            except Exception as error:  # a full disk, a pipe that nobody reads; later versions are evaluated, too
-                notice(f"The record of version {due.version} cannot be kept, and the rounds go on: {error!r}")
+            except Exception as error:  # such as a full disk or a broken pipe; continue with later versions
+                notice(f"The record of version {due.version} cannot be kept, and the rounds continue: {error!r}")
 
     def _metrics(self, due: _Due) -> Metrics | None:
         if self._evaluator is None or due.parameters is None:
             return None
         try:
             return self._evaluator.metrics(due.version, due.parameters)
-        except Exception as error:  # of the user's; the devices' work goes on
-            notice(f"The evaluation of version {due.version} failed, and the rounds go on without it: {error!r}")
+        except Exception as error:  # of the user's function; the rounds continue
+            notice(f"The evaluation of version {due.version} failed, and the rounds continue without it: {error!r}")
             return None

@@ -1,4 +1,4 @@
-"""Federation: the terms that a server and all devices of a federation have in common."""
+"""Federation: the terms that a server and all devices of a federation share."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from gossamer.federated.messages import Scalar
 
 
 class RecipeTerms(NamedTuple):
-    """What a recipe says of a federation."""
+    """The parts of a federated recipe."""
 
-    recipe: Recipe  # completed
+    recipe: Recipe  # resolved
     strategy: FederatedStrategy
     compressor: Compressor  # of contributions
     pull: Compressor | None  # of differences between versions
 
 
 def recipe_terms(written: str | Recipe) -> RecipeTerms:
-    """Raises RecipeError."""
+    """Resolve a federated recipe. Raises RecipeError for other recipes."""
     recipe = resolve(written)
     strategy = recipe.strategy
     if not isinstance(strategy, FederatedStrategy):
         raise RecipeError(
-            f"{written} trains with all workers in step, and a federation has devices that come and go. Begin its "
+            f"{written} trains all workers in lockstep, but a federation has devices that join and leave. Begin its "
             "recipe with a federated strategy, such as FedAvg(fraction=0.1)."
         )
     return RecipeTerms(recipe, strategy, recipe.compressor, strategy.pull_compressor)
@@ -38,7 +38,7 @@ RoundConfig = Config | Callable[[int], Config]
 
 
 def config_by_round(config: RoundConfig | None) -> Callable[[int], dict[str, Scalar]] | None:
-    """The configuration of a round by its index, from 0; None where there is none. Raises ValueError."""
+    """The configuration as a function of a round's index, from 0; None without configuration. Raises ValueError."""
     if callable(config):
         return lambda index: _checked(config(index))
     if not config:
@@ -51,7 +51,7 @@ def _checked(config: Config) -> dict[str, Scalar]:
     for key, value in config.items():
         require(
             isinstance(key, str) and (value is None or type(value) in (bool, int, float, str)),
-            f"a round's config has numbers, booleans and texts by name, and {key!r} is {value!r}, which devices could "
-            f"not be sent: write float(...) or str(...) of it",
+            f"a round's config must have numbers, booleans and texts by name, but {key!r} is {value!r}, which cannot "
+            f"be sent to devices: write float(...) or str(...) of it",
         )
     return dict(config)

@@ -1,9 +1,9 @@
-"""Messages: what a server and a device send each other: tasks, reports and fates as JSON, contributions in parts.
+"""Messages between a server and a device: tasks, reports and receipts as JSON, contributions in parts.
 
-A device asks for a task (Pull of TASK, from the version that it holds) and is answered once it is chosen. Its
-contribution goes up as parts of at most `part_bytes` (Push of PART, each acknowledged at once) and a report (Push of
-REPORT), whose receipt comes when the fate of the contribution is known: counted in a version, or not and why. Stamps
-are (client, round, version that it began from), so a repeated message is answered again and never counted twice."""
+A device requests a task (Pull of TASK, with the version that it holds) and gets an answer once it is chosen. It sends
+its contribution in parts of at most `part_bytes` (Push of PART, each acknowledged immediately), then a report (Push of
+REPORT). The receipt of the report arrives when the outcome is known: counted in a version, or not and the reason.
+Stamps are (client, round, base version), so a repeated message is answered again and never counted twice."""
 
 from __future__ import annotations
 
@@ -23,58 +23,58 @@ from gossamer.errors import MalformedError
 
 CLIENT = "client"
 THE_SERVER = Peer(SERVER, 0)
-TASK, PART, REPORT = "task", "part", "report"  # keys of asks
+TASK, PART, REPORT = "task", "part", "report"  # keys of requests
 PART_BYTES = 1 << 20
 FATE_UNKNOWN, NOT_COUNTED = -2, -1  # versions of a receipt: parts are missing; too late, or refused
-GO_ON = -3  # version of a receipt: a phase of a round under masks has ended, and the next begins
+GO_ON = -3  # version of a receipt: a phase of a masked round has ended, and the next begins
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-LARGEST = 1e300  # number of a message, either sign
+LARGEST = 1e300  # largest magnitude of a number in a message
 Finite = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 Scalar = bool | int | float | str | None
 
 
 class SecureTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """That a round is summed under masks, and what all devices of its cohort have alike."""
+    """Terms of a masked round, shared by its cohort."""
 
     members: tuple[Count, ...]  # numbers of its devices, ascending
     ranges: tuple[Finite, ...]  # of entries, by block of a contribution, then of weights
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a device is to do. The payload beside it brings its replica to `version`."""
+    """A device's task. The payload of the same message updates its replica to `version`."""
 
-    round: Count  # the contribution's stamp; ascends for every device
+    round: Count  # of the contribution's stamp; ascending for every device
     version: Count
-    chain: str = ""  # how to read the payload, as `Pulled.about` of a delta chain
+    chain: str = ""  # decoding of the payload, as `Pulled.about` of a delta chain
     config: dict[str, Scalar] = {}  # the user's, for this round
-    finished: bool = False  # the federation has ended, and there is nothing to do
-    seed: Count = 0  # of this device's part in this round
-    refused: str = ""  # why there is none, and never will be
-    secure: SecureTask | None = None  # how the contribution is to be masked; None: it goes as it is
-    lineage: Annotated[str, msgspec.Meta(max_length=64)] = ""  # of the version: one of another is of another past
+    finished: bool = False  # the federation has ended, and there is no task
+    seed: Count = 0  # of this device in this round
+    refused: str = ""  # reason of a permanent refusal
+    secure: SecureTask | None = None  # terms of masking; None: unmasked
+    lineage: Annotated[str, msgspec.Meta(max_length=64)] = ""  # of the version; versions of other lineages are invalid
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a device did."""
+    """A device's report of its local training."""
 
-    samples: Count  # 0: it had nothing to train on, and no contribution follows
+    samples: Count  # 0: the device had nothing to train on, and sends no contribution
     steps: Count
     learning_rate: Finite = 0.0
     metrics: dict[str, Finite] = {}
     counts: tuple[Count, ...] = ()  # tensors of the message, by block
-    parts: Count = 0  # that were sent before; 0: the payload is here
-    shapes: tuple[tuple[Count, ...], ...] = ()  # of the payload's tensors, where it was sent in parts
+    parts: Count = 0  # number of parts sent before; 0: the payload is in this message
+    shapes: tuple[tuple[Count, ...], ...] = ()  # of the payload's tensors, if it was sent in parts
     layout: str = ""  # fingerprint of the model's state
     train_seconds: Finite = 0.0
-    failed: str = ""  # why there is no contribution, so that nobody waits for it
+    failed: str = ""  # reason of a missing contribution, so that the server does not wait
 
 
 class Fate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What became of a contribution, in the receipt of its report."""
+    """The outcome of a contribution, in the receipt of its report."""
 
-    refused: str = ""  # why it does not count, where it was not merely late
-    missing: tuple[Count, ...] = ()  # parts that the server does not have, any more or yet
+    refused: str = ""  # reason, unless it was only late
+    missing: tuple[Count, ...] = ()  # parts that the server does not have
 
 
 Told = TypeVar("Told", bound=msgspec.Struct)
@@ -85,13 +85,13 @@ def encode(told: msgspec.Struct) -> str:
 
 
 def decode(text: str, kind: type[Told], sender: Peer | str) -> Told:
-    """Raises MalformedError."""
+    """Parse a message. Raises MalformedError."""
     try:
         found: Any = read_json(text)
         return msgspec.convert(found, kind, strict=True)
     except (ValueError, msgspec.ValidationError) as error:
         raise MalformedError(
-            f"{sender} sent an invalid {kind.__name__} message ({error}); nothing of it was used. Install the same "
+            f"{sender} sent an invalid {kind.__name__} message ({error}); it was not used. Install the same "
             "version of Gossamer everywhere"
         ) from error
 
@@ -100,7 +100,7 @@ MOST_DIMENSIONS = 8
 
 
 def cut(payload: Payload, part_bytes: int) -> list[Tensor]:
-    """The payload in parts (m,) of at most so many bytes, tensors cut along their elements; none where it is short."""
+    """Cut the payload into parts (m,) of at most `part_bytes`; no parts if the whole payload fits."""
     if payload_bytes(payload) <= part_bytes:
         return []
     parts: list[Tensor] = []
@@ -111,9 +111,9 @@ def cut(payload: Payload, part_bytes: int) -> list[Tensor]:
 
 
 def assembled(parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> Payload:
-    """The payload of which these are the parts. Raises MalformedError where they are not."""
+    """Assemble the payload from its parts. Raises MalformedError if they do not match the shapes."""
     if any(len(shape) > MOST_DIMENSIONS or prod(max(size, 1) for size in shape) > 1 << 60 for shape in shapes):
-        raise MalformedError(f"a contribution has tensors of {len(shapes)} shapes, one of which no tensor has")
+        raise MalformedError(f"a contribution has {len(shapes)} shapes, and one of them is impossible")
     found: list[Tensor] = []
     end = 0
     for shape in shapes:
@@ -133,16 +133,25 @@ def assembled(parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> Paylo
 def deliver(
     stamp: Stamp, report: Report, payload: Payload, part_bytes: int = PART_BYTES, begun: bool = False
 ) -> Generator[Any, Any, Receipt]:
-    """Send a contribution; returns the receipt of its report, or of a part of it that came too late.
+    """Send a contribution.
 
-    Each part is acknowledged by itself, so what a broken connection costs is one part. begun: parts may have arrived
-    before this process began, so the server is asked first which it has not.
+    Each part is acknowledged separately, so a broken connection costs one part.
+
+    Args:
+        stamp: of the contribution.
+        report: of the device, completed with the parts.
+        payload: the contribution.
+        part_bytes: largest part.
+        begun: an earlier process may have sent parts, so the server is asked first for the missing ones.
+
+    Returns:
+        The receipt of the report, or of a part that came too late.
     """
     receipt: Receipt
     parts = cut(payload, part_bytes)
     for number, part in enumerate(() if begun else parts):
         receipt = yield Push(to=THE_SERVER, key=PART, stamp=stamp, payload=(part,), about=str(number))
-        if receipt.version != FATE_UNKNOWN:  # it counted before, or the round is over
+        if receipt.version != FATE_UNKNOWN:  # already counted, or the round is over
             return receipt
     if parts:
         report = msgspec.structs.replace(
@@ -158,7 +167,7 @@ def deliver(
             yield Push(to=THE_SERVER, key=PART, stamp=stamp, payload=(parts[number],), about=str(number))
 
 
-MOST_MISSING = 1024  # parts that one receipt asks for
+MOST_MISSING = 1024  # parts requested by one receipt
 
 
 @dataclass
@@ -168,23 +177,23 @@ class Upload:
     stamp: Stamp
     parts: dict[int, Tensor] = field(default_factory=dict)
     nbytes: int = 0
-    empty: int = 0  # parts without elements, which take space and no bytes
+    empty: int = 0  # parts without elements, which use memory but no bytes
 
 
 class Uploads:
-    """One upload a device: a contribution begun later replaces it, and nothing begun earlier does."""
+    """One upload per device: a later contribution replaces it, an earlier one does not."""
 
     def __init__(self) -> None:
         self._uploads: dict[int, Upload] = {}
 
     @property
     def nbytes(self) -> int:
-        """Of all parts that are held."""
+        """Bytes of all stored parts."""
         return sum(upload.nbytes for upload in self._uploads.values())
 
     def add(self, client: int, stamp: Stamp, number: int, part: Tensor, most_bytes: int, most_empty: int = 0) -> None:
-        """Keep a part, the first of its number. most_empty: parts without elements. Raises MalformedError beyond these
-        quotas."""
+        """Keep a part, the first of its number. Raises MalformedError above `most_bytes` bytes or `most_empty` parts
+        without elements."""
         upload = self._uploads.get(client)
         if upload is None or (upload.stamp.step, upload.stamp.known) < (stamp.step, stamp.known):
             upload = self._uploads[client] = Upload(stamp)
@@ -201,7 +210,7 @@ class Uploads:
         upload.empty += not part.numel()
 
     def missing(self, client: int, stamp: Stamp, parts: int) -> tuple[int, ...]:
-        """The first parts of so many that are not there."""
+        """The first missing parts, at most MOST_MISSING."""
         upload = self._uploads.get(client)
         held = upload.parts if upload is not None and upload.stamp == stamp else {}
         found: list[int] = []
@@ -213,10 +222,10 @@ class Uploads:
         return tuple(found)
 
     def take(self, client: int, report: Report) -> Payload:
-        """The payload of a device's parts, none of which is missing; they are forgotten. Raises MalformedError."""
+        """Remove and return the payload of a device's parts, which are complete. Raises MalformedError."""
         held = self._uploads.pop(client).parts
         return assembled([held[number] for number in range(report.parts)], report.shapes)
 
     def drop(self, client: int) -> None:
-        """Forget what a device has sent, if anything."""
+        """Drop the device's upload, if any."""
         self._uploads.pop(client, None)

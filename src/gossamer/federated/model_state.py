@@ -1,4 +1,4 @@
-"""Model state: what of a model travels, its trained parameters and averaged buffers, as one flat tensor."""
+"""Model state: the trained parameters and averaged buffers of a model as one flat tensor."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from gossamer.errors import AttachError
 
 @dataclass(frozen=True)
 class ModelState:
-    """Names and shapes of what travels, and the dtype it is kept in: at least float32.
+    """Names and shapes of the exchanged tensors, and their dtype, at least float32.
 
-    Parameters that are trained, and buffers of floating-point numbers such as BatchNorm's statistics. Frozen parameters
-    are alike everywhere; counters, such as BatchNorm's number of batches, stay each model's own.
+    These are the trained parameters and the floating-point buffers, such as BatchNorm's statistics. Frozen parameters
+    are equal on all devices. Counters, such as BatchNorm's number of batches, are local.
     """
 
     layout: Layout
     dtype: torch.dtype
-    parameters: int  # of its names, the first so many are parameters
+    parameters: int  # number of parameters, first in the layout; the others are buffers
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelState:
-        """Raises AttachError for a model of which nothing is trained."""
+        """The state's layout of a model. Raises AttachError if no parameter is trained."""
         parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
         if not parameters:
             raise AttachError(
-                "The model has no parameter that is trained, so devices have nothing to learn. Set requires_grad_() on "
-                "what they shall train."
+                "The model has no trainable parameter, so devices have nothing to learn. Call requires_grad_() on "
+                "the parameters to train."
             )
         tensors = parameters | averaged_buffers(model)
         dtype = torch.float32
@@ -44,7 +44,7 @@ class ModelState:
         return cls(Layout.of(shapes), dtype, len(parameters))
 
     def read(self, model: nn.Module) -> FlatTensors:
-        """A copy of a model's state: (n,) on the CPU."""
+        """Copy a model's state to (n,) on the CPU."""
         packed = FlatTensors.zeros(self.layout, dtype=self.dtype, device=torch.device("cpu"))
         tensors = self.tensors(model)
         with torch.no_grad():
@@ -70,7 +70,7 @@ class ModelState:
 
     @cached_property
     def trained(self) -> int:
-        """How many of its numbers are parameters'; the others, behind them, are buffers'."""
+        """Number of entries that belong to parameters, before those of buffers."""
         return sum(self.layout.sizes[: self.parameters])
 
     @cached_property
@@ -79,13 +79,13 @@ class ModelState:
 
 
 def averaged_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers of floating-point numbers that a checkpoint has."""
+    """Floating-point buffers in the state_dict."""
     kept = model.state_dict(keep_vars=True)
     return {name: each for name, each in model.named_buffers() if name in kept and each.is_floating_point()}
 
 
 def save_model(model: nn.Module, path: Path) -> str:
-    """Write the model's state_dict in the place of what was there; returns the line that loads it. Raises OSError."""
+    """Replace a file by the model's state_dict. Returns the line of code that loads it. Raises OSError."""
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("wb") as file:

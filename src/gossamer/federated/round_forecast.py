@@ -1,4 +1,4 @@
-"""Round forecast: prices a round of a federated recipe in bytes, by real encodings of meta tensors."""
+"""Round forecast: the cost of a round of a federated recipe in bytes, by encoding meta tensors."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from gossamer.base.ops import payload_bytes
 from gossamer.train.parameter_server import shard_message
 
 STEADY = 2**40  # a round after any warm-up
-ROUNDS = (10, 100, 1000)  # for which a privacy loss is told
+ROUNDS = (10, 100, 1000)  # with a privacy loss in the forecast
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundForecast:
-    """What a round costs, in payload bytes; reports and headers, some hundred bytes a device, are not counted."""
+    """Cost of a round, in payload bytes. Reports and headers, some hundred bytes per device, are not included."""
 
     clients: int
-    cohort: int  # devices that a version is made of
-    parameters: int  # that travel, averaged buffers among them
+    cohort: int  # devices per version
+    parameters: int  # exchanged numbers, with averaged buffers
     tensors: int
     up_bytes: int  # of a device's contribution
-    masks: bool  # whether up_bytes are under masks, beside which keys and shares travel
-    whole_bytes: int  # of all that a device pulls when it holds nothing
-    link_bytes: int | None  # of the difference between two versions; None: what is pulled is whole
-    down_bytes: float  # of a device's task on average, where cohorts are drawn evenly
-    device_bytes: int  # that a device keeps between its rounds
-    residual_bytes: int  # of these what feedback owes
-    server_bytes: int  # that the server holds, with a cohort's contributions
-    dense_bytes: int  # of a device's round in which parameters travel as they are, both ways
-    epsilon: tuple[tuple[int, float], ...] = ()  # after so many rounds; empty: nothing is promised
+    masks: bool  # whether up_bytes are masked; keys and shares are not included
+    whole_bytes: int  # pulled by a device without a version
+    link_bytes: int | None  # of the difference between two versions; None: devices pull whole versions
+    down_bytes: float  # of a device's task on average, with uniform cohorts
+    device_bytes: int  # state of a device between rounds
+    residual_bytes: int  # the part of device_bytes for residuals
+    server_bytes: int  # state of the server, with a cohort's contributions
+    dense_bytes: int  # of a device's round without compression, both ways
+    epsilon: tuple[tuple[int, float], ...] = ()  # (rounds, epsilon); empty: without privacy
 
     @property
     def server_up_bytes(self) -> int:
-        """That the server receives in a round."""
+        """Bytes that the server receives in a round."""
         return self.cohort * self.up_bytes
 
     @property
     def server_down_bytes(self) -> float:
-        """That the server sends in a round."""
+        """Bytes that the server sends in a round."""
         return self.cohort * self.down_bytes
 
 
 def forecast_round(recipe: Recipe, layout: Layout, dtype: torch.dtype, clients: int) -> RoundForecast:
-    """Price a round of a resolved federated recipe. layout, dtype: of what travels of the model."""
+    """Estimate a round of a resolved federated recipe. layout, dtype: of the exchanged tensors."""
     strategy = recipe.strategy
     assert isinstance(strategy, FederatedStrategy)
-    cohort = min(strategy.contributions_per_version(clients), clients)  # on average so many begin for each version
+    cohort = min(strategy.contributions_per_version(clients), clients)  # average number of starts per version
     flat = FlatTensors.zeros(layout, dtype=dtype, device=torch.device("meta"))
     tensors = 1 + len(strategy.shared_keys)
     up_bytes, residual_bytes = _message(recipe.compressor, flat, strategy.contribution_count)
@@ -87,23 +87,23 @@ def forecast_round(recipe: Recipe, layout: Layout, dtype: torch.dtype, clients: 
 
 
 def mean_pulled(whole_bytes: int, link_bytes: int | None, chance: float) -> float:
-    """Bytes of a device's task: a link for every version since its last, or everything where that is less.
+    """Mean bytes of a device's task: one link per version since its last, or the whole version if that is smaller.
 
-    chance: that a device is drawn in a round. It was last drawn g rounds ago with probability
+    chance: probability that a device is drawn in a round. It was last drawn g rounds ago with probability
     chance (1 - chance)^(g - 1).
     """
     if link_bytes is None:
         return float(whole_bytes)
     if link_bytes == 0 or link_bytes >= whole_bytes:
         return float(min(link_bytes, whole_bytes))
-    longest = (whole_bytes - 1) // link_bytes  # links are kept while they have fewer bytes than everything
-    longest = min(longest, ceil(40 / chance))  # nobody waits longer
+    longest = (whole_bytes - 1) // link_bytes  # links are kept while they are smaller than a whole version
+    longest = min(longest, ceil(40 / chance))  # longer gaps have negligible probability
     missing = sum(gap * chance * (1 - chance) ** (gap - 1) for gap in range(1, longest + 1))
     return link_bytes * missing + whole_bytes * (1 - chance) ** longest
 
 
 def _message(compressor: Compressor, flat: FlatTensors, tensors: int) -> tuple[int, int]:
-    """Bytes of so many tensors' message, and of the compressor's state."""
+    """Bytes of a message of `tensors` blocks, and of the compressor's state."""
     at = AggregationContext(step=STEADY)
     (state,) = shard_message.initial_states(compressor, [flat], at)
     message = shard_message.encode(compressor, [flat], [state], [at])
@@ -112,7 +112,7 @@ def _message(compressor: Compressor, flat: FlatTensors, tensors: int) -> tuple[i
 
 
 def _masked_bytes(secure: SecureAggregation, compressor: Compressor, flat: FlatTensors, cohort: int) -> int:
-    """Of a tensor's message in whole numbers wide enough for the sum of a cohort."""
+    """Bytes of a block's message as integers with enough bits for the sum of a cohort."""
     at = AggregationContext(step=STEADY)
     (state,) = shard_message.initial_states(compressor, [flat], at)
     message = shard_message.encode(compressor, [flat], [state], [at])

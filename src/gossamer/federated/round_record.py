@@ -1,4 +1,4 @@
-"""Round record: what is known of a version that was made, in simulated and in served federations alike."""
+"""Round record: statistics of a version, in simulated and deployed federations alike."""
 
 from __future__ import annotations
 
@@ -16,29 +16,32 @@ from gossamer.federated.server.rounds import Committed
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
-    """A version that was made. Bytes are of all devices since the version before, also of those that were not counted:
-    of payloads that arrived or were lost where the federation is simulated, else of frames."""
+    """Statistics of a version.
+
+    Bytes are of all devices since the previous version, including those that were not counted. In a simulation they are
+    bytes of payloads that arrived or were lost, otherwise bytes of frames.
+    """
 
     version: int  # from 1
-    seconds: float  # real ones, since the version before
-    virtual_seconds: float | None = None  # since the beginning, where time is virtual
-    present: int | None = None  # devices that had joined and were connected, where they are real
-    counted: int  # contributions that the version is made of
-    samples: int  # that these were trained on
-    clients: tuple[int, ...] = ()  # whose they are; nobody's where that must not be known
-    refused_count: int = 0  # contributions that were not counted since the version before
-    refused: Mapping[int, str] = field(default_factory=dict)  # why, by client; empty where that must not be known
+    seconds: float  # wall-clock, since the previous version
+    virtual_seconds: float | None = None  # since the beginning, in a simulation
+    present: int | None = None  # connected devices that have joined, in a deployment
+    counted: int  # contributions in the version
+    samples: int  # training samples of these contributions
+    clients: tuple[int, ...] = ()  # contributing clients; empty if privacy requires it
+    refused_count: int = 0  # contributions refused since the previous version
+    refused: Mapping[int, str] = field(default_factory=dict)  # reasons by client; empty if privacy requires it
     up_bytes: int
     down_bytes: int
-    up_bytes_by_client: Mapping[int, int] = field(default_factory=dict)  # where the federation is simulated
+    up_bytes_by_client: Mapping[int, int] = field(default_factory=dict)  # in a simulation
     down_bytes_by_client: Mapping[int, int] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)  # of the function marked evaluate
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the evaluation function
     train_metrics: Mapping[str, float] = field(default_factory=dict)  # mean over the counted, by their samples
-    epsilon: float | None = None  # spent so far, where privacy is accounted
+    epsilon: float | None = None  # spent so far, with privacy
 
     @classmethod
     def of(cls, committed: Committed, *, names_clients: bool = True, **measured: Any) -> RoundRecord:
-        """names_clients: whether it may be known who took part. measured: seconds, bytes, metrics."""
+        """Make the record. names_clients: whether clients may be named. measured: seconds, bytes, metrics."""
         reports = committed.reports
         names: dict[str, Any] = {}
         if names_clients:
@@ -56,23 +59,23 @@ class RoundRecord:
 
     @classmethod
     def read(cls, found: Any) -> RoundRecord:
-        """Of what `as_json` gave. Raises msgspec.ValidationError."""
+        """Parse the result of `as_json`. Raises msgspec.ValidationError."""
         return msgspec.convert(found, cls, str_keys=True, strict=False)
 
     def as_json(self) -> dict[str, Any]:
-        """All that is known, by the names it has here. Numbers that are not finite are text, such as "nan", because
-        JSON has no number for them."""
+        """All fields by name. Numbers that are not finite are text, such as "nan", since JSON has no number for
+        them."""
         found: dict[str, Any] = _json_numbers(msgspec.to_builtins(self, str_keys=True))
         return found
 
     @property
     def all_metrics(self) -> dict[str, float]:
-        """Those of training, and over them those of evaluation."""
+        """Training metrics, overridden by evaluation metrics of the same name."""
         return {**self.train_metrics, **self.metrics}
 
 
 def record_of(rounds: Sequence[RoundRecord], **about: Any) -> dict[str, Any]:
-    """A federation as JSON has it. about: what is known of it beside its rounds."""
+    """The record of a federation as JSON-compatible data. about: fields in addition to the rounds."""
     return {
         **about,
         "rounds": len(rounds),
@@ -90,7 +93,7 @@ def _json_numbers(found: Any) -> Any:
 
 
 def mean_metrics(reports: Mapping[int, Report]) -> dict[str, float]:
-    """What devices say of their training: of those that tell a metric, weighted by their samples."""
+    """Means of the reported training metrics, weighted by the samples of the devices that report them."""
     told: dict[str, list[tuple[float, int]]] = {}
     for _, report in sorted(reports.items()):
         for name, value in report.metrics.items():

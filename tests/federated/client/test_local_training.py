@@ -136,7 +136,7 @@ def test_other_optimizers_than_plain_sgd_are_refused(
     strategy: FederatedStrategy, make: Callable[[Any], Optimizer], names: str
 ) -> None:
     with pytest.raises(
-        LoopError, match=rf"{names} goes another. Write torch.optim.SGD\(model.parameters\(\), lr=0.1\)"
+        LoopError, match=rf"{names} is not plain SGD. Write torch.optim.SGD\(model.parameters\(\), lr=0.1\)"
     ):
         trained(strategy, stepped(make))
     assert trained(FedAvg(), stepped(make)).steps == 1
@@ -169,7 +169,7 @@ def unseen(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("strategy", [SCAFFOLD(), FedNova(), FedProx(0.1)], ids=repr)
 def test_training_without_an_optimizer_is_refused(strategy: FederatedStrategy) -> None:
-    with pytest.raises(LoopError, match=r"without a step of a torch optimizer, .* Write optimizer.step\(\)"):
+    with pytest.raises(LoopError, match=r"without a step of a torch optimizer, .* Call optimizer.step\(\)"):
         trained(strategy, unseen)
     assert trained(FedAvg(), unseen).steps == 0
     assert trained(strategy, lambda model: None).steps == 0
@@ -251,7 +251,7 @@ def trains_a_copy(model: nn.Module, told: Round) -> Update:
 
 @pytest.mark.parametrize("function", [trains_its_own, trains_a_copy])
 def test_training_another_model_is_refused(function: Function) -> None:
-    with pytest.raises(LoopError, match=r"Client 1 says that it trained on 8 samples in round 2, .* Train that model"):
+    with pytest.raises(LoopError, match=r"Client 1 reported 8 training samples in round 2, .* Train that model"):
         trained_by(function)
 
 
@@ -339,7 +339,8 @@ def test_a_length_that_is_ignored_is_noticed_once(
     for client in (1, 2):
         trainer(op_of(model, client))
     (said,) = (record.message for record in caplog.records)
-    assert "=3, and the client function never called round.batches()" in said
+    assert "=3" in said
+    assert "did not call round.batches()" in said
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_a_number_that_is_there_already_is_refused() -> None:
     served.start()
     join(served.address, 1)
     wait_until(lambda: len(served.reception.joined) == 1)
-    assert "Client 1 is there already" in str(join(served.address, 1).ended())
+    assert "Client 1 is connected already" in str(join(served.address, 1).ended())
     assert "There is no client 2" in str(join(served.address, 2).ended())
     served.stop()
     served.close()
@@ -188,7 +188,7 @@ def test_masked_contributions_travel_and_unmasked_ones_are_not_sent() -> None:
     served = server(recipe, clients=3, identities=roster)
     served.start()
     other = join(served.address, 1, identities=roster, identity=identities[0]).ended()
-    assert "The roster holds this device as client 0, and it joined as client 1" in str(other)
+    assert "The roster holds this device as client 0, but it joined as client 1" in str(other)
     served.close()
 
 

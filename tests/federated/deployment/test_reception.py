@@ -150,7 +150,7 @@ def test_a_full_disk_keeps_newcomers_out_and_stops_nobody(
         task = desk.task(A)
         assert task is not None
         assert desk.reports(A, 0, task, 1.0) == [1]
-    said = [record.message for record in caplog.records if "No other device can join" in record.message]
+    said = [record.message for record in caplog.records if "No further device can join" in record.message]
     assert len(said) == 1
     assert "No space left on device" in said[0]
     assert desk.join(B).number == 1, "there is room again"
@@ -168,7 +168,7 @@ def test_a_newcomer_takes_no_number_whose_device_may_be_back() -> None:
     tasks = {each: desk.task(each) for each in (A, B)}
     given = {A: 2.0, B: 4.0}
     desk.told(PeerLeft(moment=1.0, peer=A))
-    assert "may be back" in desk.join(C, 2.0).refused
+    assert "may return" in desk.join(C, 2.0).refused
     desk.told(PeerJoined(moment=3.0, peer=A))
     receipts: list[int] = []
     for each in (A, B):
@@ -178,7 +178,7 @@ def test_a_newcomer_takes_no_number_whose_device_may_be_back() -> None:
     assert receipts == [1, 1]
     assert torch.allclose(before - served.rounds.model.parameters, torch.tensor(sum(given.values()) / 2).double())
     desk.told(PeerLeft(moment=4.0, peer=A))
-    assert "may be back" in desk.join(C, 103.0).refused
+    assert "may return" in desk.join(C, 103.0).refused
     desk.told(Elapsed(moment=104.0))
     assert desk.join(C, 105.0).number == numbers[A]
     served.close()
@@ -222,7 +222,7 @@ def test_numbers_stay_with_their_devices(tmp_path: Path) -> None:
 def test_a_number_has_one_device() -> None:
     numbers = Enrollment(2)
     numbers.admit(70, 0, ())
-    with pytest.raises(ConnectError, match="Client 0 is there already"):
+    with pytest.raises(ConnectError, match="Client 0 is connected already"):
         numbers.admit(71, 0, {70})
     assert numbers.admit(71, 0, ()) == 0  # the other was away: perhaps it lost its state
     assert numbers.number(70) is None
@@ -245,7 +245,7 @@ def test_a_number_whose_device_may_be_back_is_for_who_asks_for_it() -> None:
     numbers = Enrollment(2)
     for device in (70, 71):
         numbers.admit(device, None, ())
-    with pytest.raises(ConnectError, match=r"All 2 clients .* may be back"):
+    with pytest.raises(ConnectError, match=r"All 2 clients .* may return"):
         numbers.admit(72, None, {71}, kept={0})
     assert numbers.admit(72, None, {71}, kept={1}) == 0
     assert numbers.admit(70, 0, {71}, kept={0, 1}) == 0

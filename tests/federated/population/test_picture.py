@@ -34,9 +34,9 @@ def test_numbers_stand_in_their_order() -> None:
 
 def test_parts_of_other_data_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    with pytest.raises(ValueError, match="sample 599 and there are 5 labels"):
+    with pytest.raises(ValueError, match="sample 599, but there are 5 labels"):
         plot_partition(partition(LABELS, 3), LABELS[:5], tmp_path / "who.png")
-    with pytest.raises(ValueError, match="there is none"):
+    with pytest.raises(ValueError, match="it is empty"):
         plot_partition([], LABELS, tmp_path / "who.png")
 
 

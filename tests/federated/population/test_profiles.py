@@ -62,13 +62,13 @@ def test_instant_networks_are_possible() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"count": 0}, "count is 1 or more"),
+        ({"count": 0}, "count must be 1 or more"),
         ({"seconds_per_sample": -1.0}, "seconds_per_sample"),
         ({"samples_per_step": 0}, "samples_per_step"),
-        ({"up_bits_per_second": 0.0}, "rates are above 0"),
-        ({"link_sigma": -0.1}, "link_sigma is a spread"),
+        ({"up_bits_per_second": 0.0}, "rates must be above 0"),
+        ({"link_sigma": -0.1}, "link_sigma must be 0 or more"),
         ({"present_seconds": 0.0}, "present_seconds"),
-        ({"failure": 1.0}, "failure is a probability"),
+        ({"failure": 1.0}, "failure must be a probability"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(options: dict[str, Any], told: str) -> None:
@@ -148,7 +148,7 @@ def test_counts_give_the_first_devices(tmp_path: Path) -> None:
     path = written(tmp_path, '[[devices]]\ncount = 2\nup = "1mbit"\n[[devices]]\nup = "2mbit"')
     assert [each.up_bits_per_second for each in read_profiles(path, 3)] == [1e6, 1e6, 2e6]
     assert len(read_profiles(path, 1)) == 1
-    with pytest.raises(DeviceProfileError, match="has 3 devices and 5 take part"):
+    with pytest.raises(DeviceProfileError, match="has 3 devices, but 5 are needed"):
         read_profiles(path, 5)
 
 
@@ -167,21 +167,21 @@ def test_one_sort_is_everybody(tmp_path: Path) -> None:
         ("[[devices]]\nspeed = 3", "number 1 has 'speed'; devices have step, rate"),
         ('[[devices]]\nup = "fast"', "up is 'fast': write a number and one of bit"),
         ("[[devices]]\nup = 5", 'up is 5: write.*"1mbit"'),
-        ('[[devices]]\nup = "0mbit"', "number 1: rates are above 0"),
+        ('[[devices]]\nup = "0mbit"', "number 1: rates must be above 0"),
         ('[[devices]]\nstep = "-1ms"', "step is '-1ms'"),
-        ('[[devices]]\npresent = "25h"', "present_seconds is at most one"),
+        ('[[devices]]\npresent = "25h"', "present_seconds at most one"),
         ('[[devices]]\npresent_from = "24:00"', "present_from is '24:00': write an hour"),
         ("[[devices]]\npresent_from = 22", "present_from is 22"),
-        ('[[devices]]\nfailure = "100%"', "failure is a probability"),
+        ('[[devices]]\nfailure = "100%"', "failure must be a probability"),
         ('[[devices]]\nfailure = "often"', "failure is 'often'"),
         ("[[devices]]\nfailure = nan", "failure is nan"),
         ("[[devices]]\nfailure = true", "failure is True"),
         ("[[devices]]\nshare = 0.5", "add up to 0.5"),
         ("[[devices]]\nshare = 0.5\n[[devices]]", "share of some devices"),
         ("[[devices]]\nshare = 0.5\n[[devices]]\ncount = 2", "one of both"),
-        ('[[devices]]\nshare = "half"', "number 1: share is above 0.*'half'"),
-        ("[[devices]]\ncount = 0", "count is how many"),
-        ("[[devices]]\ncount = true", "count is how many"),
+        ('[[devices]]\nshare = "half"', "number 1: share must be above 0.*'half'"),
+        ("[[devices]]\ncount = 0", "count must be 1 to"),
+        ("[[devices]]\ncount = true", "count must be 1 to"),
         ("[[devices]]\n" + "a." * 100 + "a = 1", "too many dots"),
         ("[[devices]]\na = " + "[" * 5000 + "]" * 5000, "too many dots or brackets"),
         ("[[devices]]\n#" + "x" * 2**20, "more than"),

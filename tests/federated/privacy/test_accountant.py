@@ -148,7 +148,7 @@ def test_selection_is_by_coins_or_blind() -> None:
     fixed = Uniform(3)
     assert private_selection(accountant_of(CentralPrivacy(noise=1.0), feedback=True), fixed) is fixed
     assert private_selection(accountant_of(CentralPrivacy(noise=1.0, sampling="fixed")), fixed) is fixed
-    with pytest.raises(RecipeError, match="coins may draw none"):
+    with pytest.raises(RecipeError, match="cohort can be empty"):
         private_selection(accountant_of(LocalPrivacy(noise=1.0)), drawn)
     with pytest.raises(RecipeError, match=r"Choose by Uniform\(\)"):
         private_selection(accountant, _ByLoss())

@@ -144,7 +144,7 @@ def test_local_noise_is_spent_by_every_task_also_one_that_does_not_count() -> No
 
 def test_coins_without_noise_on_the_server_are_refused() -> None:
     coins = accountant.PoissonSelection(0.2, SeededBits(1))
-    with pytest.raises(RecipeError, match="perhaps none, of which no mean"):
+    with pytest.raises(RecipeError, match="can be empty and have no mean"):
         federate("FedAvg()", policy=lambda model, **options: rounds_for(model, **{**options, "selection": coins}))
 
 

@@ -89,7 +89,7 @@ def check_liar() -> None:
         assert run.cohort.is_unmasked
         assert run.cohort.total().tolist() == run.plain_sum().tolist()
         assert list(run.cohort.liars) == [0]
-        assert "client 0 told a share of client 2 that is none" in run.cohort.liars[0]
+        assert "client 0 sent an invalid share of client 2" in run.cohort.liars[0]
 
 
 def test_a_changed_share_is_not_used_and_its_teller_named() -> None:
@@ -127,7 +127,7 @@ def test_wrong_identities_are_refused() -> None:
     run.cohort.take_keys(1, rows_payload([published.row], ROW_BYTES))  # said twice
     assert run.cohort.heard() == 1
     anew = masked_round().devices[1].published
-    with pytest.raises(MalformedError, match="client 1 began round 0 anew"):
+    with pytest.raises(MalformedError, match="client 1 restarted round 0"):
         run.cohort.take_keys(1, rows_payload([anew.row], ROW_BYTES))
 
 

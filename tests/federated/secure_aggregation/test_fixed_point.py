@@ -305,9 +305,9 @@ def test_sums_that_no_honest_devices_have_are_refused() -> None:
         own.encode([block_of(0) / 0], 1, 1, (1.0, 1.0), client=7, index=0)
     heavy = [own.encode([block_of(0)], 1, 1, (1.0, 1.0), client=each, index=0).integers for each in range(devices + 1)]
     own.decode(sum(heavy[:devices], np.zeros(own.count, np.int64)), (1.0, 1.0), devices, 0)
-    with pytest.raises(MalformedError, match="add up to 3, and each is above 0 and at most 1: one of them lies"):
+    with pytest.raises(MalformedError, match=r"add up to 3, .* at most 1: one of the devices"):
         own.decode(sum(heavy, np.zeros(own.count, np.int64)), (1.0, 1.0), devices, 0)
-    with pytest.raises(MalformedError, match="one of them lies"):
+    with pytest.raises(MalformedError, match="one of the devices sent invalid values"):
         own.decode(np.zeros(own.count, np.int64), (1.0, 1.0), devices, 0)
     for value in (-1, 2):
         flagged = heavy[0].copy()

@@ -129,7 +129,7 @@ def test_a_round_with_too_few_is_given_up_and_tells_nothing() -> None:
     everyone = secure_recipe(EXACT, fraction=5 / 8)
     run = federate_securely(everyone, clients=8, leaving=dict.fromkeys(range(3), REVEAL), seed=1)
     assert len(run.rounds.given_up) >= 1
-    assert "too few told their shares" in run.rounds.given_up[0]
+    assert "too few devices sent their shares" in run.rounds.given_up[0]
     counted = sorted(run.commits[0].reports)
     index = run.rounds.next_round - 1
     assert torch.equal(run.parameters, -plain_step(counted, index))
@@ -148,7 +148,7 @@ def test_a_device_that_reveals_a_false_share_is_reported_as_refused(monkeypatch:
     run = federate_securely(secure_recipe(EXACT))
     assert torch.equal(run.parameters, -plain_step([*range(5)], 0))
     assert list(run.commits[0].refused) == [0]
-    assert "client 0 told a share of client 1 that is none" in run.commits[0].refused[0]
+    assert "client 0 sent an invalid share of client 1" in run.commits[0].refused[0]
 
 
 def test_deadlines_go_on_without_the_slow() -> None:
@@ -194,7 +194,7 @@ def test_a_sparse_graph_of_neighbors() -> None:
 
 def test_late_devices_beyond_the_cohort_are_not_waited_for() -> None:
     everyone = secure_recipe(EXACT, fraction=0.5)
-    with pytest.raises(RecipeError, match=r"over_selection=1 chooses 8 devices and goes on with 4, .* 5 of so many"):
+    with pytest.raises(RecipeError, match=r"over_selection=1 chooses 8 devices and continues with 4, .* 5 of them"):
         federate_securely(everyone, clients=8, over_selection=1.0)
     run = federate_securely(everyone, clients=8, over_selection=0.5, net=VirtualNetwork(round_trip_seconds=0.1))
     counted = sorted(run.commits[0].reports)
@@ -204,7 +204,7 @@ def test_late_devices_beyond_the_cohort_are_not_waited_for() -> None:
 
 def test_an_over_selection_that_chooses_nobody_more_is_none() -> None:
     """All are in the cohort, so the slowest are waited for, and no more have to stay than without it."""
-    with pytest.raises(RecipeError, match=r"over_selection=1 chooses 5 devices and goes on with 3"):
+    with pytest.raises(RecipeError, match=r"over_selection=1 chooses 5 devices and continues with 3"):
         federate_securely(secure_recipe(SecureAggregation(threshold=0.8), fraction=0.6), over_selection=1.0)
     run = federate_securely(secure_recipe(EXACT), over_selection=1.0)
     assert sorted(run.commits[0].reports) == [*range(5)]
@@ -313,7 +313,7 @@ def test_an_update_never_leaves_without_the_masks_of_the_recipe() -> None:
             ),
         )  # fmt: skip
         run = federate("FedAvg(fraction=1.0)", clients=3, rounds=1)
-    assert "wants client 0's update without masks" in str(run.trace.ended[Peer(CLIENT, 0)].error)
+    assert "requested client 0's update unmasked" in str(run.trace.ended[Peer(CLIENT, 0)].error)
     assert run.commits == []
     assert run.trace.sent_bytes.get((Peer(CLIENT, 0), THE_SERVER), 0) == 0
 
@@ -323,7 +323,7 @@ def test_devices_without_identities_and_small_cohorts_are_refused() -> None:
     nobody = type(everyone)(**{**vars(everyone), "roster": None})
     with pytest.raises(AttachError, match="client 3 has no identity"):
         nobody.enrolled(3)
-    with pytest.raises(RecipeError, match="cohorts of 2, in which masks hide nobody"):
+    with pytest.raises(RecipeError, match="cohorts of 2, too small"):
         federate_securely(everyone, clients=2)
     with pytest.raises(RecipeError, match="has no masks"):
         federate_securely(type(everyone)(**{**vars(everyone), "strategy": FedAvg(fraction=1.0)}))

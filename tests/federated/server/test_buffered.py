@@ -174,7 +174,7 @@ def test_a_few_devices_of_a_large_federation_come_to_an_end() -> None:
 
 @pytest.mark.parametrize("fewest", [0, 5])
 def test_the_fewest_are_of_a_buffer(fewest: int) -> None:
-    with pytest.raises(ValueError, match="fewest is 1 to the buffer's 4"):
+    with pytest.raises(ValueError, match="fewest must be 1 to the buffer's 4"):
         rounds_of(Buffered(buffer=4), 6, fewest=fewest)
 
 

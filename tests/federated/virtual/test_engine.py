@@ -148,7 +148,7 @@ def test_masked_contributions_add_up() -> None:
 
 def test_devices_that_are_never_there_together_end_the_run() -> None:
     profiles = [DeviceProfile(present_from=3600.0 * hour, present_seconds=3600.0) for hour in (1, 5)]
-    with pytest.raises(PeerLost, match=r"Version 1 cannot be made\. . of 2 devices are there"):
+    with pytest.raises(PeerLost, match=r"Version 1 cannot be made\. . of 2 devices are available"):
         run("FedAvg(fraction=1.0)", clients=2, profiles=profiles, fewest=2)
     hours = [round_.virtual_seconds for round_ in run("FedAvg(fraction=0.5)", clients=2, profiles=profiles).rounds]
     assert hours[0] == 3600.0

@@ -30,7 +30,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_unknown_engine_is_refused() -> None:
-    with pytest.raises(ValueError, match="engine is 'local' or 'ray', not 'spark'"):
+    with pytest.raises(ValueError, match="engine must be 'local' or 'ray', got 'spark'"):
         run("spark")
 
 

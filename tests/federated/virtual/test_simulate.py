@@ -46,7 +46,7 @@ def test_a_metric_that_some_rounds_do_not_tell_ends_a_run_once_it_is_told() -> N
 def test_a_metric_that_nothing_told_is_noticed_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     found = simulate(one_pass, model_of, "FedAvg(fraction=1.0)", clients=2, rounds=3, until="acuracy>0.5")
     assert (len(found.rounds), found.ended) == (3, "finished")
-    assert "Nothing told 'acuracy', so the federation could not end by acuracy>0.5; there are: loss" in caplog.text
+    assert "No round reported 'acuracy', so the federation could not end by acuracy>0.5; there are: loss" in caplog.text
 
 
 def with_data(model: nn.Module, told: Round) -> Update:

@@ -147,11 +147,11 @@ def test_draws_in_a_loss_are_refused() -> None:
 
 
 def test_a_function_that_tells_no_steps_is_refused() -> None:
-    with pytest.raises(LoopError, match="client 0, and one that is marked vectorized=True tells its steps"):
+    with pytest.raises(LoopError, match=r"client 0, .* must return SGDSteps"):
         Simulation(client(vectorized=True)(lambda model, told: 1), network, "FedAvg()", clients=1, rounds=1).run()
 
 
 def test_running_statistics_are_trained_one_after_another_and_it_says_so() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     found = training_of(steps_with(loss, 0.0), model, ModelState.of(model), FedAvg())
-    assert found.description == "one after another (the model averages 1.running_mean, and every device needs its own)"
+    assert "one after another (the model averages 1.running_mean" in found.description

@@ -1,11 +1,11 @@
-"""Contribution: what a device sends of a round, compressed with feedback, and what it remembers once that counts.
+"""Contribution: a device's update of one round, compressed with error feedback, and the state once it is counted.
 
-Conservation, for every device: what of its contributions was counted, decoded, and what feedback still owes add up to
-what it had to give in the rounds that were counted. A contribution that was not leaves everything as it was.
+Conservation, for every device: the decoded contributions that were counted, plus the current residual, equal the sum of
+the uncompressed updates of the counted rounds. A contribution that was not counted leaves the state unchanged.
 
-Under privacy a contribution is bounded after feedback, by whoever adds the noise: the server clips what it decodes.
-What is clipped away was counted, and is not owed: each round alone tells at most its bound either way, but were it
-owed, one round's numbers would be told in every later one, and the debt would grow as long as norms exceed the bound.
+Under central privacy the server clips the decoded contribution, after error feedback, and adds the noise. The part that
+the clip removes does not return to the residual. With it, each round would still be bounded, but the values of one
+round would leak into all later rounds, and the residual would grow as long as norms exceed the bound.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class EncodedContribution:
 
 
 def contribution_context(seed: int, client: int, index: int) -> AggregationContext:
-    """Where a contribution stands, on the device that encodes and the server that decodes it."""
+    """The context that the device encodes with and the server decodes with."""
     return AggregationContext(step=index, seed=rng.address(seed, "contribution", client))
 
 
@@ -50,11 +50,22 @@ def encode(
     privacy: Privacy | None = None,
     bits: RandomBits | None = None,
 ) -> EncodedContribution:
-    """Encode blocks, (n,) each, with what feedback owes from before. Raises NotFinite.
+    """Encode blocks, (n,) each, with the device's residuals.
 
-    state: the device's, its memory already what it becomes when this counts. privacy: LocalPrivacy clips blocks and
-    adds noise first, of `bits`: nothing that is made of them, nor what feedback would keep, then tells more. The device
-    counts that itself: MismatchError where one more would cost more than the budget, whatever the server counts.
+    Args:
+        compressor: the recipe's compressor.
+        layout: of the model's tensors.
+        blocks: the tensors of the contribution, (n,) each.
+        state: of the device, with the strategy's memory as it will be once this contribution counts.
+        at: from `contribution_context`.
+        privacy: LocalPrivacy clips the blocks and adds noise before compression, so that the payload and the residual
+            carry no further information.
+        bits: random bits of the noise.
+
+    Raises:
+        NotFinite: a block has a value that is not finite.
+        MismatchError: this contribution would exceed the device's own privacy budget, which the device accounts for
+            independently of the server.
     """
     if isinstance(privacy, LocalPrivacy):
         check_budget(privacy, state.told + 1)

@@ -1,4 +1,4 @@
-"""Client functions: the user's training and evaluation functions of a script, what they get and return."""
+"""Client functions: the training and evaluation functions of a user's script, with their arguments and results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gossamer.errors import LoopError, require
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Each as a float: of a number, or of a tensor or an array that holds one. Raises LoopError for anything else."""
+    """Convert each metric to a float, from a number or a tensor or array of one number. Raises LoopError otherwise."""
     return {name: _plain(name, value) for name, value in metrics.items()}
 
 
@@ -31,21 +31,21 @@ def _plain(name: str, value: Any) -> float:
         if isinstance(number, Real):
             return float(number)
     raise LoopError(
-        f"The metric {name!r} is {str(value)[:60]}, and messages and records have one number for each metric. Write "
-        f'Update(samples=n, metrics={{"{name}": float(value)}}), of the mean where there are several.'
+        f"The metric {name!r} is {str(value)[:60]}; each metric must be one number. Write "
+        f'Update(samples=n, metrics={{"{name}": float(value)}}), with the mean of several values.'
     )
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:
-    """The mean of numbers; finite where all of them are, however large.
+    """Weighted mean of numbers, finite where all of them are finite.
 
     Args:
         values: at least one number.
         weights: one for each value, 0 or more, not all 0.
 
     Returns:
-        sum(value * weight) / sum(weight). Large values are divided by a power of two first, so that no sum overflows
-        and rounding stays the same.
+        sum(value * weight) / sum(weight). Large values are first divided by a power of two, so that the sum does not
+        overflow and the rounding does not change.
     """
     largest = max(map(abs, values))
     scale = 2.0 ** (frexp(largest)[1] - 1) if largest > 1.0 and isfinite(largest) else 1.0
@@ -55,27 +55,42 @@ def weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class SGDSteps:
-    """What a device would do in a round: one step of SGD for each batch.
+    """Local training as data: one SGD step per batch.
 
-    w <- w - learning_rate v,  v <- momentum v + gradient of loss(model, *batch)
+    v <- momentum v + gradient of loss(model, *batch),  w <- w - learning_rate v
+
+    A client function marked with `client(vectorized=True)` returns it. A simulation can then run the steps of many
+    devices in one batched computation.
+
+    Args:
+        loss: loss(model, *batch) returns a scalar tensor. Devices with the same function step together.
+        batches: the batches in order. Each is a tensor or a sequence of tensors.
+        learning_rate: above 0.
+        samples: number of training samples, 0 or more; the weight of this device in the cohort.
+        momentum: in [0, 1).
+        metrics: metrics to report. `run` and simulations add "loss", the mean loss, unless it is given.
+
+    Raises:
+        ValueError: an argument is out of range.
+        LoopError: a metric is not a number.
     """
 
-    loss: Callable[..., Tensor]  # loss(model, *batch): a scalar. Devices with the same function step together
-    batches: Sequence[tuple[Tensor, ...]]  # any iterable of tensors or of sequences of them
+    loss: Callable[..., Tensor]
+    batches: Sequence[tuple[Tensor, ...]]
     learning_rate: float
-    samples: int  # that it trains on: its weight among the cohort
+    samples: int
     momentum: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(self.learning_rate > 0, f"learning_rate is above 0, not {self.learning_rate}")
-        require(0 <= self.momentum < 1, f"momentum is in [0, 1), not {self.momentum}")
-        require(type(self.samples) is int and self.samples >= 0, f"samples is 0 or more, not {self.samples!r}")
+        require(self.learning_rate > 0, f"learning_rate must be above 0, got {self.learning_rate}")
+        require(0 <= self.momentum < 1, f"momentum must be in [0, 1), got {self.momentum}")
+        require(type(self.samples) is int and self.samples >= 0, f"samples must be 0 or more, got {self.samples!r}")
         object.__setattr__(self, "batches", tuple(_as_tuple(batch) for batch in self.batches))
         object.__setattr__(self, "metrics", plain_metrics(self.metrics))
 
     def run(self, model: nn.Module) -> dict[str, float]:
-        """Take the steps by a plain loop; returns the metrics, with the mean loss."""
+        """Run the steps on `model` in a plain loop. Returns the metrics, with the mean loss."""
         optimizer = torch.optim.SGD(
             [each for each in model.parameters() if each.requires_grad], lr=self.learning_rate, momentum=self.momentum
         )
@@ -89,7 +104,7 @@ class SGDSteps:
         return self.told(losses)
 
     def told(self, losses: Sequence[float]) -> dict[str, float]:
-        """The metrics, with the mean of these losses unless there is one of that name."""
+        """The metrics, with the mean of `losses` as "loss" unless that metric is set."""
         return ({"loss": weighted_mean(losses, [1] * len(losses))} if losses else {}) | dict(self.metrics)
 
 
@@ -102,21 +117,38 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What a device is told of its part in a round."""
+    """One round as seen by one device.
 
-    index: int  # of the round, from 0
-    client: int | None  # the device's number, from 0; None: the server evaluates
-    config: Mapping[str, Any] = field(default_factory=dict)  # the user's, for this round
-    seed: int = 0  # of this device's part in this round
-    local_steps: int | None = None  # of the optimizer, that the recipe asks for
-    local_epochs: int | None = None  # passes over the device's data, that the recipe asks for
-    batches_given: int | None = field(default=None, init=False, repr=False, compare=False)  # None: it was not asked
+    Attributes:
+        index: number of the round, from 0.
+        client: number of the device, from 0. None in an evaluation by the server.
+        config: the user's configuration of this round.
+        seed: random seed of this device in this round.
+        local_steps: optimizer steps per round, if the recipe sets them.
+        local_epochs: passes over the device's data per round, if the recipe sets them.
+    """
+
+    index: int
+    client: int | None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    local_steps: int | None = None
+    local_epochs: int | None = None
+    batches_given: int | None = field(default=None, init=False, repr=False, compare=False)  # None: batches() not called
 
     def batches(self, loader: Iterable[Item]) -> Iterator[Item]:
-        """The batches that the recipe asks for: so many steps, beginning again where the data ends, or so many passes.
+        """Iterate over the batches of this round's local training.
 
-        None where the loader has none: a device without data does not count. Raises LoopError where only a later pass
-        finds none.
+        Yields `local_steps` batches and restarts the loader at its end, or makes `local_epochs` passes (default: 1).
+
+        Args:
+            loader: an iterable that can be iterated again, such as a DataLoader or a list.
+
+        Returns:
+            The batches. If the first pass has no batch, there is no batch at all, and the device is not counted.
+
+        Raises:
+            LoopError: a later pass has no batch, because the loader is a one-shot iterator.
         """
         object.__setattr__(self, "batches_given", self.batches_given or 0)
         left = self.local_steps
@@ -134,23 +166,32 @@ class Round:
                 return
             if empty:
                 raise LoopError(
-                    f"Client {self.client} has no more batch to train on in round {self.index}: its loader was used up "
-                    "by a pass before. Give round.batches() a DataLoader or a list, which begin anew."
+                    f"Client {self.client} has no more batches in round {self.index}: an earlier pass exhausted its "
+                    "loader. Give round.batches() a DataLoader or a list, which can be iterated again."
                 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What a device tells of its part, beside the model that it trained."""
+    """Result of a client function, in addition to the trained model.
 
-    samples: int  # that it trained on: its weight among the cohort; 0: it has nothing to train on, and does not count
-    metrics: Mapping[str, float] = field(default_factory=dict)  # also tensors and arrays of one number
+    Args:
+        samples: number of training samples, 0 or more; the weight of this device in the cohort. A device with 0 samples
+            is not counted.
+        metrics: numbers, or tensors and arrays of one number; converted to floats.
+
+    Raises:
+        ValueError: `samples` is negative or not an int.
+        LoopError: a metric is not a number.
+    """
+
+    samples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises LoopError for a metric that is no number."""
         require(
             type(self.samples) is int and self.samples >= 0,
-            f"samples counts what a device trained on, 0 or more, not {self.samples!r}: write "
+            f"samples must be the number of training samples, 0 or more, got {self.samples!r}: write "
             "Update(samples=len(data))",
         )
         if self.metrics:
@@ -159,8 +200,8 @@ class Update:
 
 ClientFunction = Callable[[nn.Module, Round], Update]
 StepsFunction = Callable[[nn.Module, Round], SGDSteps]
-MARK = "__gossamer_federated__"  # the attribute that says which part of a federation a function is
-STEPS = "__gossamer_sgd_steps__"  # the attribute of a client function that holds what tells its steps
+MARK = "__gossamer_federated__"  # attribute of a marked function: "client", "evaluate" or "model"
+STEPS = "__gossamer_sgd_steps__"  # attribute of a client function that holds its StepsFunction
 Marked = TypeVar("Marked", bound=Callable[..., Any])
 
 
@@ -169,13 +210,16 @@ def client(function: ClientFunction) -> ClientFunction: ...
 @overload
 def client(*, vectorized: bool) -> Callable[[Any], ClientFunction]: ...
 def client(function: Any = None, *, vectorized: bool = False) -> Any:
-    """Say that this function of a script is what a device does in a round; `gossamer federate` looks for it.
+    """Mark the function that trains the model on a device in one round. `gossamer federate` looks for this mark.
 
-    It is given the model with the round's parameters and the Round, trains the model in place by its own loop, and
-    returns an Update.
+    Args:
+        function: called as function(model, round), where `model` has the round's parameters and `round` is a Round. It
+            trains the model in place in its own loop and returns an Update.
+        vectorized: the function does not train; it returns SGDSteps instead. A simulation runs the steps of many
+            devices in one batched computation. Elsewhere a plain SGD loop runs them.
 
-    vectorized: it trains nothing, and returns SGDSteps: its batches, its loss and the learning rate. A simulation
-    takes the steps of many devices together; anywhere else a plain loop of SGD takes them.
+    Returns:
+        The marked function, or a decorator if only `vectorized` is given.
     """
     if function is None:
         return partial(client, vectorized=vectorized)
@@ -183,7 +227,7 @@ def client(function: Any = None, *, vectorized: bool = False) -> Any:
 
 
 def stepping(function: StepsFunction) -> ClientFunction:
-    """The client function that takes by a loop the steps that `function` tells."""
+    """Wrap a function that returns SGDSteps into a client function that runs these steps in a loop."""
 
     @wraps(function)
     def train(model: nn.Module, told: Round) -> Update:
@@ -195,25 +239,39 @@ def stepping(function: StepsFunction) -> ClientFunction:
 
 
 def checked_steps(steps: Any, client: int | None) -> SGDSteps:
-    """Raises LoopError for what are no SGDSteps."""
+    """Returns `steps`. Raises LoopError if it is not an SGDSteps."""
     if not isinstance(steps, SGDSteps):
         raise LoopError(
-            f"The client function returned {steps!r} for client {client}, and one that is marked vectorized=True tells "
-            "its steps. End it with `return gossamer.federated.SGDSteps(loss=loss, batches=batches, "
+            f"The client function returned {steps!r} for client {client}, but with vectorized=True it must return "
+            "SGDSteps. End it with `return gossamer.federated.SGDSteps(loss=loss, batches=batches, "
             "learning_rate=0.1, samples=len(data))`, or leave vectorized=True off."
         )
     return steps
 
 
 def evaluate(function: ClientFunction) -> ClientFunction:
-    """Say that this function evaluates a model: it is given the model and a Round whose client is None, and returns an
-    Update whose metrics go into the record."""
+    """Mark the function that evaluates the model on the server.
+
+    Args:
+        function: called as function(model, round) with `round.client` None. It returns an Update, and the metrics of
+            this Update are added to the record of the round.
+
+    Returns:
+        The marked function.
+    """
     return _marked(function, "evaluate")
 
 
 def model(function: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """Say that this function makes the model: the same on every machine, and with the same numbers wherever it is
-    called, since the first version is the server's."""
+    """Mark the function that builds the model.
+
+    Args:
+        function: called without arguments. It must build the same architecture with the same initial values in every
+            process. Version 0 has the server's values, and frozen parameters are not exchanged.
+
+    Returns:
+        The marked function.
+    """
     return _marked(function, "model")
 
 
@@ -222,43 +280,51 @@ def _marked(function: Marked, part: str) -> Marked:
     return function
 
 
-OTHER_NAME = "__gossamer_federated__"  # of a script's module where another has the name of its file
+OTHER_NAME = "__gossamer_federated__"  # name of a script's module if another module has the name of its file
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptFile:
-    """What a script says of a federation."""
+    """The marked functions of a script."""
 
     train: ClientFunction
-    model: Callable[[], nn.Module]  # makes the model, alike on every machine
+    model: Callable[[], nn.Module]
     evaluate: ClientFunction | None = None
 
 
 def load_script(path: str | Path, arguments: Sequence[str] = ()) -> ScriptFile:
-    """Import a script and find its marked functions. Its own sys.argv is `arguments`.
+    """Import a script and find its marked functions.
 
-    Its folder stays on sys.path, and its module in sys.modules: functions import when they are called, and classes are
-    pickled by where they are. Raises LoopError where one is missing or there are two of a kind.
+    The script's folder stays on sys.path and its module in sys.modules, for imports inside functions and for pickling.
+
+    Args:
+        path: the script.
+        arguments: sys.argv of the script, without its name.
+
+    Raises:
+        LoopError: the client or model function is missing, or two functions have the same mark.
     """
     names = vars(_imported(Path(path).resolve(), [str(path), *arguments]))
     found: dict[str, Any] = {}
     for value in {id(each): each for each in names.values() if callable(each)}.values():
         part = getattr(value, MARK, None)
         if part is not None and part in found:
-            raise LoopError(f"{path} marks two functions with @gossamer.federated.{part}, and one is run. Keep one.")
+            raise LoopError(
+                f"{path} marks two functions with @gossamer.federated.{part}, but only one can run. Keep one."
+            )
         if part is not None:
             found[part] = value
     for part, example in (("client", "def train(model, round): ..."), ("model", "def make_model(): ...")):
         if part not in found:
             raise LoopError(
-                f"{path} marks no function with @gossamer.federated.{part}, so there is nothing to federate. Write "
-                f"it above the one that it is: @gossamer.federated.{part} {example}"
+                f"{path} marks no function with @gossamer.federated.{part}, which is required. Put the "
+                f"decorator above it: @gossamer.federated.{part} {example}"
             )
     return ScriptFile(train=found["client"], model=found["model"], evaluate=found.get("evaluate"))
 
 
 def _imported(path: Path, argv: list[str]) -> ModuleType:
-    """As `import` would, whatever the file is called and however often it is loaded; it is never "__main__"."""
+    """Import a file of any name, also repeatedly; its module is never "__main__"."""
     module = ModuleType(_free_name(path))
     module.__file__ = str(path)
     if sys.path[:1] != [str(path.parent)]:
@@ -276,7 +342,7 @@ def _imported(path: Path, argv: list[str]) -> ModuleType:
 
 
 def _free_name(path: Path) -> str:
-    """The file's, unless another module has it: what it defines is then unpickled wherever it can be imported."""
+    """The file's own name unless another module has it, so that other processes can unpickle its classes."""
     taken = sys.modules.get(path.stem)
     is_free = taken is None or getattr(taken, "__file__", None) == str(path)
     return path.stem if is_free and path.stem.isidentifier() else OTHER_NAME

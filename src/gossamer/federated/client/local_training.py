@@ -1,4 +1,4 @@
-"""Local training: runs a device's own loop with hooks on its optimizers, and refuses loops that train otherwise."""
+"""Local training: runs the user's loop with hooks on its optimizers, and rejects loops that a strategy cannot use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gossamer.federated.model_state import ModelState
 
 
 class _References(NamedTuple):
-    """What gradients are corrected by, where they are computed."""
+    """Reference values of the gradient correction, on the device of the gradients."""
 
     anchor: FlatTensors
     shared: Mapping[str, FlatTensors]
@@ -35,9 +35,9 @@ class _References(NamedTuple):
 class LocalTraining:
     """One device's training in one round.
 
-    The user's loop is left as it is. Each step of any optimizer that holds a parameter of the model is counted, and its
-    gradients are changed just before it, as FedProx and SCAFFOLD want it. Where a strategy follows from how the loop
-    steps, a loop that steps otherwise is refused with LoopError: what it sent would not be what the strategy averages.
+    The user's loop stays unchanged. Hooks count each step of any optimizer that holds a parameter of the model, and
+    correct its gradients just before the step (the proximal term of FedProx, the control variates of SCAFFOLD). Some
+    strategies are only correct for certain steps, such as plain SGD. A loop with other steps raises LoopError.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class LocalTraining:
         self._checks_steps = strategy.changes_gradients or strategy.why_plain_sgd is not None
 
     def work(self, samples: int) -> LocalWork:
-        """The work on so many samples: the steps of the parameter that made the most, the mean learning rate."""
+        """The local work: the largest number of steps of any parameter, and the mean learning rate."""
         rate = sum(self._rates.values()) / max(sum(self._steps.values()), 1)
         return LocalWork(samples=samples, steps=max(self._steps.values(), default=0), learning_rate=rate)
 
     @contextmanager
     def watching(self) -> Iterator[LocalTraining]:
-        """Hooks on every optimizer's steps, while the user's loop runs. Raises LoopError where it stepped in a way that
-        the strategy cannot follow."""
+        """Hook the steps of every optimizer while the user's loop runs. Raises LoopError for steps that the strategy
+        does not support."""
         hooks = [register_optimizer_step_post_hook(self._after_step)]
         if self._checks_steps:
             hooks.append(register_optimizer_step_pre_hook(self._before_step))
@@ -88,11 +88,11 @@ class LocalTraining:
         self._check_step(optimizer, (*args[1:], *kwargs.values()))
         for parameter in ours:
             name = self._names[parameter]
-            if parameter.grad is None:  # its loss has no part in it, and everyone's may
+            if parameter.grad is None:  # unused in this device's loss
                 parameter.grad = torch.zeros_like(parameter)
             if parameter.grad.is_sparse:
                 raise LoopError(
-                    f"{name} has a sparse gradient, and {self._strategy!r} changes all of its entries. Write "
+                    f"{name} has a sparse gradient, but {self._strategy!r} corrects all entries. Write "
                     "nn.Embedding(..., sparse=False)."
                 )
             anchor, shared, memory = self._references_on(parameter.device)
@@ -118,7 +118,7 @@ class LocalTraining:
             )
         return self._references[device]
 
-    # What a strategy cannot follow.
+    # Training loops that a strategy cannot correct.
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
         why = self._strategy.why_plain_sgd
@@ -126,13 +126,13 @@ class LocalTraining:
         if why is not None and not plain:
             with_momentum = " with momentum" * isinstance(optimizer, SGD)
             raise LoopError(
-                f"{why}, and {type(optimizer).__name__}{with_momentum} goes another. Write torch.optim.SGD("
-                f"model.parameters(), lr=0.1), or train by a recipe for which any optimizer will do, such as "
+                f"{why}, but {type(optimizer).__name__}{with_momentum} is not plain SGD. Write torch.optim.SGD("
+                f"model.parameters(), lr=0.1), or train by a recipe that works with any optimizer, such as "
                 "FedProx(mu=0.01)."
             )
 
     def _check_step(self, optimizer: Optimizer, arguments: tuple[Any, ...]) -> None:
-        """Refuse steps whose gradients are not those that lie there before."""
+        """Raise LoopError for steps that use other gradients than those stored before the step."""
         name = type(optimizer).__name__
         if any(callable(each) for each in arguments):
             raise LoopError(
@@ -141,32 +141,32 @@ class LocalTraining:
             )
         if getattr(optimizer, "grad_scale", None) is not None:
             raise LoopError(
-                f"{name} takes the scale out of gradients by itself, after {self._strategy!r} has changed them. Call "
+                f"{name} unscales gradients itself, after {self._strategy!r} has changed them. Call "
                 "scaler.unscale_(optimizer) before scaler.step(optimizer)."
             )
         if any(group.get("maximize") for group in optimizer.param_groups):
             raise LoopError(
-                f"{name} goes up its gradients, and {self._strategy!r} changes them for who goes down. Leave "
+                f"{name} maximizes, but {self._strategy!r} corrects gradients for a minimizer. Leave "
                 "maximize=True out, and call (-loss).backward()."
             )
 
     def _check_steps(self) -> None:
-        """Refuse a loop whose steps were not seen, or were not alike for all parameters."""
+        """Raise LoopError if parameters moved without optimizer steps, or with unequal steps or learning rates."""
         strategy, own = self._strategy, {name: each for each, name in self._names.items()}
         moved = {name for name, each in own.items() if not self._steps[name] and self._has_moved(name, each)}
         if moved:
             raise LoopError(
-                f"{min(moved)} was trained without a step of a torch optimizer, and {type(strategy).__name__} follows "
-                "from what is done at each. Write optimizer.step() in place of what changes it, or FedAvg()."
+                f"{min(moved)} was trained without a step of a torch optimizer, but {type(strategy).__name__} corrects "
+                "each step. Call optimizer.step() in place of the code that changes it, or use FedAvg()."
             )
         seen = {name for name, steps in self._steps.items() if steps}
         counts = {self._steps[name] for name in seen} if strategy.why_plain_sgd else set()
         rates = {self._rates[name] for name in seen} if strategy.uses_learning_rate else set()
         if max(len(counts), len(rates)) > 1:
             raise LoopError(
-                f"parameters were trained with several learning rates or numbers of steps, and "
-                f"{strategy.why_plain_sgd}, which is one for all of them. Put all parameters into one group of one "
-                "optimizer, or write FedProx(mu=0.01)."
+                f"parameters were trained with several learning rates or numbers of steps, but "
+                f"{strategy.why_plain_sgd}, with one of each for all parameters. Put all parameters into one group of "
+                "one optimizer, or write FedProx(mu=0.01)."
             )
 
     def _has_moved(self, name: str, parameter: nn.Parameter) -> bool:
@@ -180,17 +180,22 @@ def _views(memory: Mapping[str, FlatTensors], name: str) -> Memory:
 
 
 class TrainingCheck:
-    """Of one process, which notices each thing once, however many devices and rounds it trains."""
+    """Checks the training of all devices in one process, and gives each notice once."""
 
     def __init__(self, strategy: FederatedStrategy) -> None:
         self._strategy = strategy
         self._noticed: set[str] = set()
 
     def samples(self, told: Round, work: LocalWork, touched: bool) -> int:
-        """The samples that count: none of a device that has no batch to train on.
+        """Number of samples that count: 0 for a device without batches.
 
-        touched: whether the model is another than it was given, or has gradients. Raises LoopError where it is not, and
-        its device says that it trained.
+        Args:
+            `told`: the round that the client function received.
+            work: the samples and steps of the training.
+            touched: whether the parameters changed or have gradients.
+
+        Raises:
+            LoopError: the device reports samples, but its model was not trained.
         """
         if not work.samples:
             return 0
@@ -202,19 +207,19 @@ class TrainingCheck:
             self._notice(
                 "no batch",
                 f"Client {told.client} has {work.samples} samples and no batch to train on in round {told.index}: its "
-                "loader is empty, or was used up by a round before. Such devices do not count. Give round.batches() a "
-                "DataLoader or a list, and leave drop_last off.",
+                "loader is empty, or was exhausted in an earlier round. Such devices do not count. Give "
+                "round.batches() a DataLoader or a list, and leave drop_last off.",
             )
             return 0
         raise LoopError(
-            f"Client {told.client} says that it trained on {work.samples} samples in round {told.index}, and the model "
-            "that it was given is as it was, so nothing would be learned of them. Train that model, and no copy or "
-            "other network: torch.optim.SGD(model.parameters(), lr=0.1). Of a device that has nothing to train on, "
+            f"Client {told.client} reported {work.samples} training samples in round {told.index}, but the model "
+            "that it was given did not change. Train that model, not a copy or another network: "
+            "torch.optim.SGD(model.parameters(), lr=0.1). For a device without training data, "
             "return Update(samples=0)."
         )
 
     def _check_length(self, told: Round, work: LocalWork) -> None:
-        """Notice a function that cannot know how long the recipe wants it to train."""
+        """Give notice of a client function that ignores the length of training in the recipe."""
         strategy = self._strategy
         name = "local_steps" if strategy.local_steps is not None else "local_epochs"
         length = getattr(strategy, name)
@@ -222,9 +227,9 @@ class TrainingCheck:
             return
         self._notice(
             "length",
-            f"The recipe says {name}={length}, and the client function never called round.batches(), so devices train "
-            f"for as long as it likes. Write `for batch in round.batches(loader):`, or leave {name} out of the recipe. "
-            f"(A function that goes by round.{name} itself is right as it is.)",
+            f"The recipe sets {name}={length}, but the client function did not call round.batches(), so it decides "
+            f"itself how long a device trains. Write `for batch in round.batches(loader):`, or leave {name} out of the "
+            f"recipe. (Ignore this if the function reads round.{name} itself.)",
         )
 
     def _notice(self, about: str, text: str) -> None:
@@ -237,7 +242,7 @@ Answer = Callable[[Train], Trained]
 
 
 class Trainer:
-    """Trains one model for any number of devices, one after another: a device is its data, and the model is given."""
+    """Trains one model for any number of devices, one after another."""
 
     def __init__(
         self, model: nn.Module, state: ModelState, strategy: FederatedStrategy, function: ClientFunction
@@ -247,7 +252,7 @@ class Trainer:
         self._rounds_off = any(each.dtype != state.dtype for each in state.tensors(model).values())
 
     def __call__(self, op: Train) -> Trained:
-        """Raises LoopError where the function returns no Update, or trains another model."""
+        """Raises LoopError if the function does not return an Update, or trains another model."""
         self._state.write(op.anchor, self._model)
         anchor = self._state.read(self._model).flat if self._rounds_off else op.anchor
         told = round_of(op, self._strategy)
@@ -258,8 +263,8 @@ class Trainer:
             update = self._function(self._model, told)
         if not isinstance(update, Update):
             raise LoopError(
-                f"The client function returned {update!r} for client {op.client}, and a device has to tell how many "
-                "samples it trained on. End it with `return gossamer.federated.Update(samples=len(data))`."
+                f"The client function returned {update!r} for client {op.client}, but it must return an Update with "
+                "the number of samples. End it with `return gossamer.federated.Update(samples=len(data))`."
             )
         flat = self._state.read(self._model).flat
         work = local.work(update.samples)
@@ -272,12 +277,12 @@ class Trainer:
         )
 
     def _touched(self, flat: Tensor, anchor: Tensor) -> bool:
-        """Whether the loop trained this model without a step: a scaler of gradients may have skipped all of them."""
+        """Whether parameters changed or have gradients without a step (a gradient scaler may skip all steps)."""
         return not torch.equal(flat, anchor) or any(each.grad is not None for each in self._model.parameters())
 
 
 def round_of(op: Train, strategy: FederatedStrategy) -> Round:
-    """What a device is told of its part."""
+    """The Round that a client function receives."""
     return Round(
         index=op.task.round,
         client=op.client,
@@ -289,7 +294,7 @@ def round_of(op: Train, strategy: FederatedStrategy) -> Round:
 
 
 def answered(script: ClientScript, train: Answer) -> PeerScript:
-    """A device's script whose Train is answered here, so that any runner of peers can run it."""
+    """Answer the Train ops of a device's script by `train`, so that any runner of peer scripts can run it."""
     answer: Any = None
     try:
         while True:

@@ -1,4 +1,4 @@
-"""Client script: a device asks for a task, trains, sends what it learned, and hears what became of it."""
+"""Client script: a device pulls a task, trains, sends its contribution, and receives the receipt."""
 
 from __future__ import annotations
 
@@ -43,29 +43,29 @@ from gossamer.train.parameter_server.delta_chain import Replica
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """An op: train from these parameters. Answered by Trained; by whom and in which seconds, the runner says."""
+    """An op: train from these parameters. The runner decides where and when, and answers with Trained."""
 
     client: int
     task: Task
-    anchor: Tensor  # (n,) the round's parameters; only read
-    shared: Memory  # what the server publishes beside them; only read
-    memory: Memory  # the device's; only read
+    anchor: Tensor  # (n,) the round's parameters; read-only
+    shared: Memory  # other blocks that the server publishes; read-only
+    memory: Memory  # the device's; read-only
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What local training came to."""
+    """Result of local training."""
 
     flat: Tensor  # (n,) the trained parameters
     work: LocalWork
     metrics: dict[str, float]
     seconds: float = 0.0
-    anchor: Tensor | None = None  # (n,) what a model of lower precision held of the round's parameters; None: all
+    anchor: Tensor | None = None  # (n,) the round's parameters after rounding to the model's dtype; None: no rounding
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientRecipe:
-    """What all devices of a federation have alike."""
+    """Settings that all devices of a federation share, and the identity of this one."""
 
     strategy: FederatedStrategy
     compressor: Compressor
@@ -73,17 +73,17 @@ class ClientRecipe:
     state: ModelState
     seed: int = 0
     part_bytes: int = PART_BYTES
-    roster: IdentityRoster | None = None  # of all devices, where contributions are masked
-    identity: Identity | None = None  # this device's; None: the roster's, where that is simulated
+    roster: IdentityRoster | None = None  # of all devices, if contributions are masked
+    identity: Identity | None = None  # this device's; None: from the roster, in a simulation
 
     def enrolled(self, number: int) -> tuple[IdentityRoster, Identity]:
         """The roster, and this device's identity. Raises AttachError where either is missing."""
         identity = self.identity if self.identity is not None or self.roster is None else self.roster.identity(number)
         if self.roster is None or identity is None:
             raise AttachError(
-                f"{self.strategy!r} masks contributions, and client {number} has no identity that others know, or no "
-                "roster of theirs, so nothing of it could be sent. Join with --roster FILE --identity FILE: the same "
-                "roster on every machine, and the identity whose public key is in it."
+                f"{self.strategy!r} masks contributions, but client {number} has no identity in the roster, or no "
+                "roster. Nothing was sent. Join with --roster FILE --identity FILE: the same "
+                "roster on every machine, and the identity with a public key in that roster."
             )
         return self.roster, identity
 
@@ -92,17 +92,23 @@ ClientScript = Generator[Any, Any, int]
 
 
 def participate(number: int, recipe: ClientRecipe, store: ClientStore) -> ClientScript:
-    """Take part until the federation has ended; returns how many contributions of this start were counted.
+    """Run one device until the federation has ended.
 
-    Besides peer ops it yields Train. Raises MalformedError for what no server of this federation sends, and AttachError
-    where a recipe with masks finds no identity.
+    Yields peer ops and Train.
+
+    Returns:
+        Number of contributions since this start that were counted.
+
+    Raises:
+        MalformedError: the server sent an invalid message.
+        AttachError: the recipe masks contributions, and the device has no identity.
     """
     return _Participant(number, recipe, store).take_part()
 
 
 @dataclass(frozen=True)
 class _Participant:
-    """A device, and where it keeps what it must not forget."""
+    """A device and the store of its state."""
 
     number: int
     recipe: ClientRecipe
@@ -115,14 +121,14 @@ class _Participant:
         counted = 0
         while True:
             state = self.store.load()
-            if state.pending is not None:  # this device was restarted
+            if state.pending is not None:  # the device was restarted before the receipt
                 counted += yield from self._deliver(state, begun=True)
                 continue
             replica = self._replica(state)
             pulled = yield Pull(of=THE_SERVER, key=TASK, known=replica.version, at_least=state.round + 1)
             task = decode(pulled.about, Task, THE_SERVER)
-            if task.lineage and task.lineage != state.lineage:  # of another past, to which nothing that is kept belongs
-                begun, state = state, ClientState(lineage=task.lineage, told=state.told)  # but what was told stays told
+            if task.lineage and task.lineage != state.lineage:  # the kept state belongs to another lineage
+                begun, state = state, ClientState(lineage=task.lineage, told=state.told)  # privacy spent stays spent
                 if begun.version >= 0:
                     self.store.save(state)
                     continue
@@ -130,7 +136,7 @@ class _Participant:
                 raise MismatchError(f"The server refused this device. {task.refused}")
             if task.finished:
                 return counted
-            if task.round <= state.round:  # two contributions under one stamp tell more than masks and noise hide
+            if task.round <= state.round:  # two contributions under one stamp would weaken masks and noise
                 raise MalformedError(f"{THE_SERVER} gave client {self.number} round {task.round} twice; it trains once")
             replica.update(replace(pulled, about=task.chain))
             anchor, *shared = [block.flat for block in replica.values]
@@ -144,7 +150,7 @@ class _Participant:
             counted += yield from self._contribute(state, train, (yield train))
 
     def _contribute(self, state: ClientState, train: Train, trained: Trained) -> Generator[Any, Any, bool]:
-        """Encode and send a contribution; whether it was counted."""
+        """Encode and send a contribution. Returns whether it was counted."""
         strategy, task = self.recipe.strategy, train.task
         held = train.anchor if trained.anchor is None else trained.anchor
         blocks, memory = strategy.contribute(held - trained.flat, trained.work, train.shared, train.memory)
@@ -161,7 +167,7 @@ class _Participant:
         )
         if strategy.privacy is not None:
             report = private_report(report, strategy.privacy)
-        if not report.samples:  # what is private says 1 of every device
+        if not report.samples:  # private reports have samples=1 for every device
             return (yield from self._withdraw(replace(state, round=task.round), stamp, report))
         at = contributions.contribution_context(self.recipe.seed, self.number, task.round)
         try:
@@ -182,12 +188,12 @@ class _Participant:
         return (yield from self._deliver(state))
 
     def _deliver(self, state: ClientState, begun: bool = False) -> Generator[Any, Any, bool]:
-        """Send the contribution whose fate is not known, and remember it; whether it was counted."""
+        """Send the pending contribution and save its outcome. Returns whether it was counted."""
         pending = state.pending
         assert pending is not None
         receipt = yield from deliver(pending.stamp, pending.report, pending.payload, self.recipe.part_bytes, begun)
         fate_version = receipt.version
-        if fate_version == GO_ON:  # its secrets of that round are gone, and others do without
+        if fate_version == GO_ON:  # the secrets of that round are gone, and the cohort continues without this device
             fate_version = yield from nothing_to_reveal(pending.stamp)
         was_counted = fate_version >= 0
         self.store.save(pending.counted if was_counted else replace(state, round=pending.stamp.step, pending=None))
@@ -196,20 +202,22 @@ class _Participant:
     def _contribute_masked(
         self, state: ClientState, task: Task, trained: Trained, blocks: Sequence[Tensor], memory: Memory
     ) -> Generator[Any, Any, bool]:
-        """Encode and mask a contribution, in phases with the rest of the cohort; whether it was counted.
+        """Encode and mask a contribution, in phases with the rest of the cohort. Returns whether it was counted.
 
-        That it is masked is this device's own business: a server that asks for it as it is gets nothing. memory: what
-        the strategy's becomes once this counts.
+        The device itself requires masks by its recipe: a server that requests unmasked updates gets an error.
+
+        Args:
+            memory: of the strategy, once this contribution counts.
         """
         secure, layout = self.recipe.strategy.secure, self.recipe.state.fingerprint
         if secure is None or task.secure is None:
-            raise MalformedError(f"{THE_SERVER} wants client {self.number}'s update without masks; it was not sent")
+            raise MalformedError(f"{THE_SERVER} requested client {self.number}'s update unmasked; it was not sent")
         form = fixed_point_of(self.recipe.strategy, self.recipe.compressor, self.recipe.state, self.recipe.seed)
         agreement = Agreement.of(form, task.secure, task.round, task.version, layout)
         roster, identity = self.recipe.enrolled(self.number)
         stamp, report = Stamp(self.number, task.round, task.version), masked_report(layout)
         privacy, work = self.recipe.strategy.privacy, trained.work
-        is_private = privacy is not None and privacy.on_device  # then weights would tell how much data there is
+        is_private = privacy is not None and privacy.on_device  # weights would reveal the number of samples
         try:
             encoded = form.encode(
                 blocks,
@@ -243,14 +251,14 @@ class _Participant:
     def _withdraw(
         self, state: ClientState, stamp: Stamp, report: Report, failed: str = ""
     ) -> Generator[Any, Any, bool]:
-        """Report without a contribution, so that nobody waits for it: there was no data, or training diverged."""
+        """Report without a contribution, so that the server does not wait: no data, or the training diverged."""
         report = msgspec.structs.replace(report, failed=failed[:300])
         yield Push(to=THE_SERVER, key=REPORT, stamp=stamp, about=encode(report))
         self.store.save(state)
         return False
 
     def _replica(self, state: ClientState) -> Replica:
-        """As it was kept; at version -1 where nothing was."""
+        """The replica from the stored state, at version -1 if there is no state."""
         blocks = 1 + len(self.recipe.strategy.shared_keys)
         like = [
             FlatTensors.zeros(self.recipe.state.layout, dtype=self.recipe.state.dtype, device=torch.device("cpu"))

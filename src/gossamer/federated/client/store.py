@@ -1,6 +1,6 @@
-"""Client store: what a device keeps between its rounds, in memory or in a directory.
+"""Client store: the state of a device between rounds, in memory or in a directory.
 
-On disk a state is written to a new file and then moved into place, so that one whole state is always there."""
+A state is written to a new file that is then renamed, so that the directory always has one complete state."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ from gossamer.train.checkpoint.fsync import make_folder, sync_folder, write_file
 
 @dataclass(frozen=True)
 class PendingContribution:
-    """A contribution that may have been sent, and whose fate is not known: a restarted device sends it again."""
+    """A contribution that may have been sent and has no receipt yet. A restarted device sends it again."""
 
     stamp: Stamp
     report: Report
     payload: Payload
-    counted: ClientState  # what the device's state becomes once it counts
+    counted: ClientState  # the device's state once it is counted
 
 
 @dataclass
 class ClientState:
-    """What a device keeps: nothing at first."""
+    """State of a device between rounds; empty at first."""
 
-    lineage: str = ""  # of the versions that all this is about
-    round: int = -1  # the last whose fate it knows
+    lineage: str = ""  # of the versions that this state refers to
+    round: int = -1  # the last with a known outcome
     version: int = -1  # of the replica
     replica: Payload = ()  # the public blocks of that version: (n,) each
     residuals: tuple[dict[str, Tensor], ...] = ()  # the compressor's state, by block
-    residual_version: int = -1  # that the residuals were left at
+    residual_version: int = -1  # version of the replica when the residuals were last updated
     memory: dict[str, Tensor] = field(default_factory=dict)  # the strategy's
-    told: int = 0  # contributions with noise of its own that may have left it
+    told: int = 0  # contributions with local noise that may have left the device
     pending: PendingContribution | None = None
 
 
 class ClientStore(Protocol):
-    """Where a device's state lies."""
+    """Storage of one device's state."""
 
     def load(self) -> ClientState: ...
 
@@ -59,7 +59,7 @@ class ClientStore(Protocol):
 
 
 class MemoryStore:
-    """In memory: gone with the process."""
+    """Keeps the state in memory, for the lifetime of the process."""
 
     def __init__(self) -> None:
         self._state = ClientState()
@@ -75,13 +75,14 @@ NUMBERS = ("round", "version", "residual_version", "told")
 
 
 class DirectoryStore(ClientStore):
-    """DIRECTORY/client-NUMBER.safetensors. A device without one is new.
+    """Keeps the state in DIRECTORY/client-NUMBER.safetensors. A device without that file is new.
 
-    What was saved outlives a machine that loses power: a device that forgot what counted would owe it once more.
+    A saved state survives a power failure. Otherwise a device could forget that a contribution was counted, and would
+    send the same residual twice.
     """
 
     def __init__(self, directory: str | os.PathLike[str], client: int, *, durable: bool = True) -> None:
-        """durable: False for what ends with this process anyway, and need not wait for the disk."""
+        """durable: False skips fsync, for a directory that is not used after this process."""
         self._path, self._durable = Path(directory) / f"client-{client}.safetensors", durable
 
     def load(self) -> ClientState:
@@ -103,12 +104,12 @@ class DirectoryStore(ClientStore):
             return replace(state, pending=_pending(about.get("pending"), tensors, state))
         except (SafetensorError, ValueError, KeyError, IndexError, TypeError, msgspec.ValidationError) as error:
             raise CheckpointError(
-                f"{self._path} is damaged ({error}), so what this device still owes cannot be read. Remove it: the "
-                "device begins anew, and loses what its feedback kept"
+                f"{self._path} is damaged ({error}), so the residuals of this device are lost. Remove the file: the "
+                "device then starts with empty residuals"
             ) from error
 
     def save(self, state: ClientState) -> None:
-        """Raises CheckpointError where the disk is full; the state before stays."""
+        """Raises CheckpointError if the file cannot be written; the previous state stays."""
         about: dict[str, Any] = {key: getattr(state, key) for key in ("lineage", *NUMBERS)}
         about["residuals"] = len(state.residuals)
         tensors = _named("replica", state.replica) | {f"memory/{key}": each for key, each in state.memory.items()}
@@ -123,7 +124,7 @@ class DirectoryStore(ClientStore):
             tensors |= _named("payload", pending.payload)
             tensors |= {f"after/{key}": each for key, each in pending.counted.memory.items()}
             tensors |= _named_residuals("residual after", pending.counted.residuals)
-        tensors = {key: each.clone().contiguous() for key, each in tensors.items()}  # none shares another's memory
+        tensors = {key: each.clone().contiguous() for key, each in tensors.items()}  # no shared memory
         tensors["about"] = torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)
         part = self._path.with_suffix(".part")
         try:
@@ -132,8 +133,8 @@ class DirectoryStore(ClientStore):
             with contextlib.suppress(OSError):
                 part.unlink()
             raise CheckpointError(
-                f"{self._path} cannot be written ({error}), so the device would forget what it still owes. Free some "
-                "space: the state before is unchanged"
+                f"{self._path} cannot be written ({error}), so the residuals of this round would be lost. Free some "
+                "space: the previous state is unchanged"
             ) from error
 
     def _write(self, part: Path, content: bytes) -> None:
@@ -177,7 +178,7 @@ def _residuals(tensors: Mapping[str, Tensor], kind: str, count: int) -> tuple[di
 def _pending(
     about: Mapping[str, Any] | None, tensors: Mapping[str, Tensor], state: ClientState
 ) -> PendingContribution | None:
-    """What is on its way. Once that counts the replica is the same, and the rest is beside the state of before."""
+    """The contribution without a receipt. Its `counted` state has the same replica, with other residuals and memory."""
     if about is None:
         return None
     stamp = Stamp(*map(int, about["stamp"]))

@@ -41,7 +41,7 @@ from gossamer.federated.messages import NOT_COUNTED, REPORT, THE_SERVER, Fate, d
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.secure_aggregation.identities import Identity, IdentityRoster
 
-IDENTITY_BITS = 62  # of a number that fits wherever one of 64 bits does
+IDENTITY_BITS = 62  # fits into a signed 64-bit integer
 
 
 def new_identity() -> int:
@@ -49,14 +49,14 @@ def new_identity() -> int:
 
 
 class DeviceDirectory:
-    """DIRECTORY/device holds the identity, and DIRECTORY/FEDERATION/ what the device keeps of each federation."""
+    """DIRECTORY/device holds the identity; DIRECTORY/FEDERATION/ holds the device's state in each federation."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises CheckpointError where another process uses it, or nothing can be written."""
+        """Raises CheckpointError if another process uses the directory, or it cannot be written."""
         self._directory = directory
         self._lock = FolderLock(
             directory,
-            "Two of them would send each other's contributions: end it, or give this one a folder of its own: --state "
+            "Two devices would send each other's contributions: end it, or give this one a folder of its own: --state "
             "OTHER",
         )
         self.identity = self._identity()
@@ -77,16 +77,16 @@ class DeviceDirectory:
             return drawn
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{path} cannot be read ({error}), so this device cannot say who it was. Remove {self._directory}: the "
-                "device begins anew, and loses what its feedback kept"
+                f"{path} cannot be read ({error}), so the identity of this device is lost. Remove {self._directory}: "
+                "the device then joins as a new one with empty residuals"
             ) from error
 
 
-FIRST_WORD_SECONDS = 5.0  # without a connection at first, before that is said
+FIRST_WORD_SECONDS = 5.0  # without a first connection, before the device prints a line
 
 
 class ClosableEndpoint(Protocol):
-    """What the watch needs of an endpoint."""
+    """The methods of an endpoint that ServerLink uses."""
 
     def answer(self, op: Await) -> PeerEvent: ...
 
@@ -94,10 +94,9 @@ class ClosableEndpoint(Protocol):
 
 
 class ServerLink:
-    """A thread that takes the events of a device's endpoint."""
+    """A thread that watches the connection of a device's endpoint. name: of the server, as the user wrote it."""
 
     def __init__(self, endpoint: ClosableEndpoint, name: str, say: Line, give_up_seconds: float) -> None:
-        """name: of the server, as the user wrote it."""
         self._endpoint, self._name, self._say, self._give_up = endpoint, name, say, give_up_seconds
         threading.Thread(target=self._watch, name="gossamer link", daemon=True).start()
 
@@ -125,29 +124,48 @@ class ServerLink:
     def _gave_up(self) -> PeerLost:
         return PeerLost(
             f"{self._name} did not answer for {seconds_text(self._give_up)}, so this device has left. Start it again "
-            "once the server is there: with --state it goes on from where it was"
+            "once the server is running: with --state it continues from its state"
         )
 
 
-FAREWELL_SECONDS = 0.7  # for the server to hear that the device leaves, and as long again for what is queued
+FAREWELL_SECONDS = 0.7  # to notify the server of leaving, and again to send queued messages
 
 
 class Forgotten(GossamerError):
-    """The server does not know this device: it was restarted without its journal, or has not met it yet."""
+    """The server does not know this device: it was restarted without its journal, or the device has not joined."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
-    """How a device is connected."""
+    """Timing of a device's connection."""
 
-    heartbeat_seconds: float = 15.0  # while nothing else is sent: routers forget silent connections
-    silent_seconds: float = 60.0  # of the server, after which a device connects anew
+    heartbeat_seconds: float = 15.0  # interval without other messages: routers drop silent connections
+    silent_seconds: float = 60.0  # without a message of the server, before the device reconnects
     longest_backoff_seconds: float = 10.0  # between two attempts to connect
-    give_up_seconds: float = 3600.0  # without a connection, after which it leaves
+    give_up_seconds: float = 3600.0  # without a connection, before the device leaves
 
 
 class FederationDevice:
-    """One device. `run` takes part until the federation has ended."""
+    """One device of a federation. Call `run` to train until the federation has ended.
+
+    Args:
+        script: the user's functions.
+        server: its address.
+        token: the federation's secret.
+        tls: encryption of the connection.
+        number: the client number to request; None: its number in the roster, or else chosen by the server.
+        directory: folder of its identity and state, so that a restarted process is the same device; None: in memory.
+        identities: of all devices. With `identity`, the device sends masked contributions only, under any recipe.
+        identity: this device's private key.
+        recipe: the only recipe that the device accepts; None: any recipe of the server.
+        options: timing of the connection.
+        `say`: prints a progress line.
+
+    Raises:
+        RecipeError: invalid recipe.
+        CheckpointError: the directory is in use or damaged.
+        ConnectError: the server's address is unknown.
+    """
 
     def __init__(
         self,
@@ -164,14 +182,6 @@ class FederationDevice:
         options: DeviceOptions | None = None,
         say: Line = lambda text: None,
     ) -> None:
-        """number: the client that it wants to be; None: the one of its identity in the roster, else the server chooses.
-        directory: where it keeps its identity and its state, so that a restarted process is the same device; None: in
-        memory. identities: of all devices, with this one's own: then it sends nothing that is not masked, whatever
-        recipe the server names. recipe: the only one by which it takes part; None: whatever the server names.
-
-        Raises RecipeError, CheckpointError where the directory is in use or damaged, ConnectError for an unknown
-        server.
-        """
         options = options or DeviceOptions()
         if number is None and identities is not None and identity is not None:
             number = _enrolled(identities, identity)
@@ -205,27 +215,32 @@ class FederationDevice:
         ServerLink(self._endpoint, f"{server[0]}:{server[1]}", say, options.give_up_seconds)
 
     def run(self) -> int:
-        """Take part until the end; returns how many contributions were counted.
+        """Train until the federation has ended.
 
-        Raises ConnectError or MismatchError where the server refuses this device, PeerLost where it is not there.
+        Returns:
+            Number of contributions that were counted.
+
+        Raises:
+            ConnectError or MismatchError: the server refused this device, or its recipe or roster does not fit.
+            PeerLost: the server did not answer for `give_up_seconds`.
         """
         while True:
             invitation = self._join()
             try:
                 counted = self._take_part(invitation)
             except Forgotten:
-                self._say("the server was started anew; joining again")
+                self._say("the server was restarted without its journal; joining again")
                 continue
-            except ConnectError:  # it takes no part by this recipe or this roster: its number is another's
+            except ConnectError:  # the recipe or roster does not fit: free the number for another device
                 self.leave()
                 raise
             self.leave()
             return counted
 
     def leave(self) -> None:
-        """Tell the server that nobody is to wait for this device, and close its connection. Takes at most 1.5 s."""
+        """Leave the federation, so that the server does not wait for this device, and disconnect. At most 1.5 s."""
         farewell = Push(to=THE_SERVER, key=LEAVE, stamp=Stamp(0, 0), within_seconds=FAREWELL_SECONDS)
-        with suppress(GossamerError):  # it will notice
+        with suppress(GossamerError):  # the server detects the closed connection
             self._endpoint.answer(farewell)
         self.close()
 
@@ -257,7 +272,7 @@ class FederationDevice:
             roster=self._identities,
             identity=self._identity,
         )
-        self._say("waiting until enough devices are there and this one is chosen")
+        self._say("waiting until enough devices have joined and this one is chosen")
         trainer = Trainer(self._model, self._state, terms.strategy, self._script.train)
         script = participate(invitation.number, recipe, self._store(invitation))
         return self._answered(script, trainer)
@@ -265,8 +280,8 @@ class FederationDevice:
     def _check_recipe(self, told: Recipe) -> None:
         if self._recipe is not None and repr(told) != repr(self._recipe):
             raise ConnectError(
-                f"The server's recipe is {told!r}, and this device takes part by {self._recipe!r} only, so it sends "
-                "nothing. Ask who runs the server why they differ, or write a recipe that you agree to: --recipe TEXT"
+                f"The server's recipe is {told!r}, but this device accepts only {self._recipe!r}, so it sends "
+                "nothing. Ask the operator of the server why they differ, or agree on a recipe: --recipe TEXT"
             )
 
     def _check_masks(self, invitation: Invitation, masked: bool) -> None:
@@ -274,25 +289,26 @@ class FederationDevice:
             return
         if not masked:
             raise ConnectError(
-                f"The server's recipe {invitation.recipe} has no masks, and this device has a roster, so it sends "
-                "nothing without. Start the server with secure=SecureAggregation(), or leave the roster out."
+                f"The server's recipe {invitation.recipe} has no masks, but this device has a roster, so it sends "
+                "nothing. Start the server with secure=SecureAggregation(), or leave the roster out."
             )
         number, enrolled = invitation.number, _enrolled(self._identities, self._identity)
         if enrolled == number:
             return
         if enrolled is not None:
             raise ConnectError(
-                f"The roster holds this device as client {enrolled}, and it joined as client {number}, which the "
-                f"others would not trust. Write --number {enrolled}, or leave --number out."
+                f"The roster holds this device as client {enrolled}, but it joined as client {number}, so other "
+                f"devices would reject it. Write --number {enrolled}, or leave --number out."
             )
         if number in self._identities.keys:
             raise ConnectError(
-                f"The roster holds another device as client {number}, and this one not at all, so the others would not "
-                "trust it. Enroll it by a number that is free: gossamer federate enroll --number N --identity FILE"
+                f"The roster holds another device as client {number}, and does not hold this one, so other devices "
+                "would reject it. Enroll it by a number that is free: gossamer federate enroll --number N "
+                "--identity FILE"
             )
         line = self._identities.line(number, self._identity.public).strip()
         raise ConnectError(
-            f"The roster does not hold this device as client {number}, so the others would not trust it. Add this line "
+            f"The roster does not hold this device as client {number}, so other devices would reject it. Add this line "
             f"to the roster on every machine: {line}"
         )
 
@@ -326,5 +342,5 @@ class FederationDevice:
 
 
 def _enrolled(roster: IdentityRoster, identity: Identity) -> int | None:
-    """The number that the roster gives a device."""
+    """The device's number in the roster, if it is enrolled."""
     return next((client for client, key in roster.keys.items() if key == identity.public), None)

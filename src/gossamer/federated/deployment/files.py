@@ -1,8 +1,8 @@
-"""Files: a federation's folder: small files replaced as a whole, a lock, and the identity that restarts share.
+"""Files: the folder of a federation: atomically replaced files, a lock, and the identity for restarts.
 
 DIRECTORY/federation.json   its name, recipe and model
 DIRECTORY/enrollment.json   the number of each device
-DIRECTORY/rounds.jsonl      a line for each round
+DIRECTORY/rounds.jsonl      one line per round
 DIRECTORY/rounds/           the journal of its rounds"""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gossamer.train.checkpoint.fsync import make_folder, sync_folder, write_file
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Raises CheckpointError where the disk is full; the file before stays."""
+    """Replace a file atomically. Raises CheckpointError if it cannot be written; the previous file stays."""
     part = path.with_name(f".{path.name}.part")
     try:
         make_folder(path.parent)
@@ -28,15 +28,15 @@ def replace_file(path: Path, text: str) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         raise CheckpointError(
-            f"{path} cannot be written ({error}), so a restart would not know of it. Free some space"
+            f"{path} cannot be written ({error}), so a restart would not find it. Free some space"
         ) from error
 
 
 class FolderLock:
-    """A folder belongs to one process, for as long as that lives."""
+    """A lock on a folder for the lifetime of a process."""
 
     def __init__(self, folder: Path, why: str) -> None:
-        """why: what two processes would do, and what to write instead. Raises CheckpointError."""
+        """why: the harm of two processes, and the remedy. Raises CheckpointError if another process has the lock."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -55,7 +55,7 @@ class FolderLock:
 
 
 class FederationIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What makes two starts of a server the same federation."""
+    """The properties that two starts of one federation share."""
 
     federation: str
     recipe: str
@@ -65,9 +65,9 @@ class FederationIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def same_federation(directory: Path, identity: FederationIdentity) -> FederationIdentity:
-    """The identity of the federation in a folder, which is this one's where there was none.
+    """Return the identity of the federation in a folder, or write `identity` if the folder has none.
 
-    Raises CheckpointError, with both values, where another federation lies there.
+    Raises CheckpointError, with both values, if the folder belongs to another federation.
     """
     path = directory / "federation.json"
     if not path.is_file():
@@ -76,12 +76,12 @@ def same_federation(directory: Path, identity: FederationIdentity) -> Federation
     try:
         found = msgspec.json.decode(path.read_bytes(), type=FederationIdentity)
     except (OSError, msgspec.MsgspecError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}). Begin anew with another --journal") from error
+        raise CheckpointError(f"{path} cannot be read ({error}). Start again with another --journal") from error
     for key in ("recipe", "clients", "seed", "layout"):
         there, here = getattr(found, key), getattr(identity, key)
         if there != here:
             raise CheckpointError(
-                f"{directory} holds another federation, of {key} {there!r} and not {here!r}, so going on from it would "
-                "mix both. Name another folder: --journal OTHER; or start the server as it was started before"
+                f"{directory} holds another federation, of {key} {there!r} and not {here!r}, so continuing it would "
+                "mix both. Name another folder: --journal OTHER; or start the server with the earlier settings"
             )
     return found

@@ -1,4 +1,4 @@
-"""Limits of a federation's server: the largest frames either way, asks and handshakes at once, and open files."""
+"""Limits of a federation's server: largest frames, concurrent requests and handshakes, open files."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from gossamer.algorithms.strategies.federated import FederatedStrategy
 from gossamer.errors import RecipeError
 from gossamer.federated.model_state import ModelState
 
-MOST_BLOCKS = 4  # that a version may consist of: the parameters, and what a strategy publishes beside them
-CONTROL_BYTES = 1 << 20  # of a frame beside its tensors
-TENSOR_CONTROL_BYTES = 256  # more for each tensor of the model, of which a report names shapes
-MOST_ASKS = 8  # of one device at once; an honest one has one, and resends it after its connection broke
+MOST_BLOCKS = 4  # blocks of a version: the parameters, and other tensors that a strategy publishes
+CONTROL_BYTES = 1 << 20  # of a frame, in addition to its tensors
+TENSOR_CONTROL_BYTES = 256  # more for each tensor of the model, since a report has shapes
+MOST_ASKS = 8  # of one device at a time; an honest one has one, and resends it after its connection broke
 MOST_HANDSHAKES = 1024
-HANDSHAKE_SECONDS = 15.0  # on a telephone's network, or of a busy machine
+HANDSHAKE_SECONDS = 15.0  # for mobile networks and busy machines
 OTHER_FILES = 64
-FILES_PER_DEVICE = 2  # while a connection replaces one that is not known to be broken
+FILES_PER_DEVICE = 2  # while a new connection replaces one that is not yet known to be broken
 
 
 def largest_frame_bytes(state: ModelState) -> int:
-    """Of any frame of a federation of this model: both ends know it before they have met."""
+    """Largest frame for this model, in either direction; both ends can compute it before they connect."""
     return MOST_BLOCKS * _dense_bytes(state) + _control_bytes(state)
 
 
 def accepted_frame_bytes(state: ModelState, part_bytes: int) -> int:
-    """Of a frame from a device: a part of a contribution, or a report."""
+    """Largest frame from a device: a part of a contribution, or a report."""
     return part_bytes + _control_bytes(state)
 
 
 def check_blocks(strategy: FederatedStrategy) -> None:
-    """Raises RecipeError for a strategy whose versions do not fit into a frame."""
+    """Raises RecipeError if the strategy's versions do not fit into a frame."""
     blocks = 1 + len(strategy.shared_keys)
     if blocks > MOST_BLOCKS:
         raise RecipeError(
-            f"{strategy!r} publishes {blocks} tensors as long as the model with each version, and a federation's "
+            f"{strategy!r} publishes {blocks} tensors of the model's size with each version, but a federation's "
             f"frames hold {MOST_BLOCKS}. Use a strategy that publishes less."
         )
 
 
 def allow_open_files(devices: int) -> int:
-    """Raise this process's limit of open files as far as so many devices need it and the system lets it; returns how
-    many devices it then has room for."""
+    """Raise this process's limit of open files for `devices`, as far as the system allows. Returns the number of
+    devices that fit into the limit."""
     wanted = FILES_PER_DEVICE * devices + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY

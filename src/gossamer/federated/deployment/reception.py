@@ -1,11 +1,11 @@
-"""Reception: the script of a federation's server between devices, which join and leave, and the rounds.
+"""Reception: the server's script between devices, which join and leave, and the rounds.
 
-It admits devices and translates identities to numbers. A device whose connection broke is not chosen, and keeps its
-task and the parts that it has sent for as long as it is waited for: phones sleep. A device that leaves is not waited
-for.
+It admits devices and maps identities to client numbers. A device with a broken connection is not chosen, but keeps its
+task and its uploaded parts for a while, since phones sleep. The server does not wait for a device that leaves.
 
-The wire's hello compares what both ends can know beforehand: Gossamer's version, the name RUN, and the fingerprint of
-the model that the script makes. The recipe travels in the invitation, so a device needs the script and the server only.
+The connection's handshake compares everything known before joining: Gossamer's version, the name RUN, and the
+fingerprint of the script's model. The invitation has the recipe, so a device needs only the script and the server's
+address.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from gossamer.federated.deployment.files import replace_file
 from gossamer.federated.messages import CLIENT, PART_BYTES, TASK, Count, decode, encode
 from gossamer.federated.server.rounds import Rounds
 
-DEVICE = "device"  # the kind of a peer that joins; its number is an identity that it drew, not the client's number
-RUN = "federated"  # of every federation, so that a run's workers and a federation's devices refuse each other
-JOIN, LEAVE = "join", "leave"  # keys of asks
-UNKNOWN = '{"unknown":true}'  # what a device is told that has not joined, or that a restarted server forgot
+DEVICE = "device"  # the kind of a joining peer; its number is a random identity, not the client's number
+RUN = "federated"  # name of every federation, so that training runs and federations reject each other
+JOIN, LEAVE = "join", "leave"  # keys of requests
+UNKNOWN = '{"unknown":true}'  # answer to a device that has not joined, or that a restarted server does not know
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a device asks for."""
+    """Request of a device to join."""
 
-    number: Count | None = None  # the client that it wants to be; None: any that is free
+    number: Count | None = None  # the requested client number; None: any that is free
 
 
 class Invitation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a device is told of the federation, or why it may not take part."""
+    """Terms of the federation for a joining device, or the reason why it was refused."""
 
     refused: str = ""
-    federation: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]*\Z", max_length=64)] = ""  # drawn at its beginning
+    federation: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]*\Z", max_length=64)] = ""  # random name
     number: Count = 0
     recipe: Annotated[str, msgspec.Meta(max_length=100_000)] = ""
     clients: Count = 0
@@ -68,14 +68,14 @@ class Invitation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Enrollment:
-    """Numbers from 0 to `clients` - 1, each at most one device's.
+    """Client numbers from 0 to `clients` - 1, each of at most one device.
 
-    A number stays a device's while that is there or was never replaced; one whose device is away may be asked for by
-    another, since a device that lost its state draws a new identity.
+    A device keeps its number while it is present and until it is replaced. Another device may request the number of an
+    absent one, since a device that lost its state has a new identity.
     """
 
     def __init__(self, clients: int, path: Path | None = None) -> None:
-        """path: where it is kept. Raises CheckpointError for a damaged file."""
+        """path: the file that keeps the numbers. Raises CheckpointError if it is damaged."""
         self._clients, self._path = clients, path
         self._numbers: dict[int, int] = {}  # by device
         if path is not None and path.is_file():
@@ -87,15 +87,24 @@ class Enrollment:
 
     @property
     def numbers(self) -> Collection[int]:
-        """All that a device has."""
+        """All numbers in use."""
         return self._numbers.values()
 
     def admit(self, device: int, wanted: int | None, present: Container[int], kept: Container[int] = ()) -> int:
-        """The number of a device that joins. present: devices that are there. kept: numbers whose devices may be
-        back, so that only who asks for one gets it.
+        """Admit a device.
 
-        Raises ConnectError where it cannot have the number that it wants, or any, and CheckpointError where that cannot
-        be kept: nothing has changed then.
+        Args:
+            device: its identity.
+            wanted: the requested number; None: any.
+            present: identities of present devices.
+            kept: numbers of devices that may return, which are given only on request.
+
+        Returns:
+            The client number.
+
+        Raises:
+            ConnectError: the requested number, or every number, is in use.
+            CheckpointError: the number cannot be stored. Nothing has changed.
         """
         if wanted is not None and wanted >= self._clients:
             raise ConnectError(
@@ -110,8 +119,8 @@ class Enrollment:
         holder = holders.get(number)
         if holder is not None and holder in present:
             raise ConnectError(
-                f"Client {number} is there already, as another device. Give every device its own --number, or leave "
-                "it out, so that the server chooses."
+                f"Client {number} is connected already, as another device. Give every device its own --number, or "
+                "leave it out, so that the server chooses."
             )
         numbers = {each: own for each, own in self._numbers.items() if each != holder} | {device: number}
         self._write(numbers)
@@ -119,7 +128,7 @@ class Enrollment:
         return number
 
     def _free(self, holders: dict[int, int], present: Container[int], kept: Container[int]) -> int:
-        """A number that nobody ever had, or else one whose device is away and not expected back."""
+        """An unused number, or else one of an absent device that is not expected to return."""
         everyone = range(self._clients)
         never = (number for number in everyone if number not in holders)
         away = (number for number in everyone if holders.get(number) not in present and number not in kept)
@@ -127,7 +136,7 @@ class Enrollment:
         number = next(away, None) if number is None else number
         if number is None:
             raise ConnectError(
-                f"All {self._clients} clients of this federation are there already, or may be back. Start its server "
+                f"All {self._clients} clients of this federation have joined, and may return. Start its server "
                 "with a larger --clients, leave this device out, or give it the --number of one that is gone for good."
             )
         return number
@@ -139,7 +148,7 @@ class Enrollment:
         except (OSError, ValueError, AttributeError) as error:
             raise CheckpointError(
                 f"{path} cannot be read ({error}), so devices could get each other's numbers, and contributions could "
-                "count twice. Put back a copy of the journal's folder, or begin a new one: --journal OTHER"
+                "count twice. Restore a copy of the journal's folder, or begin a new one: --journal OTHER"
             ) from error
 
     def _write(self, numbers: dict[int, int]) -> None:
@@ -147,26 +156,26 @@ class Enrollment:
             replace_file(self._path, json.dumps({str(device): number for device, number in numbers.items()}))
 
 
-POLL_SECONDS = 0.25  # after which a stop is noticed
+POLL_SECONDS = 0.25  # interval of checks for a stop
 FULL = "Its disk has no room for another number. Free some space there, and start this device again."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long the server waits for devices that are not there, in seconds."""
+    """How long the server waits for absent devices, in seconds."""
 
     absent_seconds: float = 300.0  # a device without a connection keeps its task for so long
-    farewell_seconds: float = 30.0  # after the last round, for devices that have not heard of it
+    farewell_seconds: float = 30.0  # after the last round, until devices know that the federation has ended
 
 
 class Reception:
-    """Who is there, and who is waited for. Devices are known by the identity that they drew."""
+    """Tracks present and expected devices, by their random identities."""
 
     def __init__(self, rounds: Rounds, enrollment: Enrollment, invitation: Invitation, patience: Patience) -> None:
         self._rounds, self._enrollment, self._invitation, self._patience = rounds, enrollment, invitation, patience
-        self.present: set[int] = set()  # devices that have a connection
-        self.joined: set[int] = set()  # of these, the ones that have a number
-        self._absent: dict[int, float] = {}  # by number, until when it is waited for
+        self.present: set[int] = set()  # connected devices
+        self.joined: set[int] = set()  # connected devices with a client number
+        self._absent: dict[int, float] = {}  # by client number: time until which it is expected
         self._finished_at = inf
         self._said_full = False
 
@@ -180,7 +189,7 @@ class Reception:
             if self._is_over(event.moment):
                 return
             due = min(self._rounds.due, self._due(), event.moment + POLL_SECONDS)
-            event = None  # type: ignore[assignment]  # what it brought is not kept while waiting
+            event = None  # type: ignore[assignment]  # release the event's tensors while waiting
             event = yield Await(until=due)
 
     def _is_over(self, moment: float) -> bool:
@@ -222,13 +231,13 @@ class Reception:
             return Receipt(version=0, about=encode(Invitation(refused=str(refusal))))
         except CheckpointError as error:
             if not self._said_full:
-                notice(f"No other device can join, and the rounds go on with those that have: {error}")
+                notice(f"No further device can join; the rounds continue with the enrolled devices: {error}")
             self._said_full = True
             return Receipt(version=0, about=encode(Invitation(refused=FULL)))
         return Receipt(version=0, about=encode(msgspec.structs.replace(self._invitation, number=number)))
 
     def _expected(self) -> set[int]:
-        """Numbers of devices that may be back: they have a task or a report, or are away for a moment."""
+        """Numbers of devices that may return: they have a task or a report, or are absent for a moment."""
         roster = self._rounds.roster
         return {*self._rounds.assigned, *self._absent, *roster.unheard}
 
@@ -247,7 +256,7 @@ class Reception:
                 yield Reply(token=event.token, answer=Receipt(version=self._rounds.model.version))
                 return
             case Pull(key=key) if key == TASK:
-                self._rounds.roster.take_asks(number)  # what it asks now is all that it waits for
+                self._rounds.roster.take_asks(number)  # replaced by this request
         yield from self._rounds.react(replace(event, sender=Peer(CLIENT, number)))
 
     def _back(self, device: int, moment: float) -> Iterator[Reply]:
@@ -258,7 +267,7 @@ class Reception:
             yield from self._rounds.react(PeerJoined(moment=moment, peer=Peer(CLIENT, number)))
 
     def _away(self, device: int, moment: float) -> None:
-        """Its connection is gone, and so are the asks that came through it: they will come again."""
+        """The device's connection was lost, with its requests, which it will send again."""
         self.present.discard(device)
         number = self._enrollment.number(device)
         if number is None or device not in self.joined:

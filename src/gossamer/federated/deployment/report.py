@@ -22,11 +22,18 @@ Line = Callable[[str], None]
 
 
 class RoundReport:
-    """Collects rounds. path: of their lines on disk, which a restarted server goes on with.
+    """Collects the records of rounds, on disk if `path` is set.
 
-    The line of a version is on disk before the version is journaled, and once more when it was evaluated; of two lines
-    of one version the later counts. So every version that a journal has is in the report, however its server ends.
-    Lines of later versions are of a server that was killed before it journaled them, and are left out.
+    The record of a version is written before the version is journaled, and again after its evaluation; the later line
+    counts. Every journaled version is therefore in the report, even if the server is killed. Lines of later versions
+    are from a server that was killed before it journaled them, and are ignored.
+
+    Args:
+        planned: number of rounds.
+        `say`: prints a progress line.
+        path: file of the lines, which a restarted server continues; None: in memory.
+        names_clients: whether records may name the clients of a round.
+        made: versions in the journal; None: all versions in the file.
     """
 
     def __init__(
@@ -38,10 +45,8 @@ class RoundReport:
         names_clients: bool = True,
         made: int | None = None,
     ) -> None:
-        """planned: rounds. names_clients: whether it may be known who took part. made: versions that the journal has;
-        None: all that are in the file."""
         self._planned, self._say, self._path, self._names_clients = planned, say, path, names_clients
-        self._lock = threading.Lock()  # rounds are made in one thread, and evaluated in another
+        self._lock = threading.Lock()  # one thread makes rounds, another evaluates them
         found = _read(path) if path is not None and path.is_file() else {}
         self._records = {version: each for version, each in found.items() if made is None or version <= made}
         self._bytes_before, self._began = (0, 0), monotonic()
@@ -52,7 +57,7 @@ class RoundReport:
             return [self._records[version] for version in sorted(self._records)]
 
     def round_made(self, committed: Committed, present: int, traffic: tuple[int, int]) -> RoundRecord:
-        """traffic: bytes up and down so far."""
+        """Make the record of a new version. traffic: total bytes up and down so far."""
         now = monotonic()
         up, down = (here - before for here, before in zip(traffic, self._bytes_before, strict=True))
         seconds = round(now - self._began, 3)
@@ -67,12 +72,12 @@ class RoundReport:
         )
 
     def write(self, record: RoundRecord) -> None:
-        """Say a round's line and keep it. Raises OSError where that cannot be written."""
+        """Print a round's line and store its record. Raises OSError if it cannot be written."""
         self._say(line(record, self._planned))
         self.keep(record)
 
     def keep(self, record: RoundRecord) -> None:
-        """Keep a round, in place of what is known of it. Raises OSError where that cannot be written."""
+        """Store a record, and replace an earlier one of this version. Raises OSError if it cannot be written."""
         with self._lock:
             if self._records.get(record.version) == record:
                 return
@@ -80,15 +85,15 @@ class RoundReport:
             if self._path is None:
                 return
             with self._path.open("a") as file:
-                file.write("\n" + json.dumps(record.as_json(), allow_nan=False))  # a line of before may be torn
+                file.write("\n" + json.dumps(record.as_json(), allow_nan=False))  # the last line may be incomplete
 
     def record(self, path: Path, **about: Any) -> None:
-        """about: the federation. Raises CheckpointError where it cannot be written."""
+        """Write all rounds as JSON. about: of the federation. Raises CheckpointError if it cannot be written."""
         replace_file(path, json.dumps(record_of(self.rounds, **about), indent=1, allow_nan=False) + "\n")
 
 
 def line(record: RoundRecord, planned: int) -> str:
-    """One round in a line."""
+    """The progress line of a round."""
     parts = [
         f"round {record.version}/{planned}",
         f"{record.seconds:.1f} s",
@@ -103,7 +108,7 @@ def line(record: RoundRecord, planned: int) -> str:
 
 
 def _read(path: Path) -> dict[int, RoundRecord]:
-    """By version. Whole lines only: the last may be torn; of two of one version the later counts."""
+    """Read the records, by version. Incomplete lines are ignored; the later of two lines of a version counts."""
     found: dict[int, RoundRecord] = {}
     for text in path.read_text().splitlines():
         try:
@@ -114,11 +119,11 @@ def _read(path: Path) -> dict[int, RoundRecord]:
     return found
 
 
-FIRST_SECONDS, EVERY_SECONDS = 5.0, 60.0  # of waiting, until it is said, and said again though nothing changed
+FIRST_SECONDS, EVERY_SECONDS = 5.0, 60.0  # of waiting before the first line, and before it is repeated
 
 
 class Gathering:
-    """Who is waited for. `look` is called often, by any one thread."""
+    """Prints how many devices the server waits for. `look` is called often, by one thread."""
 
     def __init__(self, rounds: Rounds, say: Line, gather_seconds: float = inf) -> None:
         self._rounds, self._say, self._gather_seconds = rounds, say, gather_seconds
@@ -126,7 +131,7 @@ class Gathering:
         self._said = ""
 
     def look(self, moment: float | None = None) -> None:
-        """moment: in seconds, of a clock that only goes forward."""
+        """moment: seconds of a monotonic clock."""
         now = monotonic() if moment is None else moment
         text = self._text()
         if not text:

@@ -38,7 +38,7 @@ from gossamer.federated.server.rounds import Committed, Rounds
 from gossamer.federated.server.selection import SelectionPolicy
 from gossamer.federated.server.synchronous import Late
 
-HEARTBEAT_SECONDS = 15.0  # under the half minute after which home routers may forget a connection
+HEARTBEAT_SECONDS = 15.0  # home routers may drop a connection after 30 s of silence
 SILENT_SECONDS = 300.0
 GOODBYE_SECONDS = 2.0
 EVALUATION_SECONDS = 60.0  # waited for at the end
@@ -47,21 +47,39 @@ Ended = Literal["finished", "reached", "exhausted", "stopped"]
 
 @dataclass(frozen=True, kw_only=True)
 class FederationSettings:
-    """What a federation is, and how patient its server."""
+    """Settings of a federation and its server.
+
+    Attributes:
+        recipe: the federated recipe.
+        clients: devices in the whole federation. A strategy's `fraction` is relative to it.
+        rounds: versions to make.
+        seed: of the federation.
+        until: a condition on a metric, such as "accuracy>0.95". No round begins after it is met.
+        config: configuration sent to devices in each round.
+        round_seconds: deadline of a round, after which it ends with the present reports.
+        gather_seconds: seconds until a round begins with the present devices.
+        over_selection: fraction of additional devices beyond the cohort.
+        fewest: smallest number of devices to begin a round with, and of reports at its deadline.
+        late: "drop" discards reports after their round; "count" adds them to the next version.
+        selection: policy that samples clients; None: uniform.
+        silent_seconds: seconds without a message until a connection is closed.
+        patience: seconds to wait for absent devices.
+        part_bytes: size of the parts of an upload.
+    """
 
     recipe: str
-    clients: int  # of the whole federation, of which a strategy's fraction is
-    rounds: int  # versions to make
+    clients: int
+    rounds: int
     seed: int = 0
-    until: str | None = None  # a metric compared with a number, such as "accuracy>0.95": no round begins after that
-    config: RoundConfig | None = None  # told to devices in each round
-    round_seconds: float = 600.0  # after which a round goes on without those who have not reported
-    gather_seconds: float = 600.0  # after which a round begins with those that are there
-    over_selection: float = 0.0  # share of devices chosen beyond the cohort
-    fewest: int = 1  # devices with which a round begins then, and reports of which it may be made at its deadline
-    late: Late = "drop"  # what becomes of reports after their round; "count": a part of the next version
-    selection: SelectionPolicy | None = None  # who is drawn; None: all evenly
-    silent_seconds: float = SILENT_SECONDS  # a connection through which nothing comes for so long is closed
+    until: str | None = None
+    config: RoundConfig | None = None
+    round_seconds: float = 600.0
+    gather_seconds: float = 600.0
+    over_selection: float = 0.0
+    fewest: int = 1
+    late: Late = "drop"
+    selection: SelectionPolicy | None = None
+    silent_seconds: float = SILENT_SECONDS
     patience: Patience = field(default_factory=Patience)
     part_bytes: int = PART_BYTES
 
@@ -81,7 +99,22 @@ class FederationSettings:
 
 
 class FederationServer:
-    """Listens from the moment that it is made; `run` serves until all rounds are made or it is stopped."""
+    """The server of a federation. It listens once it is constructed; `run` serves until all rounds are made.
+
+    Args:
+        script: the user's functions.
+        settings: of the federation.
+        token: 32 secret bytes.
+        address: to listen on.
+        tls: encryption of connections.
+        journal: folder of the journal, from which the server continues if it is not empty.
+        identities: of all devices, if the recipe masks contributions.
+        `say`: prints a progress line.
+
+    Raises:
+        RecipeError, CheckpointError, ConnectError: before any device can connect.
+        ValueError: a setting is invalid.
+    """
 
     def __init__(
         self,
@@ -95,11 +128,6 @@ class FederationServer:
         identities: IdentityRoster | None = None,
         say: Line = lambda text: None,
     ) -> None:
-        """token: 32 secret bytes. journal: a folder, from which it goes on where there is something in it.
-        identities: of all devices, where the recipe masks contributions.
-
-        Raises RecipeError, CheckpointError and ConnectError before anybody can connect, ValueError for settings.
-        """
         self.settings, self._script, self._stopped, self._reached = settings, script, False, False
         self._until = None if settings.until is None else StopCondition.read(settings.until)
         terms = recipe_terms(settings.recipe)
@@ -131,7 +159,8 @@ class FederationServer:
                 settings.rounds,
                 say,
                 None if journal is None else journal / "rounds.jsonl",
-                names_clients=accountant is None or not accountant.amplified,  # where nobody may see which were drawn
+                names_clients=accountant is None
+                or not accountant.amplified,  # the drawn devices may have to stay secret
                 made=self.rounds.model.version,
             )
             self._end_if_reached(self.report.rounds)
@@ -145,12 +174,12 @@ class FederationServer:
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
+        """The address that it listens on."""
         return self._endpoint.address
 
     @property
     def ended(self) -> Ended:
-        """How, where it has; "stopped" otherwise."""
+        """How the federation ended; "stopped" if it has not ended."""
         if self._reached:
             return "reached"
         if not self.rounds.finished:
@@ -159,19 +188,19 @@ class FederationServer:
 
     @property
     def why(self) -> str:
-        """No round begins any more though not all were made; empty where that is not so."""
+        """Reason of an early end; else empty."""
         if self._reached:
             return f"{self._until} is reached"
         return self.rounds.why_exhausted if self.ended == "exhausted" else ""
 
     def model(self) -> nn.Module:
-        """The script's model with the parameters of the last version. Call it once `run` has returned."""
+        """The script's model with the parameters of the last version. Call it after `run` has returned."""
         made = self._script.model()
         self.rounds.model.state.write(self.rounds.model.parameters, made)
         return made
 
     def record(self, path: Path) -> None:
-        """Write all rounds so far as JSON. Raises CheckpointError where it cannot be written."""
+        """Write all rounds so far as JSON. Raises CheckpointError if the file cannot be written."""
         settings = self.settings
         self.report.record(
             path,
@@ -187,13 +216,15 @@ class FederationServer:
         return self._endpoint.start(self.reception.serve(lambda: self._stopped))
 
     def stop(self) -> None:
-        """End `run` before the next event. May be called by a signal's handler."""
+        """End `run` before the next event. Safe to call in a signal handler."""
         self._stopped = True
 
     def run(self, poll: Callable[[], None] = lambda: None) -> Ended:
-        """Serve until the federation has ended and devices know it, or until `stop`. Raises what serving raised.
+        """Serve until the federation has ended and devices know it, or until `stop`. Exceptions of the serving thread
+        are raised here.
 
-        poll: called twice a second, by this thread.
+        Args:
+            poll: called twice a second in this thread.
         """
         serving = self.start()
         try:
@@ -211,13 +242,13 @@ class FederationServer:
         return self.ended
 
     def close(self) -> None:
-        """Say goodbye to all devices, which will try again, and finish what is to be evaluated."""
+        """Disconnect all devices, which will try to reconnect, and finish pending evaluations."""
         self._endpoint.close()
         self._evaluation.close(0.0 if self._stopped else EVALUATION_SECONDS)
         self._open.close()
 
     def traffic(self) -> tuple[int, int]:
-        """Bytes of frames from devices, and to them, so far."""
+        """Bytes of frames received from devices and sent to them so far."""
         each = [traffic for peer, traffic in self._endpoint.statistics().items() if peer.kind == DEVICE]
         up = sum(one.payload_bytes_received + one.overhead_bytes_received for one in each)
         down = sum(one.payload_bytes_sent + one.overhead_bytes_sent for one in each)
@@ -242,7 +273,7 @@ class FederationServer:
         )
 
     def _made(self, committed: Committed) -> None:
-        """Keep the row of a version before the journal has it, so that a journaled version has its row."""
+        """Store the record of a version before the journal has it, so that every journaled version has a record."""
         self._record = self.report.round_made(committed, len(self.reception.joined), self.traffic())
         try:
             self.report.keep(self._record)
@@ -259,7 +290,7 @@ class FederationServer:
         self.report.write(record)
 
     def _end_if_reached(self, records: Sequence[RoundRecord]) -> None:
-        """The version that there is now becomes the last: the next event finds all rounds made."""
+        """If the stop condition is met, make the current version the last one."""
         if self._until is not None and any(self._until.reached(each.all_metrics) for each in records):
             self.rounds.rounds, self._reached = self.rounds.model.version, True
 
@@ -275,8 +306,8 @@ def _evaluator(
 def _check_budget(strategy: FederatedStrategy, journal: Path | None) -> None:
     if strategy.privacy is not None and strategy.privacy.budget is not None and journal is None:
         raise RecipeError(
-            f"{strategy.privacy!r} has a budget, and a server without a journal forgets what of it was spent, so that "
-            "a restart would spend it again. Name a folder that stays: --journal DIRECTORY"
+            f"{strategy.privacy!r} has a budget, but a server without a journal does not remember how much is spent, "
+            "and a restart would spend it again. Name a folder that stays: --journal DIRECTORY"
         )
 
 
@@ -306,7 +337,7 @@ def _allow_open_files(devices: int) -> None:
     room = limits.allow_open_files(devices)
     if room < devices:
         notice(
-            f"This system lets one process open files for {room} devices at once, and this federation has {devices}. "
-            "Those beyond wait until others leave; raise the limit: ulimit -n "
+            f"This system lets one process open files for {room} devices at once, but this federation has {devices}. "
+            "Further devices wait until others leave; raise the limit: ulimit -n "
             f"{limits.FILES_PER_DEVICE * devices + limits.OTHER_FILES}"
         )

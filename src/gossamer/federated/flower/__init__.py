@@ -1,15 +1,15 @@
-"""Flower adapter, both ways: compression for Flower's apps, and Flower's strategies and apps on Gossamer's devices.
+"""Flower adapter in both directions: compression for Flower's apps, and Flower's apps on Gossamer's devices.
 
-client_mod    compression_mod: a ClientApp's contributions travel compressed
+client_mod    compression_mod: compresses the contributions of a ClientApp
 strategy      CompressedStrategy: wraps a strategy, which sees plain arrays
-codec         contributions and differences between versions as bytes; what a node keeps between rounds
+codec         contributions and differences between versions as bytes; the state of a node between rounds
 arrays        a record's arrays as one flat tensor; a payload as the bytes of an Array
-records       Flower's records and notes, made and read; RoundTraffic: their bytes
-virtual_grid  a Grid of devices in virtual time
-tcp_grid      a Grid of processes; desk: letters for nodes that come and ask
+records       Flower's records and notes; RoundTraffic: their bytes
+virtual_grid  a Grid of simulated devices in virtual time
+tcp_grid      a Grid of processes; desk: queues of messages for nodes that poll
 messages      Flower's messages as bytes
 
-Flower is imported when something is asked for that needs it (extra `flower`).
+Flower is imported on first use of an object that needs it (extra `flower`).
 """
 
 from importlib import import_module
@@ -44,7 +44,7 @@ __all__ = [
     "serve_node",
     "simulate",
 ]
-HOMES = {  # of what needs Flower
+HOMES = {  # modules of the objects that need Flower
     "CompressedStrategy": "strategy",
     "TcpGrid": "tcp_grid",
     "VirtualGrid": "virtual_grid",
@@ -55,7 +55,7 @@ HOMES = {  # of what needs Flower
 
 
 def __getattr__(name: str) -> Any:
-    """What needs Flower, on first use. Raises FlowerMissing."""
+    """Import an object that needs Flower on first use. Raises FlowerMissing."""
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     need_flower()

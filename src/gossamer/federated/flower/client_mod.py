@@ -1,4 +1,4 @@
-"""Client mod: compresses what a ClientApp learned, and hands it the model whole, however that travelled."""
+"""Client mod: compresses the update of a ClientApp, and decompresses the model that the server sent."""
 
 from __future__ import annotations
 
@@ -30,18 +30,27 @@ from gossamer.federated.flower.records import (
 )
 from gossamer.federated.messages import encode
 
-Mod = Callable[[Any, Any, Any], Any]  # (Message, Context, what comes next) -> Message
-TRAIN = "train"  # what the type of a message that asks for training begins with
-KEPT = "gossamer.kept"  # of the arrays, among a node's records
+Mod = Callable[[Any, Any, Any], Any]  # (Message, Context, next handler) -> Message
+TRAIN = "train"  # prefix of the type of training messages
+KEPT = "gossamer.kept"  # name of the arrays among a node's records
 
 
 def compression_mod(recipe: str | None = None) -> Mod:
-    """A mod for `ClientApp(mods=[...])`, for an app whose ServerApp wraps its strategy in CompressedStrategy.
+    """Make a mod for `ClientApp(mods=[...])`, for an app with a ServerApp that uses CompressedStrategy.
 
-    recipe: a compressor, as "TopK(0.01)"; None: whatever the wrapper asks for. What the app returns is compared with
-    the model that it was given, and the difference travels compressed; what that loses is added to the node's next
-    difference, and until then lies in the state of its Context. Put it first among mods: the others then see arrays as
-    they know them. Raises RecipeError for what is no compressor, FlowerMissing without Flower.
+    The mod compares the arrays that the app returns with the model that it received, and sends the compressed
+    difference. The compression error stays in the state of the node's Context and is added to its next difference
+    (error feedback). Put the mod first in the list, so that other mods see plain arrays.
+
+    Args:
+        recipe: a compressor, such as "TopK(0.01)"; None: the compressor of the server's CompressedStrategy.
+
+    Returns:
+        The mod, called as mod(message, context, call_next).
+
+    Raises:
+        RecipeError: the recipe is not a compressor that nodes can use.
+        FlowerMissing: Flower is not installed or too old.
     """
     need_flower()
     own = None if recipe is None else ContributionCodec.of(recipe).text
@@ -52,8 +61,8 @@ def compression_mod(recipe: str | None = None) -> Mod:
             return call_next(message, context)
         if own is not None and own != told.recipe:
             raise MismatchError(
-                f"this node compresses by {own} and the server's strategy reads {told.recipe}. Give compression_mod() "
-                "and CompressedStrategy() the same recipe, or write compression_mod()."
+                f"this node compresses by {own}, but the server's strategy expects {told.recipe}. Give "
+                "compression_mod() and CompressedStrategy() the same recipe, or write compression_mod()."
             )
         state = loaded(context).for_invitation(told)
         state, layout, given = _given(told, state, message)
@@ -70,24 +79,24 @@ def compression_mod(recipe: str | None = None) -> Mod:
 
 
 def _invitation(message: Any) -> NodeInvitation | None:
-    """What the wrapper wrote, taken out of the message, so that the app sees what its strategy sent.
+    """Remove the wrapper's note from the message, so that the app sees the message of its strategy.
 
-    Raises LoopError where training was asked for without."""
+    Raises LoopError for a training message without a note."""
     if message.has_content() and RECORD in message.content.config_records:
         text = message.content[RECORD].get(NOTE)
         del message.content[RECORD]
         return from_text(text, NodeInvitation, "the server")
     if message.metadata.message_type.partition(".")[0] == TRAIN:
         raise LoopError(
-            "compression_mod() was asked to train by a strategy that reads no compressed contributions, so nothing "
-            'would be saved. In the ServerApp write strategy = CompressedStrategy(FedAvg(...), "TopK(0.01)"), or leave '
+            "compression_mod() received a training message from a strategy that does not read compressed "
+            'contributions. In the ServerApp write strategy = CompressedStrategy(FedAvg(...), "TopK(0.01)"), or leave '
             "the mod out."
         )
     return None
 
 
 def _given(told: NodeInvitation, state: NodeState, message: Any) -> tuple[NodeState, ArrayLayout, Tensor]:
-    """The state with the model that came, its layout, and itself: (n,). The message then holds it as plain arrays."""
+    """The state with the received model, its layout, and its values (n,). The message then has plain arrays."""
     name, record = only_record(message.content, "a message to a node")
     came = numpy_arrays(record, "a message to a node")
     if not has_payload(record):
@@ -96,8 +105,8 @@ def _given(told: NodeInvitation, state: NodeState, message: Any) -> tuple[NodeSt
         return state.holding(told, layout, tuple(came), flat), layout, flat
     if not state.replica:
         raise MalformedError(
-            "a difference came, and this node holds no version of the model any more: its state was lost. Nothing was "
-            "trained; the next message brings the whole model"
+            "the message has a difference, but this node holds no version of the model: its state was lost. Nothing "
+            "was trained; the next message has the whole model"
         )
     layout = ArrayLayout.from_text(state.note.arrays)
     codec = PullCodec.of(told.pull, told.seed)
@@ -111,10 +120,10 @@ def _given(told: NodeInvitation, state: NodeState, message: Any) -> tuple[NodeSt
 def _compressed(
     told: NodeInvitation, state: NodeState, reply: Any, layout: ArrayLayout, given: Tensor, node: int
 ) -> NodeState:
-    """The state once the contribution counted, which the reply then holds instead of arrays."""
-    name, record = only_record(reply.content, "what the ClientApp returned")
-    arrays = numpy_arrays(record, "what the ClientApp returned")
-    difference = given - layout.read(arrays, "what the ClientApp returned")
+    """Replace the reply's arrays by the contribution. Returns the state once the contribution is counted."""
+    name, record = only_record(reply.content, "the ClientApp's reply")
+    arrays = numpy_arrays(record, "the ClientApp's reply")
+    difference = given - layout.read(arrays, "the ClientApp's reply")
     codec = ContributionCodec.of(told.recipe, told.seed)
     data, owed = codec.encode(difference, layout, state.before, node, told.step)
     others = {key: record[key] for key in arrays if key not in layout}
@@ -123,7 +132,7 @@ def _compressed(
 
 
 def loaded(context: Any) -> NodeState:
-    """What a node keeps in the state of its Context. Raises MalformedError."""
+    """The node's state from its Context. Raises MalformedError."""
     if RECORD not in context.state.config_records:
         return NodeState()
     arrays = context.state[KEPT] if KEPT in context.state.array_records else {}

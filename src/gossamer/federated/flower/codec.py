@@ -1,7 +1,7 @@
-"""Codecs: contributions of nodes with feedback, and differences between versions, as the bytes of one Array.
+"""Codecs: contributions of nodes with error feedback, and differences between versions, as the bytes of one Array.
 
-A node is not told at once whether its contribution was counted: the reply may be late, or lost. So it keeps what
-feedback owed before and what it owes if the contribution counted, and the next message to it says which is true."""
+A node does not learn immediately whether its contribution was counted: the reply can be late or lost. It therefore
+keeps two residuals, for both outcomes, and the next message of the server selects one."""
 
 from __future__ import annotations
 
@@ -34,36 +34,36 @@ STYPE = "gossamer.state.v1"
 
 
 class KeptNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node keeps beside tensors."""
+    """State of a node, except tensors."""
 
     run: str = ""
     recipe: str = ""
     arrays: str = ""  # of the model, as an ArrayLayout's text
     names: tuple[str, ...] = ()  # of all arrays of the model, in its order
-    step: Since = -1  # of the contribution whose fate is not known
+    step: Since = -1  # of the contribution with an unknown outcome
     version: Since = -1  # of the replica
 
 
 @dataclass(frozen=True)
 class NodeState:
-    """What a node keeps: nothing at first."""
+    """State of a node between rounds; empty at first."""
 
     note: KeptNote = KeptNote()
-    before: Residuals = ()  # what feedback owes if the last contribution was not counted
-    after: Residuals = ()  # what it owes if it was
-    replica: Payload = ()  # (n,) of note.version, where versions travel compressed
+    before: Residuals = ()  # residuals if the last contribution was not counted
+    after: Residuals = ()  # residuals if it was counted
+    replica: Payload = ()  # (n,) of note.version, if versions are compressed
 
     def for_invitation(self, told: NodeInvitation) -> NodeState:
-        """The state with which the invitation is answered: feedback is settled, and what is of another run is gone."""
+        """The state after the server's note: one residual is selected, and the state of another run is dropped."""
         if (self.note.run, self.note.recipe) != (told.run, told.recipe):
             return NodeState(KeptNote(run=told.run, recipe=told.recipe))
         if told.step < 0 or self.note.step < 0:
             return self
-        owed = self.after if told.counted == self.note.step else self.before  # what was sent before is now given up
+        owed = self.after if told.counted == self.note.step else self.before  # an uncounted contribution is lost
         return replace(self, note=msgspec.structs.replace(self.note, step=-1), before=owed, after=())
 
     def holding(self, told: NodeInvitation, layout: ArrayLayout, names: tuple[str, ...], flat: Tensor) -> NodeState:
-        """The state once the whole model came: (n,). What feedback owes is of these arrays, or dropped."""
+        """The state after a whole model (n,) arrived. Residuals of other arrays are dropped."""
         text = layout.to_text()
         kept = self if self.note.arrays == text else replace(self, before=(), after=())
         version = told.version if told.pull else -1
@@ -79,11 +79,11 @@ class NodeState:
 
     @classmethod
     def from_bytes(cls, text: str, arrays: Mapping[str, bytes]) -> NodeState:
-        """Raises MalformedError for what `to_bytes` did not write."""
+        """Parse the result of `to_bytes`. Raises MalformedError."""
         try:
             note = msgspec.json.decode(text, type=KeptNote)
         except msgspec.DecodeError as error:
-            raise MalformedError(f"what a node kept cannot be read: {error}") from error
+            raise MalformedError(f"a node's stored state cannot be read: {error}") from error
         before, after = (_unpack(arrays[name]) if name in arrays else () for name in ("before", "after"))
         replica = unframe(arrays["replica"]).payload if "replica" in arrays else ()
         return cls(note, before, after, replica)
@@ -100,23 +100,23 @@ def _unpack(data: bytes) -> Residuals:
     try:
         keys = msgspec.json.decode(header.about, type=list[list[str]])
     except msgspec.DecodeError as error:
-        raise MalformedError(f"what a node kept of feedback cannot be read: {error}") from error
+        raise MalformedError(f"a node's stored residuals cannot be read: {error}") from error
     if sum(map(len, keys)) != len(payload):
-        raise MalformedError(f"what a node kept of feedback has {len(payload)} tensors for {keys}")
+        raise MalformedError(f"a node's stored residuals have {len(payload)} tensors for {keys}")
     rest = iter(payload)
     return tuple({key: next(rest) for key in block} for block in keys)
 
 
 @dataclass(frozen=True)
 class ContributionCodec:
-    """Encodes on nodes and decodes on the server, alike on both: compressor and seed."""
+    """Encodes contributions on nodes and decodes them on the server, with the same compressor and seed."""
 
-    compressor: Compressor  # complete: with feedback, and a way for every shape
+    compressor: Compressor  # complete: with error feedback, and a rule for every shape
     seed: int = 0
 
     @classmethod
     def of(cls, recipe: str, seed: int = 0) -> ContributionCodec:
-        """Of a compressor's text. Raises RecipeError for what devices cannot send."""
+        """From a compressor's text. Raises RecipeError if nodes cannot use it."""
         return cls(_compressor(recipe), seed)
 
     @property
@@ -130,16 +130,16 @@ class ContributionCodec:
     def encode(
         self, difference: Tensor, layout: ArrayLayout, residuals: Residuals, node: int, step: int
     ) -> tuple[bytes, Residuals]:
-        """The bytes for (n,), with what feedback owes, and what it owes once they count. Raises NotFinite."""
+        """Encode (n,) plus residuals. Returns the bytes and the residuals once they are counted. Raises NotFinite."""
         at = contribution.contribution_context(self.seed, node, step)
         made = contribution.encode(self.compressor, layout.layout, [difference], ClientState(residuals=residuals), at)
         header = PayloadHeader(recipe=self.text, layout=layout.fingerprint(), step=step, counts=made.counts)
         return frame(header, made.payload), made.counted.residuals
 
     def decode(self, data: bytes, layout: ArrayLayout, node: int, step: int) -> Tensor:
-        """The difference, (n,), fresh and finite. Raises MalformedError.
+        """Decode a difference, (n,), new and finite. Raises MalformedError.
 
-        All memory is of this server's own layout: what a node claims of sizes is only compared.
+        Memory is allocated by the server's own layout; sizes in the message are only compared.
         """
         header, payload = unframe(data)
         due = PayloadHeader(recipe=self.text, layout=layout.fingerprint(), step=step)
@@ -147,8 +147,8 @@ class ContributionCodec:
             came, wanted = getattr(header, name), getattr(due, name)
             if came != wanted:
                 raise MalformedError(
-                    f"node {node} sent a contribution of {name} {str(came)[:200]!r} and {str(wanted)[:200]!r} was due; "
-                    "nothing of it was used. Give the mod and the strategy's wrapper the same recipe"
+                    f"node {node} sent a contribution of {name} {str(came)[:200]!r}, expected {str(wanted)[:200]!r}; "
+                    "it was not used. Give the mod and the strategy's wrapper the same recipe"
                 )
         like = FlatTensors.zeros(layout.layout, dtype=layout.dtype, device=torch.device("cpu"))
         at = contribution.contribution_context(self.seed, node, step)
@@ -158,18 +158,18 @@ class ContributionCodec:
 
 @lru_cache(maxsize=64)
 def _compressor(recipe: str) -> Compressor:
-    """The same object for the same text: it is asked for with every message."""
+    """Cached, since every message needs the compressor."""
     compressor = resolve(f"FedAvg() + {recipe}").compressor
     if compressor.incremental or compressor.adapts:
         raise RecipeError(
-            f"{recipe} sends changes to what it sent before, and a node's reply may be lost or left out: the next "
-            'one would mean nothing. Write a compressor whose messages stand alone, such as "TopK(0.01)".'
+            f"{recipe} sends changes to its previous message, but a node's reply can be lost or left out, and the next "
+            'one would be useless. Write a compressor with independent messages, such as "TopK(0.01)".'
         )
     return compressor
 
 
 class PullCodec(NamedTuple):
-    """How differences between versions travel."""
+    """Compressor of differences between versions."""
 
     compressor: Compressor
     seed: int = 0
@@ -184,7 +184,7 @@ class PullCodec(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What goes to a node: the difference as bytes, or the whole model (n,)."""
+    """A message to a node: the difference as bytes, or the whole model (n,)."""
 
     version: int
     difference: bytes | None
@@ -195,11 +195,11 @@ class Versions:
     """The server's side: a chain of differences, bounded by the bytes of one whole model."""
 
     def __init__(self, codec: PullCodec, layout: ArrayLayout, arrays: Tensor) -> None:
-        """arrays: (n,) of version 0. Raises LayoutError where nodes would not hold the same bits."""
+        """arrays: (n,) of version 0. Raises LayoutError for dtypes that nodes cannot reproduce bit by bit."""
         if not layout.is_exact:
             raise LayoutError(
-                f"Differences of versions need parameters in float32 or float64, and these are {layout.array_dtype}: a "
-                "node would hold other bits than the server thinks. Leave pull= out, or train in float32."
+                f"Differences of versions need parameters in float32 or float64, but these are {layout.array_dtype}: a "
+                "node's model would differ in bits from the server's. Leave pull= out, or train in float32."
             )
         self._codec, self.layout = codec, layout
         self._latest = arrays.clone()
@@ -210,13 +210,13 @@ class Versions:
         return self._chain.version
 
     def publish(self, arrays: Tensor) -> None:
-        """Make (n,) the next version, unless it is the one that is out."""
+        """Make (n,) the next version, unless it equals the latest."""
         if not torch.equal(arrays, self._latest):
             self._latest = arrays.clone()
             self._chain.publish(self.version + 1, [FlatTensors(arrays, self.layout.layout)])
 
     def sent_to(self, held: int) -> Sent:
-        """What brings a node from the version that it holds to this one; -1: it holds none."""
+        """The update of a node from version `held` to the latest; held=-1: the node has no version."""
         pulled = self._chain.pulled_since(held)
         (whole,) = self._chain.snapshot()
         if json.loads(pulled.about)["links"] is None:
@@ -231,16 +231,28 @@ class Versions:
 
 
 def brought(codec: PullCodec, layout: ArrayLayout, replica: Payload, held: int, data: bytes) -> tuple[int, Tensor]:
-    """A node's side: the version that a difference leads to from the one that it holds, and its arrays (n,).
+    """A node's side: apply a difference to the version that it holds.
 
-    Links that the node has followed already are passed over: the server hears late of what a node holds. Raises
-    MalformedError where the node does not hold what the difference begins with.
+    Links that are already applied are skipped, since the server can be late to learn the node's version.
+
+    Args:
+        codec: of the differences.
+        layout: of the arrays.
+        replica: (n,) of version `held`.
+        held: version that the node holds.
+        data: the difference.
+
+    Returns:
+        The new version and its arrays (n,).
+
+    Raises:
+        MalformedError: the difference does not start at a version that the node holds.
     """
     header, payload = unframe(data)
     if header.layout != layout.fingerprint() or header.recipe != repr(codec.compressor) or len(replica) != 1:
         raise MalformedError(
-            f"a difference to version {header.step} came, made by {header.recipe[:200]} for other arrays than this "
-            "node holds; nothing was applied, and the next message brings the whole model"
+            f"received a difference to version {header.step}, made by {header.recipe[:200]} for other arrays than this "
+            "node holds; it was not applied, and the next message has the whole model"
         )
     own = Replica([FlatTensors(replica[0], layout.layout)], codec.compressor, codec.seed, sender="the server")
     own.version = held
@@ -250,7 +262,7 @@ def brought(codec: PullCodec, layout: ArrayLayout, replica: Payload, held: int, 
 
 
 def _beyond(pulled: Pulled, held: int) -> Pulled:
-    """The links of a chain that lead beyond a version."""
+    """The links of a chain after version `held`."""
     try:
         links = [(int(known), int(version), list(map(int, counts))) for known, version, counts in _links(pulled)]
     except (ValueError, TypeError) as error:
@@ -263,15 +275,15 @@ def _beyond(pulled: Pulled, held: int) -> Pulled:
 def _links(pulled: Pulled) -> list[tuple[int, int, list[int]]]:
     found = json.loads(pulled.about)
     if not isinstance(found, dict) or not isinstance(found.get("links"), list):
-        raise ValueError("there are none")
+        raise ValueError("links are missing")
     links: list[tuple[int, int, list[int]]] = found["links"]
     return links
 
 
 @lru_cache(maxsize=64)
 def _pull_compressor(recipe: str) -> Compressor:
-    """As a strategy's `pull`: without feedback, since what one difference loses is in the next. The same object for the
-    same text: it is asked for with every message."""
+    """Compressor of a strategy's `pull`, without error feedback: the next difference includes the error of this one.
+    Cached, since every message needs it."""
     strategy = resolve(f"FedAvg(pull={recipe})").strategy
     assert isinstance(strategy, FederatedStrategy)
     assert strategy.pull_compressor is not None

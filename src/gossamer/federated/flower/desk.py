@@ -1,8 +1,8 @@
-"""Message desk: letters for nodes that come and ask, and their answers; each letter is answered once. No sockets.
+"""Message desk: queues of messages ("letters") for nodes that poll, and their answers, without sockets.
 
-A node asks for the first letter that it has not answered, again after it was restarted, and pushes the answer. What
-arrives twice is acknowledged twice and kept once. Letters of a node that is gone are given up, so that nobody waits for
-it; what it answers to them later is not used.
+A node pulls its first unanswered letter, again after a restart, and pushes the answer. A repeated answer is
+acknowledged again and kept once. Letters of a node that left are given up, so that no caller waits for them; later
+answers to them are not used.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import Arrived, PeerEvent, PeerLeft, PeerScript, Pull, Pulled, Push, Receipt, Reply, Stamp
 from gossamer.federated.messages import CLIENT, THE_SERVER
 
-LETTER, ANSWER = "letter", "answer"  # keys of asks
-END = "end"  # how the last letter is headed
+LETTER, ANSWER = "letter", "answer"  # keys of requests
+END = "end"  # head of the last letter
 NOT_USED = -1  # version of a receipt
 
 
 class Letter(NamedTuple):
-    """What goes to a node."""
+    """A message to a node."""
 
-    number: int  # ascends for every node
+    number: int  # ascending for each node
     head: str
     data: bytes
 
 
 class MessageDesk:
-    """Who is there, which letters wait for an answer, and the answers that came. Used under its owner's lock."""
+    """Present nodes, unanswered letters and answers. Used under its owner's lock."""
 
     def __init__(self) -> None:
         self.present: set[int] = set()
-        self._gone: set[int] = set()  # who was there and is not any more
+        self._gone: set[int] = set()  # nodes that left
         self.answers: dict[tuple[int, int], bytes | None] = {}  # by node and letter; None: given up
         self._letters: dict[int, deque[Letter]] = defaultdict(deque)  # unanswered
-        self._waiting: dict[int, list[int]] = defaultdict(list)  # tokens of asks for a letter
+        self._waiting: dict[int, list[int]] = defaultdict(list)  # tokens of requests for a letter
         self._written: dict[int, int] = defaultdict(int)  # letters, by node
-        self._forgotten: set[tuple[int, int]] = set()  # by node and letter: nobody waits for the answer
+        self._forgotten: set[tuple[int, int]] = set()  # by node and letter: the answer is no longer needed
         self._ended = False
 
     def write(self, node: int, head: str, data: bytes) -> tuple[int, list[Reply]]:
-        """Put down a letter; returns its number, and what is to be said at once."""
+        """Queue a letter. Returns its number and the replies to send now."""
         number = self._written[node]
         self._written[node] += 1
         if node in self._gone:
@@ -54,14 +54,14 @@ class MessageDesk:
         return number, self._handed(node)
 
     def forget(self, node: int, number: int) -> None:
-        """Nobody waits for this answer any more; the node may still come to it."""
+        """Discard this answer when it arrives."""
         if (node, number) in self.answers:
             del self.answers[node, number]
         else:
             self._forgotten.add((node, number))
 
     def end(self) -> list[Reply]:
-        """There will be no more letters."""
+        """End: there are no more letters. Returns the replies to send now."""
         self._ended = True
         return [reply for node in list(self._waiting) for reply in self._handed(node)]
 
@@ -81,7 +81,7 @@ class MessageDesk:
         return []
 
     def _handed(self, node: int) -> list[Reply]:
-        """The first unanswered letter, to all who ask for it."""
+        """Send the first unanswered letter to all waiting requests of a node."""
         letters = self._letters[node]
         if not letters and not self._ended:
             return []
@@ -118,7 +118,7 @@ class MessageDesk:
 
 
 def answer_letters(number: int, answer: Callable[[str, bytes], bytes]) -> PeerScript:
-    """A node's script: answer letters until the last; returns how many."""
+    """A node's script: answer all letters. Returns their number."""
     count = 0
     while True:
         pulled = yield Pull(of=THE_SERVER, key=LETTER, known=count - 1)
@@ -134,7 +134,7 @@ def as_payload(data: bytes) -> Payload:
 
 
 def as_bytes(payload: Payload) -> bytes | None:
-    """None where it is no bytes."""
+    """The bytes of a payload; None for another payload."""
     if not payload:
         return b""
     if len(payload) != 1 or payload[0].dtype != torch.uint8:

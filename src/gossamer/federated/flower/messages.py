@@ -1,4 +1,4 @@
-"""Messages: Flower's messages outside of Flower: made, copied, counted, answered, and written as bytes."""
+"""Messages: create, copy, measure, answer and serialize Flower's messages outside of Flower's runtime."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 RUN, SERVER_NODE, FIRST_NODE = 1, 1, 1000
 
 
-class GossamerGrid(Grid):  # type: ignore[misc]  # where types are checked, there is no Flower
-    """The part of a Grid that does not depend on where its nodes are."""
+class GossamerGrid(Grid):  # type: ignore[misc]  # Flower is not installed for type checks
+    """The common part of the virtual and the TCP grid."""
 
     run: Any = None
 
@@ -39,7 +39,7 @@ class GossamerGrid(Grid):  # type: ignore[misc]  # where types are checked, ther
 
 
 class MessageHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a node must know of a message beside its content."""
+    """Metadata of a message for a node."""
 
     type: str
     group: str = ""
@@ -47,7 +47,7 @@ class MessageHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def called(app: ClientApp, message: Message, context: Context) -> Message:
-    """What an app answers; an error reply where it raises, as on Flower."""
+    """The app's reply; an error reply if the app raises, as in Flower."""
     try:
         return app(message, context)
     except Exception as error:
@@ -57,25 +57,24 @@ def called(app: ClientApp, message: Message, context: Context) -> Message:
 
 
 def unavailable(message: Message, why: str) -> Message:
-    """The error reply for a node that does not answer."""
+    """The error reply for an unavailable node."""
     return Message(Error(ErrorCode.NODE_UNAVAILABLE, why), reply_to=message)
 
 
 def content_bytes(content: RecordDict) -> int:
-    """Bytes of a message's records, as Flower counts them: arrays as they are serialized, metrics and config."""
+    """Bytes of a message's records by Flower's count: serialized arrays, metrics and config."""
     return sum(int(record.count_bytes()) for record in content.values())
 
 
 def copied(record: Any) -> Any:
-    """A record of the receiver's own: nothing that one side writes is seen by the other. Arrays are never written."""
+    """A copy of a record for the receiver, so that neither side sees changes of the other. Arrays are read-only."""
     if isinstance(record, ConfigRecord):
         return ConfigRecord({key: list(each) if isinstance(each, list) else each for key, each in record.items()})
     return record.copy()
 
 
 def identify_this_process() -> None:
-    """Newer Flower signs messages with the identity of the task that the process runs; outside of Flower there is
-    none."""
+    """Set the task identity of this process, which newer versions of Flower need to sign messages."""
     try:
         from flwr.supercore.task_identity import TaskIdentity
     except ImportError:
@@ -86,7 +85,7 @@ def identify_this_process() -> None:
 
 
 def head_of(message: Message) -> str:
-    """What of a message's metadata a node must know, as JSON."""
+    """Metadata of a message for a node, as JSON."""
     about = message.metadata
     head = MessageHead(type=about.message_type, group=about.group_id, identity=about.message_id)
     return msgspec.json.encode(head).decode()
@@ -97,22 +96,22 @@ def content_to_bytes(content: RecordDict) -> bytes:
 
 
 def content_from_bytes(data: bytes) -> RecordDict:
-    """Raises MalformedError."""
+    """Parse the result of `content_to_bytes`. Raises MalformedError."""
     try:
         return recorddict_from_proto(ProtoRecordDict.FromString(data))
-    except Exception as error:  # protobuf's own, and whatever Flower's records refuse
+    except Exception as error:  # of protobuf or of Flower's records
         raise MalformedError(f"{len(data)} bytes are no content of a Flower message ({error})") from error
 
 
 def answer_to_bytes(reply: Message) -> bytes:
-    """A reply's content or error, behind one byte that says which."""
+    """A reply's content ("c") or error ("e"), by the first byte."""
     if reply.has_error():
         return b"e" + msgspec.json.encode([reply.error.code, reply.error.reason or ""])
     return b"c" + content_to_bytes(reply.content)
 
 
 def answer_from_bytes(data: bytes, asked: Message) -> Message:
-    """The reply to a message; who it is from is what the message says. Raises MalformedError."""
+    """Parse the reply to a message. Its sender is the message's destination. Raises MalformedError."""
     if data[:1] == b"c":
         return Message(content_from_bytes(data[1:]), reply_to=asked)
     try:

@@ -1,6 +1,6 @@
-"""Records: Flower's records, made and read, the notes beside them, and counts of their bytes.
+"""Records: creation and parsing of Flower's records and of Gossamer's notes, and counts of their bytes.
 
-Flower is imported where it is needed; lengths are checked before numpy allocates."""
+Flower is imported on use; sizes are checked before numpy allocates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gossamer.errors import GossamerError, LoopError, MalformedError
 from gossamer.federated.flower.arrays import is_ours
 from gossamer.federated.messages import Count, decode
 
-FLOOR = (1, 23)  # the oldest that the tests ran with
+FLOOR = (1, 23)  # the oldest tested version
 TESTED = "1.41.0"
 
 
@@ -30,7 +30,7 @@ class FlowerMissing(GossamerError, ImportError):
 
 
 def need_flower() -> None:
-    """Raises FlowerMissing, with the line to write."""
+    """Raises FlowerMissing if Flower is not installed or too old."""
     try:
         found = version("flwr")
     except PackageNotFoundError:
@@ -40,14 +40,14 @@ def need_flower() -> None:
         ) from None
     if parsed(found) < FLOOR:
         raise FlowerMissing(
-            f"This needs flwr {'.'.join(map(str, FLOOR))} or newer, whose strategies exchange messages, and {found} is "
-            f"installed. Write: pip install -U 'flwr=={TESTED}'"
+            f"This needs flwr {'.'.join(map(str, FLOOR))} or newer, with strategies that exchange messages, but "
+            f"{found} is installed. Write: pip install -U 'flwr=={TESTED}'"
         )
     import_module("flwr.serverapp.strategy")
 
 
 def parsed(text: str) -> tuple[int, int]:
-    """(1, 41) for "1.41.0"; (0, 0) for what is no version."""
+    """(1, 41) for "1.41.0"; (0, 0) for an invalid version."""
     first, _, rest = text.partition(".")
     second = rest.partition(".")[0]
     return (int(first), int(second)) if first.isdecimal() and second.isdecimal() else (0, 0)
@@ -55,13 +55,21 @@ def parsed(text: str) -> tuple[int, int]:
 
 @dataclass
 class RoundTraffic:
-    """Bytes of arrays in one round; notes and metrics are not counted."""
+    """Bytes of arrays in one round. Notes and metrics are not counted.
+
+    Attributes:
+        up_bytes: from nodes to the server.
+        down_bytes: from the server to nodes.
+        up_plain_bytes: the same contributions without compression.
+        down_plain_bytes: the same models without compression.
+        by_node: (up, down) of each node.
+    """
 
     up_bytes: int = 0
     down_bytes: int = 0
-    up_plain_bytes: int = 0  # the same contributions, uncompressed
+    up_plain_bytes: int = 0
     down_plain_bytes: int = 0
-    by_node: dict[int, tuple[int, int]] = field(default_factory=dict)  # (up, down) of each node
+    by_node: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def went_up(self, node: int, nbytes: int, plain: int) -> None:
         self.up_bytes += nbytes
@@ -88,30 +96,30 @@ Short = Annotated[str, msgspec.Meta(max_length=8192)]
 
 
 class NodeInvitation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a node is told beside the model."""
+    """Note to a node, sent with the model."""
 
-    run: Short  # of the wrapper; what a node kept of another is dropped
+    run: Short  # of the wrapper; a node drops the state of another run
     recipe: Short  # the compressor of contributions
-    pull: Short = ""  # the compressor of differences between versions; empty: parameters travel as they are
+    pull: Short = ""  # the compressor of differences between versions; empty: whole models
     seed: Count = 0
-    step: Since = -1  # of the contribution that is asked for; -1: none
+    step: Since = -1  # of the requested contribution; -1: no contribution
     counted: Since = -1  # the step of this node's last contribution that was counted
     version: Count = 0  # of the arrays in this message
 
 
 class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a node tells beside what it learned."""
+    """Note of a node, sent with its update."""
 
     run: Short
-    step: Since = -1  # of the contribution; -1: none was asked for
-    held: Since = -1  # the version that the node holds now
+    step: Since = -1  # of the contribution; -1: no contribution was requested
+    held: Since = -1  # the version that the node holds
 
 
 Note = TypeVar("Note", NodeInvitation, NodeAnswer)
 
 
 def from_text(text: object, kind: type[Note], sender: str) -> Note:
-    """Raises MalformedError."""
+    """Parse a note. Raises MalformedError."""
     if not isinstance(text, str) or len(text) > MOST_LETTERS:
         raise MalformedError(f"{sender} sent a note that is no JSON text of at most {MOST_LETTERS} characters")
     return decode(text, kind, sender)
@@ -121,7 +129,7 @@ NUMPY = "numpy.ndarray"  # the stype of Flower's own arrays
 
 
 def payload_array(stype: str, data: bytes) -> Any:
-    """An Array that holds a payload."""
+    """An Array with a payload."""
     from flwr.app import Array
 
     return Array(dtype="uint8", shape=(len(data),), stype=stype, data=data)
@@ -131,7 +139,7 @@ def payload_of(record: Any, whose: str) -> bytes:
     """The bytes of a record's payload. Raises MalformedError."""
     array = record[PAYLOAD]
     if not is_ours(array.stype):
-        raise MalformedError(f"{whose} holds a payload of type {array.stype[:80]!r}, which is none; it was not used")
+        raise MalformedError(f"{whose} holds a payload of unknown type {array.stype[:80]!r}; it was not used")
     return bytes(array.data)
 
 
@@ -140,7 +148,7 @@ def has_payload(record: Any) -> bool:
 
 
 def array_record(arrays: Mapping[str, Any]) -> Any:
-    """An ArrayRecord of numpy arrays, and of Arrays as they are."""
+    """An ArrayRecord from numpy arrays and Arrays."""
     from flwr.app import Array, ArrayRecord
 
     return ArrayRecord({name: Array(each) if isinstance(each, np.ndarray) else each for name, each in arrays.items()})
@@ -153,14 +161,13 @@ def note_record(text: str) -> Any:
 
 
 def numpy_arrays(record: Any, whose: str) -> dict[str, npt.NDArray[Any]]:
-    """A record's arrays but the payload, by name. Raises MalformedError, before memory is allocated for one that lies
-    about its size."""
+    """A record's arrays except the payload, by name. Sizes are checked before allocation. Raises MalformedError."""
     return {name: _numpy(array, f'{whose}: "{name}"') for name, array in record.items() if not is_ours(array.stype)}
 
 
 def _numpy(array: Any, whose: str) -> npt.NDArray[Any]:
     if array.stype != NUMPY:
-        raise MalformedError(f"{whose} is of type {array.stype[:80]!r}, and {NUMPY!r} is read; nothing of it was used")
+        raise MalformedError(f"{whose} is of type {array.stype[:80]!r}, expected {NUMPY!r}; it was not used")
     data = bytes(array.data)
     try:
         stream = BytesIO(data)
@@ -173,21 +180,21 @@ def _numpy(array: Any, whose: str) -> npt.NDArray[Any]:
         numbers: npt.NDArray[Any] = np.frombuffer(data, dtype, prod(shape), stream.tell())
         return numbers.reshape(shape, order="F" if in_columns else "C").copy()
     except (ValueError, EOFError, OSError, TypeError) as error:
-        raise MalformedError(f"{whose} is no numpy array ({error}); nothing of it was used") from error
+        raise MalformedError(f"{whose} is no numpy array ({error}); it was not used") from error
 
 
 def only_record(content: Any, whose: str) -> tuple[str, Any]:
-    """The name of the one ArrayRecord, and itself. Raises LoopError."""
+    """The only ArrayRecord, with its name. Raises LoopError if there is another number of records."""
     found = list(content.array_records.items())
     if len(found) != 1:
         raise LoopError(
-            f"{whose} has {len(found)} ArrayRecords {[name for name, _ in found][:5]}, and one can be compressed: the "
-            "model. Put everything into one ArrayRecord, or leave compression out."
+            f"{whose} has {len(found)} ArrayRecords {[name for name, _ in found][:5]}, but only one, the model, can be "
+            "compressed. Put everything into one ArrayRecord, or leave compression out."
         )
     name, record = found[0]
     return str(name), record
 
 
 def record_bytes(record: Any) -> int:
-    """Bytes of a record's arrays, as they are serialized."""
+    """Serialized bytes of a record's arrays."""
     return sum(len(array.data) for array in record.values())

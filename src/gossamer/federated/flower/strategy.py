@@ -1,4 +1,4 @@
-"""Compressed strategy: wraps a Flower strategy, which sees plain arrays, while compressed ones travel."""
+"""Compressed strategy: wraps a Flower strategy, which sees plain arrays while messages are compressed."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ log = logging.getLogger(__name__)
 
 
 NUMBERS = "biuf"  # kinds of dtypes that a strategy can average
-MOST_SAMPLES = 1e9  # that one node may claim as its weight
+MOST_SAMPLES = 1e9  # largest weight of one node
 
 
 @dataclass(frozen=True)
 class ModelSent:
-    """A model that goes out in a round."""
+    """The model in a round's messages."""
 
     name: str  # of its ArrayRecord
     record: ArrayRecord
@@ -56,7 +56,7 @@ class ModelSent:
 
     @classmethod
     def of(cls, message: Message) -> ModelSent:
-        """Raises LoopError for a message of more than one ArrayRecord."""
+        """Raises LoopError for a message with several ArrayRecords."""
         name, record = only_record(message.content, "a strategy's message")
         arrays = numpy_arrays(record, "a strategy's message")
         layout = ArrayLayout.of(arrays)
@@ -65,32 +65,43 @@ class ModelSent:
 
 @dataclass
 class KnownNode:
-    """What the server knows of a node."""
+    """The server's knowledge of a node."""
 
-    held: int = -1  # the version that it said it holds
+    held: int = -1  # the version that it reported to hold
     counted: int = -1  # the step of its last contribution that was counted
 
 
-class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are checked, there is no Flower
-    """Wrap a strategy, for ClientApps with `compression_mod`.
+class CompressedStrategy(Strategy):  # type: ignore[misc]  # Flower is not installed for type checks
+    """Wrap a Flower strategy, for ClientApps with `compression_mod`.
 
-    Contributions come as compressed differences to the model that a node was given, with its feedback; the wrapped
-    strategy is given the model minus the decoded difference. With `pull`, a node that holds an earlier version is sent
-    a compressed difference of versions, and trains from what that makes of it. A node without the mod is sent plain
-    arrays, and its own are taken as they are. What no honest node sends is logged and left out, and the round goes on.
-    Put it around all other wrappers.
+    Nodes send compressed differences to the model that they received, with error feedback. The wrapped strategy
+    receives the model minus the decoded difference. With `pull`, a node with an earlier version receives a compressed
+    difference between versions, and trains from the decoded model. Nodes without the mod send and receive plain arrays.
+    Invalid contributions are logged and left out, and the round continues. Use this as the outermost wrapper.
+
+    Args:
+        strategy: the strategy to wrap.
+        recipe: a compressor, such as "TopK(0.01)".
+        pull: a compressor of the differences between versions; None: nodes receive the whole model.
+        seed: of the compressors.
+
+    Attributes:
+        traffic: bytes of each round.
+        refused: reasons of unused contributions, by round and node.
+
+    Raises:
+        RecipeError: a recipe is not a compressor that nodes can use.
     """
 
     def __init__(self, strategy: Strategy, recipe: str, *, pull: str | None = None, seed: int = 0) -> None:
-        """recipe: a compressor, as "TopK(0.01)". pull: another, for what goes down. Raises RecipeError."""
         self.strategy = strategy
         self.codec = ContributionCodec.of(recipe, seed)
         self.pull = None if pull is None else PullCodec.of(pull, seed)
         self.traffic: list[RoundTraffic] = []
-        self.refused: list[dict[int, str]] = []  # by round and node: why a contribution was not used
+        self.refused: list[dict[int, str]] = []  # reasons of unused contributions, by round and node
         self._run = secrets.token_hex(8)
         self._nodes: dict[int, KnownNode] = {}
-        self._asked: dict[int, tuple[ModelSent, Tensor]] = {}  # who has not answered: its model, and what it was given
+        self._asked: dict[int, tuple[ModelSent, Tensor]] = {}  # pending nodes: the model, and the values they received
         self._versions: Versions | None = None
         self._step = -1
 
@@ -140,10 +151,10 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
     def _node(self, number: int) -> KnownNode:
         return self._nodes.setdefault(number, KnownNode())
 
-    # Down.
+    # From the server to nodes.
 
     def _sent(self, messages: Iterable[Message], arrays: ArrayRecord, step: int) -> list[Message]:
-        models: dict[int, ModelSent] = {}  # strategies put one record into all messages
+        models: dict[int, ModelSent] = {}  # strategies use one record in all messages
         sent: list[Message] = []
         for message in messages:
             if not message.content.array_records and step < 0:
@@ -155,7 +166,7 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
         return sent
 
     def _addressed(self, message: Message, model: ModelSent, is_global: bool, step: int) -> Message:
-        """The message with its model as it travels to this node, and what the node must know."""
+        """The message with its model in the form for this node, and a note."""
         number = message.metadata.dst_node_id
         node = self._node(number)
         told = NodeInvitation(
@@ -186,10 +197,10 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
         others = {name: each for name, each in model.arrays.items() if name not in model.layout}
         return told, array_record({PAYLOAD: payload_array(pull.stype, sent.difference)} | others), sent.whole
 
-    # Up.
+    # From nodes to the server.
 
     def _taken(self, reply: Message) -> bool:
-        """Whether a reply goes to the wrapped strategy; it then holds plain arrays."""
+        """Whether to pass a reply to the wrapped strategy. It then has plain arrays."""
         number = reply.metadata.src_node_id
         try:
             answer = self._noted(reply)
@@ -199,7 +210,7 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
             if asked is None:
                 raise MalformedError(f"node {number} was not asked in this round, or has answered; it was left out")
             if answer is not None and answer.step != self._step:
-                raise MalformedError(f"node {number} answers step {answer.step}, and this is {self._step}")
+                raise MalformedError(f"node {number} answers step {answer.step}, but this is step {self._step}")
             self._check_weight(number, reply)
             self._unpack(number, reply, *asked)
         except GossamerError as error:
@@ -208,7 +219,7 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
         return True
 
     def _noted(self, reply: Message) -> NodeAnswer | None:
-        """What the mod wrote, taken out of the reply; None: the node has none. Raises MalformedError."""
+        """Remove the mod's note from the reply; None: the node has no mod. Raises MalformedError."""
         number = reply.metadata.src_node_id
         held, self._node(number).held = self._node(number).held, -1
         if reply.has_error() or RECORD not in reply.content.config_records:
@@ -220,7 +231,7 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
             raise MalformedError(f"node {number} answers another run; it was left out")
         newest = -1 if self._versions is None else self._versions.version
         if answer.held > newest:
-            raise MalformedError(f"node {number} says it holds version {answer.held}, and {newest} is the newest")
+            raise MalformedError(f"node {number} claims version {answer.held}, but {newest} is the newest")
         self._node(number).held = max(answer.held, held)
         return answer
 
@@ -229,11 +240,11 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
         for record in reply.content.metric_records.values():
             weight = record.get(key)
             if weight is not None and not (isinstance(weight, int | float) and 0 < weight <= MOST_SAMPLES):
-                raise MalformedError(f"node {number} claims {key} of {str(weight)[:50]}; 0 to {MOST_SAMPLES:g} counts")
+                raise MalformedError(f"node {number} claims {key} of {str(weight)[:50]}, not 0 to {MOST_SAMPLES:g}")
 
     def _unpack(self, number: int, reply: Message, model: ModelSent, given: Tensor) -> None:
-        """Put plain arrays into a reply. given: (n,), what the node began from. Raises a GossamerError for what does
-        not fit the model."""
+        """Put plain arrays into a reply. given: (n,), the values that the node received. Raises a GossamerError for
+        arrays that do not fit the model."""
         whose = f"node {number}"
         name, record = only_record(reply.content, whose)
         self.traffic[-1].went_up(number, record_bytes(record), record_bytes(model.record))
@@ -250,9 +261,9 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # where types are che
         for each, due in model.arrays.items():
             found = arrays.get(each)
             if found is None or found.shape != due.shape or found.dtype.kind not in NUMBERS:
-                raise MalformedError(f'{whose} sent no "{each}" such as the model has: {due.shape} of {due.dtype}')
+                raise MalformedError(f'{whose} sent no valid "{each}": the model has {due.shape} of {due.dtype}')
         if len(arrays) != len(model.arrays):
-            raise MalformedError(f"{whose} sent {len(arrays)} arrays, and the model has {len(model.arrays)}")
+            raise MalformedError(f"{whose} sent {len(arrays)} arrays, but the model has {len(model.arrays)}")
         reply.content[name] = array_record({each: arrays[each] for each in model.arrays})
 
     def _refuse(self, number: int, error: GossamerError) -> None:

@@ -1,4 +1,4 @@
-"""TCP grid: nodes are processes that connect to a server of ours, over its authenticated connections."""
+"""TCP grid: nodes are processes that connect to a Gossamer server over authenticated connections."""
 
 from __future__ import annotations
 
@@ -35,25 +35,30 @@ from gossamer.federated.messages import CLIENT, THE_SERVER
 
 
 class TcpGrid(GossamerGrid):
-    """A Grid whose nodes run `serve_node`. A node that is silent for longer than the endpoint's `dead_after_seconds`
-    is answered for by an error reply, as on Flower, and is asked again once it is back."""
+    """A Grid of nodes that run `serve_node`.
+
+    A node that is silent for longer than the endpoint's `dead_after_seconds` gets an error reply, as in Flower, and can
+    receive messages again after it returns.
+
+    Args:
+        endpoint: of the peer THE_SERVER. The grid uses it until `close`, which does not close the endpoint.
+    """
 
     def __init__(self, endpoint: TcpEndpoint) -> None:
-        """endpoint: of the peer THE_SERVER; the grid uses it until `close`, which does not close it."""
         self._endpoint, self._desk = endpoint, MessageDesk()
         self._changed = threading.Condition()
-        self._asked: dict[str, tuple[tuple[int, int], Message]] = {}  # by message: where its answer comes
+        self._asked: dict[str, tuple[tuple[int, int], Message]] = {}  # by message: node and letter, and the message
         identify_this_process()
         endpoint.start(self._listen())
 
     def close(self) -> None:
-        """Tell all nodes that nothing more comes."""
+        """End the grid: all nodes learn that there are no more messages."""
         with self._changed:
             said = self._desk.end()
         self._say(said)
 
     def get_node_ids(self) -> list[int]:
-        """Those that are there now."""
+        """Nodes that are present now."""
         with self._changed:
             return [FIRST_NODE + number for number in sorted(self._desk.present)]
 
@@ -75,7 +80,7 @@ class TcpGrid(GossamerGrid):
             )
             replies = self.pull_messages(wanted)
             for name in wanted:
-                if name in self._asked:  # too late: nobody knows its name
+                if name in self._asked:  # too late: its identity is not returned
                     self._desk.forget(*self._asked.pop(name)[0])
         return replies
 
@@ -93,7 +98,7 @@ class TcpGrid(GossamerGrid):
 
     def _push(self, message: Message) -> str:
         name = str(uuid.uuid4())
-        message.metadata.__dict__["_message_id"] = name  # as Flower's own grids do
+        message.metadata.__dict__["_message_id"] = name  # like Flower's own grids
         node = message.metadata.dst_node_id - FIRST_NODE
         data = content_to_bytes(message.content)
         with self._changed:
@@ -124,9 +129,17 @@ def serve_node(
     nodes: int,
     run_config: dict[str, Any] | None = None,
 ) -> int:
-    """Answer the messages of a TcpGrid until it is closed; returns how many. `endpoint` is of Peer("client", number).
+    """Answer the messages of a TcpGrid until it is closed.
 
-    nodes: how many there are, for the app's node_config. The state of its Context lives as long as this call.
+    Args:
+        app: the app of this node. The state of its Context lasts as long as this call.
+        endpoint: of the peer `node_peer(number)`.
+        server: address of the grid's endpoint.
+        nodes: number of nodes, for the app's node_config.
+        run_config: of the Context.
+
+    Returns:
+        Number of answered messages.
     """
     number = endpoint.me.number
     identify_this_process()
@@ -149,5 +162,5 @@ def serve_node(
 
 
 def node_peer(number: int) -> Peer:
-    """The peer as which a node's endpoint is made."""
+    """The peer of a node's endpoint, for its Credentials. number: of the node, from 0."""
     return Peer(CLIENT, number)

@@ -1,8 +1,8 @@
-"""Virtual grid: runs Flower's ClientApps in this process, in virtual time, on devices unlike each other.
+"""Virtual grid: runs Flower's ClientApps in this process and in virtual time, on heterogeneous devices.
 
-A strategy or ServerApp that waits on a Grid waits on a virtual clock: nothing sleeps. Every message is answered by the
-ClientApp itself, at the moment that its device's profile says, by the bytes that went down and up and the optimizer
-steps that the app made.
+A strategy or ServerApp that waits on this Grid advances a virtual clock; no process sleeps. The ClientApp itself
+answers each message. Its device's profile sets the time of the reply, from the bytes down and up and the optimizer
+steps.
 """
 
 from __future__ import annotations
@@ -38,18 +38,32 @@ from gossamer.federated.population.profiles import VirtualDevice
 
 @dataclass(frozen=True)
 class ReplyUnderway:
-    """A reply on its way."""
+    """A reply in transit."""
 
     arrived: float  # seconds of the virtual clock
     reply: Message
 
 
 class VirtualGrid(GossamerGrid):
-    """A Grid whose nodes are devices in virtual time.
+    """A Grid of simulated devices in virtual time.
 
-    seconds: the clock. traffic: bytes by pushed batch of messages. What an app raises comes back as an error reply, as
-    on Flower; so does a failure that a profile draws. The clock moves only where somebody waits: `send_and_receive`
-    until all have answered or the timeout is over, `pull_messages` until the next of the answers that are asked for.
+    Exceptions of an app and drawn failures of a device become error replies, as in Flower. The clock advances only
+    while the caller waits: in `send_and_receive` until all replies have arrived or the timeout has passed, in
+    `pull_messages` until the next of the requested replies.
+
+    Args:
+        client_app: the app on every node.
+        devices: number of identical devices without delays, or the profile of each device.
+        run_config: of every node's Context.
+        seed: of random delays and failures.
+
+    Attributes:
+        seconds: the virtual clock.
+        traffic: bytes of each pushed batch of messages.
+        contexts: Context of each node.
+
+    Raises:
+        ValueError: there are no devices.
     """
 
     def __init__(
@@ -60,9 +74,8 @@ class VirtualGrid(GossamerGrid):
         run_config: dict[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
-        """devices: how many, all alike and instant, or the profile of each. run_config: of every node's Context."""
         profiles = [DeviceProfile()] * devices if isinstance(devices, int) else list(devices)
-        require(len(profiles) > 0, "a grid has at least one device: write VirtualGrid(app, devices=10)")
+        require(len(profiles) > 0, "a grid needs at least one device: write VirtualGrid(app, devices=10)")
         self.seconds = 0.0
         self.traffic: list[RoundTraffic] = []
         self._app = client_app
@@ -80,14 +93,14 @@ class VirtualGrid(GossamerGrid):
         self._coming: dict[str, ReplyUnderway] = {}
         identify_this_process()
 
-    # What strategies and ServerApps ask.
+    # Methods of Grid.
 
     def get_node_ids(self) -> list[int]:
-        """All of them: who is absent answers when it is back."""
+        """All nodes; an absent device replies when it is available again."""
         return list(self._devices)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Raises ValueError for a node that is none."""
+        """Raises ValueError for an unknown node."""
         self.traffic.append(RoundTraffic())
         return [self._push(message) for message in messages]
 
@@ -104,13 +117,13 @@ class VirtualGrid(GossamerGrid):
         self.seconds = max(self.seconds, min(last, until))
         replies = self._arrived(wanted)
         for each in wanted:
-            self._coming.pop(each, None)  # too late: nobody knows its name
+            self._coming.pop(each, None)  # too late: its identity is not returned
         return replies
 
     # Devices.
 
     def _arrived(self, wanted: Sequence[str]) -> list[Message]:
-        """Replies that are there, in the order of their arrival."""
+        """Replies that have arrived, in order of arrival."""
         there = [each for each in wanted if self._coming[each].arrived <= self.seconds]
         underway = sorted((self._coming.pop(each) for each in there), key=lambda each: each.arrived)
         return [each.reply for each in underway]
@@ -120,7 +133,7 @@ class VirtualGrid(GossamerGrid):
         if node not in self._devices:
             raise ValueError(f"there is no node {node}: ask get_node_ids()")
         name = str(uuid.uuid4())
-        message.metadata.__dict__["_message_id"] = name  # as Flower's own grids do
+        message.metadata.__dict__["_message_id"] = name  # like Flower's own grids
         message.content = RecordDict({key: copied(each) for key, each in message.content.items()})
         down = content_bytes(message.content)
         reply, steps = self._answered(message)
@@ -132,7 +145,7 @@ class VirtualGrid(GossamerGrid):
         return name
 
     def _answered(self, message: Message) -> tuple[Message, int]:
-        """What the app answers, and how many optimizer steps it made."""
+        """The app's reply and its number of optimizer steps."""
         node = message.metadata.dst_node_id
         steps = StepCount()
         if self._devices[node].fails_next():
@@ -152,7 +165,18 @@ def simulate(
     run_config: dict[str, Any] | None = None,
     seed: int = 0,
 ) -> VirtualGrid:
-    """Run a ServerApp with ClientApps to its end, in this process; returns the grid, with its clock and traffic."""
+    """Run a ServerApp with ClientApps to its end, in this process and in virtual time.
+
+    Args:
+        server_app: the server's app.
+        client_app: the app on every node.
+        devices: number of identical devices without delays, or the profile of each device.
+        run_config: of every Context.
+        seed: of random delays and failures.
+
+    Returns:
+        The grid, with its clock (`seconds`) and `traffic`.
+    """
     grid = VirtualGrid(client_app, devices, run_config=run_config, seed=seed)
     server_app(
         grid,
@@ -162,7 +186,7 @@ def simulate(
 
 
 class StepCount:
-    """Counts the steps of all torch optimizers."""
+    """Counts optimizer steps in this process."""
 
     count = 0
 

@@ -1,8 +1,8 @@
-"""Population: devices that differ in their data, their speed, their links and their hours.
+"""Population: devices with different data, speed, links and availability.
 
 partition  partition: the samples of each device, by four rules of heterogeneity
 picture    plot_partition: draws the labels of each device
-profiles   DeviceProfile: one device's speed, link and hours; profiles drawn from distributions or read from a file
+profiles   DeviceProfile: one device's speed, link and availability; drawn from distributions or read from a file
 """
 
 from gossamer.federated.population.partition import partition

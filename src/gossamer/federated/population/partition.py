@@ -1,4 +1,4 @@
-"""Partition: gives every sample of a dataset to one device, so that devices are as unlike as asked."""
+"""Partition: assigns every sample of a dataset to one device, with a chosen degree of heterogeneity."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from torch.utils.data import Subset, TensorDataset
 from gossamer.base import rng
 from gossamer.errors import require
 
-LABEL_ATTRIBUTES = ("targets", "labels")  # of datasets that know their labels without loading samples
+LABEL_ATTRIBUTES = ("targets", "labels")  # of datasets with labels that need no loading of samples
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")  # of samples that are mappings
 
 
 def count_samples(data: Any) -> int:
-    """How many samples there are. Raises ValueError for what has no length."""
+    """Number of samples. Raises ValueError for data without a length."""
     if isinstance(data, Sized) and getattr(data, "ndim", 1) > 0:
         return len(data)
     raise ValueError(
-        f"a {type(data).__name__} has no length, so its samples cannot be numbered and given away: pass a map-style "
+        f"a {type(data).__name__} has no length, so its samples cannot be assigned: pass a map-style "
         "dataset, or its labels as a tensor, an array or a list"
     )
 
 
 def codes(data: Any) -> list[int]:
-    """A number from 0 for each sample's label, in the order of their first appearance. Raises ValueError."""
+    """An integer from 0 for each sample's label, in order of first appearance. Raises ValueError."""
     seen: dict[Any, int] = {}
     return [seen.setdefault(label, len(seen)) for label in labels(data)]
 
 
 def labels(data: Any) -> list[Any]:
-    """Each sample's label, as a plain number or text. Raises ValueError where there are none to find."""
+    """Each sample's label, as a plain number or text. Raises ValueError if there are no labels."""
     found = _label_source(data)
     if isinstance(found, Tensor | np.ndarray):
         if found.ndim != 1:
             raise ValueError(
-                f"labels have one number a sample, shape (n,), and these have shape {tuple(found.shape)}: write "
-                "partition(labels, ...), or labels.argmax(1) where they are one-hot"
+                f"labels must have shape (n,), one number per sample, but these have shape {tuple(found.shape)}: write "
+                "partition(labels, ...), or labels.argmax(1) if they are one-hot"
             )
         found = found.tolist()
     return [_plain(label, place) for place, label in enumerate(found)]
 
 
 def bins(data: Any, count: int) -> list[int]:
-    """Which of `count` bins each sample lies in, as many samples in each, by where it lies along the inputs' first
-    principal component; by itself where a sample is one number. Raises ValueError."""
+    """Divide samples into `count` bins of equal size, along the first principal component of the inputs (or by value,
+    if a sample is one number). Returns the bin of each sample. Raises ValueError."""
     places = np.argsort(_projected(_inputs(data)), kind="stable")
     found = np.empty(len(places), dtype=np.int64)
     found[places] = np.arange(len(places)) * count // max(len(places), 1)
@@ -59,7 +59,7 @@ def bins(data: Any, count: int) -> list[int]:
 
 
 def _label_source(data: Any) -> Any:
-    """A tensor, an array or a list of labels; those of single samples are looked at where nothing else tells."""
+    """Labels as a tensor, an array or a list. Samples are loaded only if there is no other source."""
     if isinstance(data, Subset):
         every = _label_source(data.dataset)
         return [every[index] for index in data.indices]
@@ -88,20 +88,20 @@ def _sample_label(sample: Any) -> Any:
 def _plain(label: Any, place: int) -> Any:
     if isinstance(label, Tensor | np.generic | np.ndarray):
         if (label.numel() if isinstance(label, Tensor) else label.size) != 1:
-            raise ValueError(f"the label of sample {place} has shape {tuple(label.shape)}, and a label is one number")
+            raise ValueError(f"the label of sample {place} has shape {tuple(label.shape)}, but must be one number")
         label = label.item()
     if isinstance(label, float) and not isfinite(label):
         raise ValueError(f"the label of sample {place} is {label}: leave such samples out, or give them a label")
     if not isinstance(label, int | float | str | bytes):
         raise ValueError(
-            f"the label of sample {place} is a {type(label).__name__}, and labels are numbers or texts: pass them "
-            "themselves, partition(labels, ...)"
+            f"the label of sample {place} is a {type(label).__name__}, but labels must be numbers or texts: pass them "
+            "directly, partition(labels, ...)"
         )
     return label
 
 
 def _inputs(data: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """(n, d)."""
+    """Inputs as (n, d)."""
     if isinstance(data, Subset):
         return _inputs(data.dataset)[list(data.indices)]
     if isinstance(data, TensorDataset):
@@ -112,11 +112,11 @@ def _inputs(data: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
         found = np.asarray(data.detach().cpu() if isinstance(data, Tensor) else data, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"by='feature' compares inputs, and these are no numbers of one shape ({error}): pass one number a sample "
-            "that tells who is alike, such as its length or its writer"
+            f"by='feature' compares inputs, but these are no numbers of one shape ({error}): pass one number per "
+            "sample that describes its similarity to others, such as its length or its writer"
         ) from error
     if not np.isfinite(found).all():
-        raise ValueError("by='feature' compares inputs, and some are not finite: leave those samples out")
+        raise ValueError("by='feature' compares inputs, but some are not finite: leave those samples out")
     return found.reshape(len(found), -1)
 
 
@@ -124,20 +124,20 @@ def _sample_input(sample: Any, place: int) -> Any:
     first = sample[0] if isinstance(sample, tuple | list) and sample else sample
     if isinstance(first, Mapping):
         raise ValueError(
-            f"sample {place} is a mapping, so which of its entries to go by is unknown: pass them, "
+            f"sample {place} is a mapping, so its input is unknown: pass the inputs, "
             "partition(torch.stack([sample['image'] for sample in dataset]), clients, by='feature')"
         )
     return np.asarray(first)
 
 
 def _projected(inputs: np.ndarray[Any, np.dtype[np.float64]]) -> Sequence[float] | Any:
-    """(n,): along the first principal component."""
+    """Inputs (n, d) projected on their first principal component: (n,)."""
     if inputs.shape[1] <= 1:
         return inputs.reshape(-1)
     centered = inputs - inputs.mean(axis=0)
     _, vectors = np.linalg.eigh(centered.T @ centered)
     first = vectors[:, -1]
-    return centered @ (first * np.sign(first[np.argmax(np.abs(first))]))  # the sign is the library's choice otherwise
+    return centered @ (first * np.sign(first[np.argmax(np.abs(first))]))  # fix the sign, which depends on the library
 
 
 By = Literal["dirichlet", "shards", "quantity", "feature"]
@@ -155,20 +155,37 @@ def partition(
     shards: int = 2,
     bin_count: int = 10,
 ) -> Parts:
-    """Which samples each device holds: ascending indices by device, every sample at one device.
+    """Assign every sample to one device.
 
-    by="dirichlet"  of each label a share p_k to device k, p ~ Dirichlet(alpha, ..., alpha); a small alpha: few labels
-                    a device (Hsu et al. 2019, arXiv:1909.06335; Yurochkin et al. 2019, ICML)
-    by="shards"     sorted by label and cut in clients x `shards` pieces, of which a device gets `shards`
+    by="dirichlet"  shares p_k of each label to device k, p ~ Dirichlet(alpha, ..., alpha); a small alpha gives each
+                    device few labels (Hsu et al. 2019, arXiv:1909.06335; Yurochkin et al. 2019, ICML)
+    by="shards"     sorted by label and cut into clients x `shards` pieces; each device gets `shards` of them
                     (McMahan et al. 2017, AISTATS)
-    by="quantity"   labels alike, but sizes n p_k, p ~ Dirichlet(alpha) (Li et al. 2022, ICDE)
-    by="feature"    as "dirichlet", of `bin_count` bins of inputs that lie alike along their first principal component,
-                    in place of labels; of the values themselves where a sample is one number
+    by="quantity"   the same distribution of labels, sizes n p_k, p ~ Dirichlet(alpha) (Li et al. 2022, ICDE)
+    by="feature"    like "dirichlet", with `bin_count` bins along the first principal component of the inputs in place
+                    of labels (or bins of the values, if a sample is one number)
 
-    dataset_or_labels: a map-style dataset, or its labels (n,), as tensor, array or list; for "feature" a dataset, or
-    inputs (n, ...); for "quantity" anything with a length. Datasets with `targets` or `labels` are not loaded.
-    fewest: samples that every device has at least; those that lack some get them from whoever has most.
-    The same arguments give the same lists on every machine. Raises ValueError for what cannot be divided so.
+    Args:
+        dataset_or_labels: a map-style dataset, or its labels (n,) as tensor, array or list. For "feature", a dataset or
+            inputs (n, ...). For "quantity", anything with a length. The samples of datasets with `targets` or `labels`
+            are not loaded.
+        clients: number of devices, 1 or more.
+        by: the rule.
+        alpha: concentration, above 0: 0.1 makes devices very different, 100 nearly equal.
+        seed: of the draws.
+        fewest: smallest number of samples per device. Missing ones are moved from the devices with the most samples.
+        shards: pieces per device, for "shards".
+        bin_count: number of bins, for "feature".
+
+    Returns:
+        Ascending indices of each device's samples, the same on every machine.
+
+    Raises:
+        ValueError: an argument is out of range, or the data cannot be divided by this rule.
+
+    >>> from gossamer.federated import partition
+    >>> partition([0, 0, 0, 1, 1, 1], clients=2, by="shards", shards=1)
+    [[0, 1, 2], [3, 4, 5]]
     """
     total = count_samples(dataset_or_labels)
     rules: dict[str, Callable[[Random], Parts]] = {
@@ -177,23 +194,23 @@ def partition(
         "quantity": lambda random: _cut([*_shuffled(range(total), random)], _shares(clients, alpha, random)),
         "feature": lambda random: _by_group(bins(dataset_or_labels, bin_count), clients, alpha, random),
     }
-    require(by in rules, f"by is one of {', '.join(rules)}, not {by!r}: write partition(labels, 100, 'dirichlet')")
-    require(type(clients) is int and clients >= 1, f"clients is 1 or more, not {clients!r}")
+    require(by in rules, f"by must be one of {', '.join(rules)}, got {by!r}: write partition(labels, 100, 'dirichlet')")
+    require(type(clients) is int and clients >= 1, f"clients must be 1 or more, got {clients!r}")
     require(
         isfinite(alpha) and alpha > 0,
-        f"alpha is above 0 and finite, not {alpha}: 0.1 makes devices very unlike, 100 nearly alike",
+        f"alpha must be above 0 and finite, got {alpha}: 0.1 makes devices very different, 100 nearly equal",
     )
-    require(type(fewest) is int and fewest >= 0, f"fewest counts samples, 0 or more, not {fewest!r}")
-    require(type(bin_count) is int and bin_count >= 1, f"bin_count is 1 or more, not {bin_count!r}")
-    require(type(shards) is int and shards >= 1, f"shards is 1 or more of a device, not {shards!r}")
+    require(type(fewest) is int and fewest >= 0, f"fewest must be 0 or more samples, got {fewest!r}")
+    require(type(bin_count) is int and bin_count >= 1, f"bin_count must be 1 or more, got {bin_count!r}")
+    require(type(shards) is int and shards >= 1, f"shards must be 1 or more per device, got {shards!r}")
     require(
         clients * fewest <= total,
         f"{total} samples cannot give {clients} clients {fewest} each: write partition(..., clients="
-        f"{total // max(fewest, 1)}), or fewest=0 where a device may have none",
+        f"{total // max(fewest, 1)}), or fewest=0 if a device may have none",
     )
     require(
         by != "shards" or clients * shards <= total,
-        f"{total} samples cannot be cut in {clients} x {shards} shards: write shards={max(total // clients, 1)}",
+        f"{total} samples cannot be cut into {clients} x {shards} shards: write shards={max(total // clients, 1)}",
     )
     parts = rules[by](Random(rng.address(seed, "partition", by, clients)))
     _level_up(parts, fewest)
@@ -225,7 +242,7 @@ def _shuffled(items: Iterable[int], random: Random) -> list[int]:
 
 
 def _shares(clients: int, alpha: float, random: Random) -> list[float]:
-    """Dirichlet(alpha, ..., alpha) by gamma draws; their logarithms, since small alphas draw what no float holds."""
+    """Dirichlet(alpha, ..., alpha) by gamma draws, as logarithms, since draws for small alphas underflow."""
     draws = [_log_gamma_draw(alpha, random) for _ in range(clients)]
     largest = max(draws)
     raw = [exp(draw - largest) for draw in draws]
@@ -239,14 +256,14 @@ def _log_gamma_draw(alpha: float, random: Random) -> float:
 
 
 def _cut(items: Sequence[int], shares: Sequence[float]) -> Parts:
-    """Items in pieces of about these shares, which add up to 1."""
+    """Cut items into pieces of about these shares, which add up to 1."""
     ends = [min(round(total * len(items)), len(items)) for total in accumulate(shares)]
     ends[-1] = len(items)
     return [list(items[begin:end]) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def _level_up(parts: Parts, fewest: int) -> None:
-    """Devices with fewer than that take from whoever has most."""
+    """Move samples from the largest devices to those with fewer than `fewest`."""
     rich = [(-len(part), k) for k, part in enumerate(parts)]
     heapify(rich)
     for part in parts:

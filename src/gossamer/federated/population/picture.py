@@ -1,4 +1,4 @@
-"""Picture: draws who has what, a column a device and a color a label (matplotlib)."""
+"""Picture: draws the labels of each device, with a column per device and a color per label (matplotlib)."""
 
 from __future__ import annotations
 
@@ -11,25 +11,32 @@ from gossamer.base.figures import check_matplotlib, figure, light_grid, open_fra
 from gossamer.errors import require
 from gossamer.federated.population.partition import labels as read_labels
 
-MOST_BUBBLES = 30  # devices whose labels are told apart one by one
-MOST_COLUMNS = 400  # devices; of more, evenly many are shown
-MOST_LABELS = 20  # with a color or a row of their own; the rarer ones are one
+MOST_BUBBLES = 30  # devices in a bubble plot
+MOST_COLUMNS = 400  # devices in a bar plot; of more, an even sample is drawn
+MOST_LABELS = 20  # with a color or a row of their own; rarer ones are merged
 OTHERS = "others"
 
 
 def plot_partition(parts: Sequence[Sequence[int]], dataset_or_labels: Any, path: str | Path, title: str = "") -> None:
-    """Draw who has what into the PNG file `path`: bubbles for up to 30 devices, stacked bars for more.
+    """Draw the labels of each device: bubbles for up to 30 devices, stacked bars for more.
 
-    parts: as `partition` returned them, of the same dataset or labels.
-    Raises GossamerError without matplotlib, and ValueError where the parts are of other data.
+    Args:
+        parts: result of `partition` for the same dataset or labels.
+        dataset_or_labels: the dataset, or its labels (n,).
+        path: the PNG file to write.
+        title: of the picture.
+
+    Raises:
+        GossamerError: matplotlib is not installed.
+        ValueError: the parts belong to other data, or there are no parts.
     """
     check_matplotlib()
     every = read_labels(dataset_or_labels)
     last = max((index for part in parts for index in part), default=-1)
-    require(bool(parts), "parts are what partition() returned, one list for each device, and there is none")
+    require(bool(parts), "parts must be the result of partition(), one list per device, but it is empty")
     require(
         last < len(every),
-        f"the parts name sample {last} and there are {len(every)} labels: pass the dataset that was divided",
+        f"the parts have sample {last}, but there are {len(every)} labels: pass the dataset that was divided",
     )
     names = _names(every)
     held = [Counter(names.get(every[index], OTHERS) for index in part) for part in parts]
@@ -46,7 +53,7 @@ def plot_partition(parts: Sequence[Sequence[int]], dataset_or_labels: Any, path:
 
 
 def _names(every: Sequence[Any]) -> dict[Any, str]:
-    """What a label is called, in order; of the most frequent ones."""
+    """Names of the most frequent labels, in order."""
     frequent = [label for label, _ in Counter(every).most_common(MOST_LABELS)]
     if all(isinstance(label, int | float) for label in frequent):
         return {label: f"{label:g}" for label in sorted(frequent)}
@@ -54,7 +61,7 @@ def _names(every: Sequence[Any]) -> dict[Any, str]:
 
 
 def _bubbles(axes: Any, held: Sequence[Counter[str]], rows: Sequence[str]) -> None:
-    """A bubble's area is the number of samples."""
+    """Bubbles with an area proportional to the number of samples."""
     most = max((count for own in held for count in own.values()), default=1)
     colors = _colors(len(rows))
     for row, name in enumerate(rows):
@@ -65,7 +72,7 @@ def _bubbles(axes: Any, held: Sequence[Counter[str]], rows: Sequence[str]) -> No
     axes.set_xticks(range(len(held)), [str(sum(own.values())) for own in held], fontsize=7)
     axes.set_xlim(-0.7, len(held) - 0.3)
     axes.set_ylim(-0.7, len(rows) - 0.3)
-    axes.set_xlabel(f"a column a device, with its number of samples\nthe largest bubble: {most} of a label")
+    axes.set_xlabel(f"one column per device, with its number of samples\nlargest bubble: {most} of a label")
     axes.set_ylabel("label")
     light_grid(axes, alpha=0.18)
     axes.tick_params(length=0)
@@ -73,7 +80,7 @@ def _bubbles(axes: Any, held: Sequence[Counter[str]], rows: Sequence[str]) -> No
 
 
 def _bars(axes: Any, held: Sequence[Counter[str]], rows: Sequence[str]) -> None:
-    """The devices with most samples stand on the left."""
+    """Stacked bars, with the largest devices on the left."""
     order = sorted(held, key=lambda own: -sum(own.values()))
     step = max(len(order) / MOST_COLUMNS, 1.0)
     shown = [order[int(place * step)] for place in range(int(len(order) / step))]

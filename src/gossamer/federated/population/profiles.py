@@ -1,4 +1,4 @@
-"""Device profiles: speed, link and hours of devices, given, drawn from distributions, or read from a TOML file."""
+"""Device profiles: speed, link and availability of devices, drawn from distributions or read from a TOML file."""
 
 from __future__ import annotations
 
@@ -17,35 +17,48 @@ from gossamer.comm.network.parse import BITS_PER_SECOND, SECONDS
 from gossamer.errors import GossamerError, require
 
 DAY_SECONDS = 86_400.0
-ROUNDING_SECONDS = 1e-6  # by which a moment computed from days may be early
+ROUNDING_SECONDS = 1e-6  # tolerance for a time computed from days
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceProfile:
-    """One device. The defaults are a device that is always there, on an instant network."""
+    """Speed, link and availability of one simulated device. Default: always available, without any delay.
 
-    seconds_per_step: float = 0.0  # of its optimizer
+    Args:
+        seconds_per_step: duration of an optimizer step, 0 or more.
+        up_bits_per_second: upload rate, above 0.
+        down_bits_per_second: download rate, above 0.
+        round_trip_seconds: network latency, 0 or more.
+        present_from: start of the daily availability, in seconds after midnight.
+        present_seconds: length of the daily availability, possibly past midnight; a day (86400): always available.
+        failure: probability in [0, 1) that the device does not finish a task.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    seconds_per_step: float = 0.0
     up_bits_per_second: float = inf
     down_bits_per_second: float = inf
     round_trip_seconds: float = 0.0
-    present_from: float = 0.0  # of each day, in seconds
-    present_seconds: float = DAY_SECONDS  # of each day, into the next where it is past midnight; a day: always
-    failure: float = 0.0  # probability that it does not finish a task that it began
+    present_from: float = 0.0
+    present_seconds: float = DAY_SECONDS
+    failure: float = 0.0
 
     def __post_init__(self) -> None:
         require(
             isfinite(self.seconds_per_step) and self.seconds_per_step >= 0,
-            f"seconds_per_step is 0 or more, not {self.seconds_per_step}",
+            f"seconds_per_step must be 0 or more, got {self.seconds_per_step}",
         )
-        require(min(self.up_bits_per_second, self.down_bits_per_second) > 0, "rates are above 0 bits per second")
+        require(min(self.up_bits_per_second, self.down_bits_per_second) > 0, "rates must be above 0 bits per second")
         require(
             isfinite(self.round_trip_seconds) and self.round_trip_seconds >= 0,
-            f"round_trip_seconds is 0 or more, not {self.round_trip_seconds}",
+            f"round_trip_seconds must be 0 or more, got {self.round_trip_seconds}",
         )
-        require(0 <= self.failure < 1, f"failure is a probability in [0, 1), not {self.failure}")
+        require(0 <= self.failure < 1, f"failure must be a probability in [0, 1), got {self.failure}")
         require(
             0 <= self.present_from < DAY_SECONDS and 0 < self.present_seconds <= DAY_SECONDS,
-            "present_from lies within a day, and present_seconds is at most one: write present_from=8 * 3600",
+            "present_from must be within a day, and present_seconds at most one: write present_from=8 * 3600",
         )
 
     @property
@@ -56,7 +69,7 @@ class DeviceProfile:
         return steps * self.seconds_per_step
 
     def up_seconds(self, nbytes: int) -> float:
-        """From its first byte leaving to the server having all."""
+        """Seconds from sending the first byte until the server has all bytes."""
         return self.round_trip_seconds / 2 + 8 * nbytes / self.up_bits_per_second
 
     def down_seconds(self, nbytes: int) -> float:
@@ -64,7 +77,7 @@ class DeviceProfile:
 
 
 def presence(profile: DeviceProfile, moment: float) -> tuple[float, float]:
-    """The device's present or next stay: from when, at least `moment`, and until when. Time begins at a midnight."""
+    """Start (at least `moment`) and end of the device's current or next availability. Time starts at midnight."""
     if profile.is_always_present:
         return moment, inf
     day = floor((moment - profile.present_from + ROUNDING_SECONDS) / DAY_SECONDS)
@@ -76,7 +89,7 @@ def presence(profile: DeviceProfile, moment: float) -> tuple[float, float]:
 
 
 class TaskTimes(NamedTuple):
-    """When a task came to its device, and when what it sends arrives: seconds of the virtual clock."""
+    """Start of a task on its device and arrival of its result, in seconds of the virtual clock."""
 
     began: float
     arrived: float
@@ -84,7 +97,7 @@ class TaskTimes(NamedTuple):
 
 @dataclass
 class VirtualDevice:
-    """A device that answers one task after another, and until when it is busy."""
+    """A device that handles one task after another, and the time until which it is busy."""
 
     number: int
     profile: DeviceProfile
@@ -93,13 +106,13 @@ class VirtualDevice:
     tasks: int = 0
 
     def fails_next(self) -> bool:
-        """Whether the device does not finish its next task: drawn by its number and the task's."""
+        """Whether the device fails its next task; drawn from the seed, its number and the task's number."""
         self.tasks += 1
         draw = rng.address(self.seed, "failure", self.number, self.tasks) / 2**63
         return draw < self.profile.failure
 
     def take(self, moment: float, down_bytes: int, steps: int, up_bytes: int) -> TaskTimes:
-        """The times of a task that is sent at `moment`, which occupies the device until its answer has left."""
+        """Times of a task sent at `moment`. The device is busy until it has sent the result."""
         profile = self.profile
         came = moment + profile.down_seconds(down_bytes)
         began = presence(profile, max(came, self.free_from))[0]
@@ -123,25 +136,45 @@ def drawn_profiles(
     night_sigma_hours: float = 3.0,
     failure: float = 0.0,
 ) -> list[DeviceProfile]:
-    """`count` devices unlike each other; device k is the same however many are drawn.
+    """Draw heterogeneous devices. Device k is the same for any `count`.
 
-    compute     seconds_per_sample e^(compute_sigma z), z ~ N(0, 1): 5 ms and 0.6 are FedScale's own (Lai et al. 2022,
-                ICML), times `samples_per_step` for a step
-    links       up and down share one draw e^(link_sigma z): who has a slow line has it both ways; medians as given
-    presence    a window of `present_seconds` a day, longer or shorter by up to a half, whose middle is normal around
-                `night_hour`: phones take part while they charge (Bonawitz et al. 2019, MLSys). A day: always there
-    failure     the same for all
+    Compute:       seconds_per_sample e^(compute_sigma z) samples_per_step, z ~ N(0, 1). The defaults 5 ms and 0.6 are
+                   those of FedScale (Lai et al. 2022, ICML).
+    Links:         both rates share one factor e^(link_sigma z), so a slow device is slow in both directions.
+    Availability:  a daily window of `present_seconds`, longer or shorter by up to a half, centered around `night_hour`
+                   with a normal deviation: phones train while they charge (Bonawitz et al. 2019, MLSys).
 
-    Raises ValueError for a median that is not positive, or a spread below 0.
+    Args:
+        count: number of devices.
+        seed: of the draws.
+        seconds_per_sample: median seconds per sample.
+        compute_sigma: standard deviation of the log compute time.
+        samples_per_step: batch size.
+        up_bits_per_second: median upload rate.
+        down_bits_per_second: median download rate.
+        link_sigma: standard deviation of the log rates.
+        round_trip_seconds: network latency of all devices.
+        present_seconds: mean daily availability; a day (86400): always available.
+        night_hour: mean center of the availability, in hours after midnight.
+        night_sigma_hours: standard deviation of that center, in hours.
+        failure: probability of a failed task, for all devices.
+
+    Returns:
+        The profiles.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
-    require(type(count) is int and count >= 1, f"count is 1 or more devices, not {count!r}")
-    require(type(samples_per_step) is int and samples_per_step >= 1, "samples_per_step is a batch's, 1 or more")
-    require(isfinite(seconds_per_sample) and seconds_per_sample >= 0, "seconds_per_sample is 0 or more: write 0.005")
-    require(min(up_bits_per_second, down_bits_per_second) > 0, "rates are above 0 bits per second: write 1e6")
+    require(type(count) is int and count >= 1, f"count must be 1 or more devices, got {count!r}")
+    require(type(samples_per_step) is int and samples_per_step >= 1, "samples_per_step must be 1 or more")
+    require(
+        isfinite(seconds_per_sample) and seconds_per_sample >= 0, "seconds_per_sample must be 0 or more, such as 0.005"
+    )
+    require(min(up_bits_per_second, down_bits_per_second) > 0, "rates must be above 0 bits per second: write 1e6")
     spreads = {"compute_sigma": compute_sigma, "link_sigma": link_sigma, "night_sigma_hours": night_sigma_hours}
     for name, spread in spreads.items():
-        require(isfinite(spread) and spread >= 0, f"{name} is a spread, 0 or more and finite, not {spread}")
-    require(0 < present_seconds <= DAY_SECONDS, f"present_seconds is above 0 and at most a day's {DAY_SECONDS:.0f}")
+        require(isfinite(spread) and spread >= 0, f"{name} must be 0 or more and finite, got {spread}")
+    require(0 < present_seconds <= DAY_SECONDS, f"present_seconds must be above 0 and at most {DAY_SECONDS:.0f}")
     always, profiles = present_seconds >= DAY_SECONDS, []
     for number in range(count):
         random = Random(rng.address(seed, "device profile", number))
@@ -164,31 +197,39 @@ def drawn_profiles(
 
 
 TIMES = SECONDS | {"min": 60.0, "h": 3600.0}
-MOST_BYTES, MOST_DOTS = 2**20, 50  # of a file, and in a line of it
+MOST_BYTES, MOST_DOTS = 2**20, 50  # per file, and per line
 MOST_DEVICES = 10_000_000  # with one description
-SHOWN_CHARACTERS = 100  # of what cannot be read
+SHOWN_CHARACTERS = 100  # of a value in an error message
 
 
 class DeviceProfileError(GossamerError, ValueError):
-    """Device profiles that cannot be read, or of too few devices."""
+    """A file of device profiles is invalid, or has too few devices."""
 
 
 def read_profiles(path: str | Path, count: int) -> list[DeviceProfile]:
-    """`count` devices, as a file describes them: sorts of devices under [[devices]], in its order.
+    """Read device profiles from a TOML file with one [[devices]] table per kind of devices.
 
-        [default]               # of every sort
+        [default]               # for all kinds
         round_trip = "60ms"
 
         [[devices]]             # phones, at night
-        share = 0.8             # of all; or count = 80 in every sort
+        share = 0.8             # of all devices; or count = 80 in every kind
         step = "160ms"          # of the optimizer
         up = "1mbit"
         down = "10mbit"         # or rate, for both
         present_from = "22:00"
-        present = "8h"          # of each day; left out: always
-        failure = "2%"          # of the tasks that it begins are never finished
+        present = "8h"          # per day; default: always available
+        failure = "2%"          # of started tasks
 
-    Raises DeviceProfileError, naming the file, the sort and what could not be read.
+    Args:
+        path: the file.
+        count: number of devices.
+
+    Returns:
+        `count` profiles, kind after kind in the file's order.
+
+    Raises:
+        DeviceProfileError: with the file, the kind and the invalid value.
     """
     file = Path(path)
     table = _table_of(file)
@@ -197,12 +238,12 @@ def read_profiles(path: str | Path, count: int) -> list[DeviceProfile]:
     default, sorts = table.get("default", {}), table.get("devices", [])
     if not isinstance(default, dict) or not isinstance(sorts, list) or not all(isinstance(s, dict) for s in sorts):
         raise DeviceProfileError(
-            f"{file}: [default] and [[devices]] are headings, the latter in two brackets, with lines such as "
+            f"{file}: [default] and [[devices]] must be headings, the latter in two brackets, with lines such as "
             'up = "1mbit" below them'
         )
     if not sorts:
         raise DeviceProfileError(
-            f'{file} has no [[devices]], so nobody is there. Write [[devices]] and up = "1mbit" below it'
+            f'{file} has no [[devices]], so there are no devices. Write [[devices]] and up = "1mbit" below it'
         )
     base = _profile(DeviceProfile(), default, f"{file}, [default]")
     found = [
@@ -222,9 +263,9 @@ def _place(file: Path, number: int) -> str:
 def _table_of(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES} bytes. Say how many devices are alike: share = 0.5")
+            raise ValueError(f"it has more than {MOST_BYTES} bytes. Describe each kind once: share = 0.5")
         text = file.read_text(encoding="utf-8")
-        # What a TOML parser keeps of a key grows with the square of its dots.
+        # The memory of a TOML parser grows with the square of the dots in a key.
         if any(line.count(".") > MOST_DOTS for line in text.splitlines()) or nesting(text) > DEEPEST_LEVELS:
             raise ValueError("a line of it has too many dots or brackets")
         return tomllib.loads(text)
@@ -234,22 +275,22 @@ def _table_of(file: Path) -> dict[str, Any]:
 
 
 def _counts(sorts: Sequence[Mapping[str, Any]], count: int, file: Path) -> list[int]:
-    """How many devices there are of each sort."""
+    """Number of devices of each kind."""
     by_count, by_share = ["count" in sort for sort in sorts], ["share" in sort for sort in sorts]
     if any(by_count) and any(by_share):
-        raise DeviceProfileError(f"{file} says count of some devices and share of others: write one of both in all")
+        raise DeviceProfileError(f"{file} has count of some devices and share of others: write one of both in all")
     if any(by_count):
         return _first(sorts, count, file)
     shares = [sort.get("share", 1 / len(sorts)) for sort in sorts]
     if any(by_share) != all(by_share):
-        raise DeviceProfileError(f"{file} says the share of some devices and not of others: write share in all")
+        raise DeviceProfileError(f"{file} has share of some devices and not of others: write share in all")
     for number, share in enumerate(shares, 1):
         if not _is_number(share) or not 0 < share <= 1:
             raise DeviceProfileError(
-                f"{_place(file, number)}: share is above 0 and at most 1, not {_shown(share)}: write share = 0.5"
+                f"{_place(file, number)}: share must be above 0 and at most 1, got {_shown(share)}: write share = 0.5"
             )
     if abs(sum(shares) - 1) > 1e-6:
-        raise DeviceProfileError(f"{file}: the shares add up to {sum(shares):g}, and all devices are 1")
+        raise DeviceProfileError(f"{file}: the shares add up to {sum(shares):g}, and must add up to 1")
     exact = [share * count for share in shares]
     found = [int(each) for each in exact]
     by_rest = sorted(range(len(found)), key=lambda place: found[place] - exact[place])  # largest remainders first
@@ -259,20 +300,20 @@ def _counts(sorts: Sequence[Mapping[str, Any]], count: int, file: Path) -> list[
 
 
 def _first(sorts: Sequence[Mapping[str, Any]], count: int, file: Path) -> list[int]:
-    """The first so many devices of a file that counts them."""
+    """Counts of each kind, for the first `count` devices."""
     found, left = [], count
     for number, sort in enumerate(sorts, 1):
         alike = sort.get("count", 1)
         if type(alike) is not int or not 1 <= alike <= MOST_DEVICES:
             raise DeviceProfileError(
-                f"{_place(file, number)}: count is how many devices are alike, 1 to {MOST_DEVICES}, not {_shown(alike)}"
+                f"{_place(file, number)}: count must be 1 to {MOST_DEVICES} devices, got {_shown(alike)}"
             )
         found.append(min(alike, left))
         left -= found[-1]
     if left:
         raise DeviceProfileError(
-            f"{file} has {count - left} devices and {count} take part: raise a count, or write share = 0.5 in place of "
-            f"counts, or --clients {count - left}"
+            f"{file} has {count - left} devices, but {count} are needed: raise a count, or write share = 0.5 in place "
+            f"of counts, or --clients {count - left}"
         )
     return found
 
@@ -335,7 +376,7 @@ def _named(names: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as it was written, in part where it is long."""
+    """The repr of a value, cut if it is long."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 

@@ -1,6 +1,6 @@
-"""Federated privacy: clips contributions, adds noise, and accounts for the versions that a device is part of.
+"""Federated privacy: clips contributions, adds noise, and accounts for the privacy loss of each device.
 
-noise       Gaussian, Skellam and discrete Gaussian numbers of random bits
-mechanisms  clipping, and where noise is added: by a device, by devices of a secure sum, by the server
-accountant  PrivacyAccountant: the clip norm, epsilon spent, selection by coins, and when a budget ends the rounds
+noise       Gaussian, Skellam and discrete Gaussian numbers from random bits
+mechanisms  clipping and noise: on a device, on the devices of a secure sum, or on the server
+accountant  PrivacyAccountant: the clip norm, epsilon, Poisson sampling, and the end of a spent budget
 """

@@ -1,4 +1,4 @@
-"""Privacy accountant: keeps the clip norm and the epsilon spent from round to round, and ends a spent budget."""
+"""Privacy accountant: tracks the clip norm and the spent epsilon over rounds, and ends a federation with its budget."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from gossamer.federated.server.selection import SelectionPolicy, Uniform
 
 
 class PoissonSelection(SelectionPolicy):
-    """Each device that is there is chosen with probability `rate`: some rounds have more of them, some fewer, or none.
+    """Poisson sampling: each present device is chosen independently with probability `rate`, so cohorts vary in size.
 
-    The coins are the operating system's, not a seed's: sampling hides a device only from who cannot guess them.
+    The random bits are the operating system's, since sampling amplifies privacy only if no adversary can predict it.
     """
 
     def __init__(self, rate: float, bits: RandomBits | None = None) -> None:
-        require(0 < rate <= 1, f"rate is the chance of a device in a round, above 0 and at most 1, not {rate}")
+        require(0 < rate <= 1, f"rate must be a probability above 0 and at most 1, got {rate}")
         self.rate = rate
         self._bits = bits or SystemBits()
 
@@ -35,26 +35,45 @@ class PoissonSelection(SelectionPolicy):
         return True
 
     def choose(self, available: Sequence[int], count: int, index: int) -> list[int]:
-        """Of `available`; how many are wanted does not matter."""
+        """Sample from `available`; `count` is ignored."""
         coins = uniforms(self._bits, len(available))
         return [client for client, coin in zip(available, coins, strict=True) if coin <= self.rate]
 
 
 def next_clip(clip: float, share_below: float, quantile: float, rate: float) -> float:
-    """S exp(-rate (share - quantile)). share_below: of the norms that were at most S, with noise, so perhaps none.
+    """The next clip norm, S exp(-rate (share - quantile)).
 
     source: Andrew et al. 2021, NeurIPS
+
+    Args:
+        clip: the clip norm S.
+        share_below: noisy fraction of norms of at most S, clamped to [0, 1].
+        quantile: target fraction.
+        rate: of the geometric update.
     """
     return clip * exp(-rate * (min(max(share_below, 0.0), 1.0) - quantile))
 
 
 class PrivacyAccountant:
-    """Counts what a federation's versions tell of a device.
+    """Accounts for the privacy loss of devices over a federation's versions.
 
-    Where sampling counts, every version costs every device as much as a draw by a coin. Where it does not, a version
-    costs the devices that it was made of (or a task those that are given it, where the server is not to know what they
-    send), and what is told is the most that any one has spent.
+    With amplification by sampling, every version costs every device one subsampled mechanism. Without, a version costs
+    only its contributing devices (or a task costs the devices that receive it, if the server is not trusted), and
+    `epsilon` is that of the device with the most.
     source: of the latter, Feldman & Zrnic 2021, NeurIPS
+
+    Args:
+        privacy: the recipe's privacy.
+        cohort: expected devices per round.
+        clients: devices in the federation.
+        feedback: whether devices keep state, such as residuals, between rounds.
+        fewest: smallest number of devices in a sum, if devices share the noise.
+        blank: tensors with the shapes of a contribution, possibly on meta.
+        integer_bits: of the secure sum.
+        bits: random bits.
+
+    Raises:
+        ValueError: delta is too large, or the first round exceeds the budget.
     """
 
     def __init__(
@@ -69,11 +88,9 @@ class PrivacyAccountant:
         integer_bits: int = 32,
         bits: RandomBits | None = None,
     ) -> None:
-        """cohort: devices in a round, as expected. fewest: that a sum has at least, where devices share the noise.
-        blank: tensors like a contribution's, perhaps on meta. Raises ValueError for a budget that no round keeps."""
         require(
             privacy.delta * clients < 1,
-            f"delta={privacy.delta} of {clients} clients is a whole device whose data may be told as it is: write "
+            f"delta={privacy.delta} for {clients} clients allows the data of a whole device to leak: write "
             f"delta={0.1 / clients:.0e}",
         )
         self.privacy, self.cohort, self.clients, self.feedback = privacy, cohort, clients, feedback
@@ -81,7 +98,7 @@ class PrivacyAccountant:
         self.amplified = privacy.amplifies(cohort, clients, feedback=feedback)
         self.clip = self._first_clip()
         self.rounds = 0
-        self._parts: Counter[int] = Counter()  # by device: the versions that it is in
+        self._parts: Counter[int] = Counter()  # by device: number of its versions or tasks
         self.blank = tuple(blank)
         self._about = {"entries": max(sum(each.numel() for each in blank), 1), "bits": integer_bits}
         self._summed = fewest if fewest is not None and isinstance(privacy, DistributedPrivacy) else cohort
@@ -89,7 +106,7 @@ class PrivacyAccountant:
         first = 0.0 if privacy.budget is None else self._epsilon(1)
         require(
             privacy.budget is None or first <= privacy.budget,
-            f"the first round already costs epsilon {first:.3g}, and the budget is {privacy.budget}: write "
+            f"the first round already costs epsilon {first:.3g}, but the budget is {privacy.budget}: write "
             "a larger noise or budget",
         )
 
@@ -105,23 +122,23 @@ class PrivacyAccountant:
 
     @property
     def spent_rounds(self) -> int:
-        """How many rounds the device that spent most has spent."""
+        """Largest number of rounds spent by any device."""
         return self.rounds if self.amplified else max(self._parts.values(), default=0)
 
     @property
     def epsilon(self) -> float:
-        """What all versions so far tell of any one device, at the privacy's delta."""
+        """Privacy loss of any one device over all versions so far, at the privacy's delta."""
         return self._epsilon(self.spent_rounds)
 
     @property
     def exhausted(self) -> bool:
-        """Whether one more round could cost more than the budget."""
+        """Whether one more round could exceed the budget."""
         budget = self.privacy.budget
         return budget is not None and self._epsilon(self.spent_rounds + 1) > budget
 
     @property
     def why(self) -> str:
-        """Why no round begins any more."""
+        """Reason why no further round begins."""
         after = self._epsilon(self.spent_rounds + 1)
         return (
             f"the privacy budget is spent: epsilon is {self.epsilon:.4g} after {self.rounds} rounds, at "
@@ -129,12 +146,12 @@ class PrivacyAccountant:
         )
 
     def given(self, clients: Iterable[int]) -> None:
-        """These devices were given tasks, and what they send is read by those that it is to be private from."""
+        """Tasks were given to these devices, and an untrusted server will read their contributions."""
         if self.privacy.spent_by_tasks:
             self._parts.update(list(clients))
 
     def committed(self, clients: Iterable[int], share_below: float | None = None) -> None:
-        """A version was made of these devices' contributions. share_below: of norms up to the clip, with noise."""
+        """A version was made of these devices' contributions. share_below: noisy fraction of norms up to the clip."""
         self.rounds += 1
         if not self.amplified and not self.privacy.spent_by_tasks:
             self._parts.update(list(clients))
@@ -153,7 +170,7 @@ class PrivacyAccountant:
         return self._spent[rounds]
 
     def state_dict(self) -> dict[str, Any]:
-        """What a server that was killed goes on from: losing it would spend the budget twice."""
+        """The spent privacy, for a restart of the server: without it the budget would be spent twice."""
         parts = torch.tensor([*self._parts.items()], dtype=torch.int64).reshape(-1, 2)
         return {"rounds": self.rounds, "clip": self.clip, "parts": parts}
 
@@ -165,15 +182,15 @@ class PrivacyAccountant:
 def accountant_for(
     strategy: FederatedStrategy, compressor: Compressor, state: ModelState, clients: int
 ) -> PrivacyAccountant | None:
-    """The accountant of a strategy with privacy. Raises AttachError for a model that noise would break."""
+    """The accountant of a strategy with privacy, or None. Raises AttachError for a model with averaged buffers."""
     privacy, secure = strategy.privacy, strategy.secure
     if privacy is None:
         return None
     buffers = state.layout.names[state.parameters :]
     if buffers:
         raise AttachError(
-            f"The model averages {buffers[0]!r} along with its parameters, and noise would make of a variance a "
-            "negative number. Use GroupNorm or LayerNorm instead of BatchNorm, or track_running_stats=False."
+            f"The model averages {buffers[0]!r} along with its parameters, and noise could make a variance "
+            "negative. Use GroupNorm or LayerNorm instead of BatchNorm, or track_running_stats=False."
         )
     cohort = strategy.cohort(clients)
     fewest = None if secure is None else DistributedPrivacy.survivors(secure.threshold, cohort)
@@ -189,23 +206,23 @@ def accountant_for(
 
 
 def private_selection(accountant: PrivacyAccountant, selection: SelectionPolicy) -> SelectionPolicy:
-    """The selection that the accountant assumes. Raises RecipeError for one that depends on what devices report."""
+    """The selection that the accountant assumes. Raises RecipeError for one that depends on devices' reports."""
     rate = accountant.cohort / accountant.clients
     if isinstance(selection, PoissonSelection):
         if not accountant.on_server:
             raise RecipeError(
-                f"{accountant.privacy!r} counts every device that takes part, and divides by how many there are, of "
-                "which coins may draw none. Leave the selection out."
+                f"{accountant.privacy!r} counts all contributing devices and divides by their number, but with "
+                "Poisson sampling the cohort can be empty. Leave the selection out."
             )
         if selection.rate > rate:
             raise RecipeError(
-                f"PoissonSelection draws devices at a rate of {selection.rate}, and {accountant.privacy!r} counts with "
+                f"PoissonSelection samples at a rate of {selection.rate}, but {accountant.privacy!r} accounts for "
                 f"{rate:.4g}, the strategy's fraction. Leave the selection out: the fraction's rate is used."
             )
         return selection
     if not isinstance(selection, Uniform):
         raise RecipeError(
-            f"{type(selection).__name__} chooses devices by what they told of their data or their speed, which no "
-            f"noise hides, and {accountant.privacy!r} counts versions only. Choose by Uniform()."
+            f"{type(selection).__name__} chooses devices by reports of their data or their speed, which have no "
+            f"noise, but {accountant.privacy!r} accounts for versions only. Choose by Uniform()."
         )
     return PoissonSelection(rate, accountant.bits) if accountant.amplified else selection

@@ -1,4 +1,4 @@
-"""Noise: Gaussian, Skellam and discrete Gaussian numbers of random bits that nobody can guess."""
+"""Noise: Gaussian, Skellam and discrete Gaussian numbers from unpredictable random bits."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ Words = NDArray[numpy.uint64]
 
 
 class RandomBits(Protocol):
-    """Where noise and coins come from."""
+    """Source of randomness for noise and sampling."""
 
     def words(self, count: int) -> Words:
         """(count,) independent, uniform words of 64 bits."""
 
 
 class SystemBits(RandomBits):
-    """Of the operating system: fit for privacy."""
+    """Random bits of the operating system, suitable for privacy."""
 
     def words(self, count: int) -> Words:
         return numpy.frombuffer(os.urandom(8 * count), dtype=numpy.uint64)
 
 
 class SeededBits(RandomBits):
-    """The same for the same seed: for tests only, since who knows the seed can take the noise away."""
+    """Reproducible random bits, for tests only, since an adversary with the seed could subtract the noise."""
 
     def __init__(self, seed: int) -> None:
         self._generator = numpy.random.Generator(numpy.random.PCG64(seed))
@@ -55,14 +55,14 @@ def uniforms(bits: RandomBits, count: int) -> NDArray[numpy.float64]:
 
 
 DRAWS = 4
-GAUSSIAN_PIECE = 1 << 17  # numbers at once, so that memory stays small
+GAUSSIAN_PIECE = 1 << 17  # numbers per call, to limit memory
 
 
 def gaussian(count: int, deviation: float, bits: RandomBits) -> Tensor:
-    """(count,) independent Gaussian numbers of mean 0 and such a standard deviation, in float64.
+    """Independent Gaussian numbers (count,) of mean 0 and standard deviation `deviation`, in float64.
 
-    Floating-point numbers have gaps, and a single draw of Box and Muller's formula can only land on some of them, so
-    the result shows which numbers it cannot have been added to. A sum of four draws closes the gaps.
+    A single draw by Box and Muller's formula can take only some floating-point values, so the result would reveal which
+    numbers it cannot have been added to. A sum of four draws closes these gaps.
     source: Mironov 2012, CCS; Holohan & Braghin 2021, ESORICS
     """
     found = torch.empty(count, dtype=torch.float64)
@@ -81,18 +81,29 @@ def _standard(count: int, bits: RandomBits) -> NDArray[numpy.float64]:
 
 
 DIGITS = 60
-INTEGER_PIECE = 1 << 18  # integers at once
+INTEGER_PIECE = 1 << 18  # integers per call
 
 
 def integer_noise(count: int, variance: float, mechanism: str, bits: RandomBits) -> Tensor:
-    """(count,) independent integers of mean 0, in int64. mechanism: "skellam", whose variance it is, or
-    "discrete-gaussian", whose probabilities are as exp(-k^2 / (2 variance)).
+    """Independent integers (count,) of mean 0, in int64.
 
-    A sum of Skellam integers is one of the sum of their variances; of discrete Gaussian ones, almost.
+    Args:
+        count: number of integers.
+        variance: of Skellam noise; for discrete Gaussian noise, v in the probabilities exp(-k^2 / (2 v)).
+        mechanism: "skellam" or "discrete-gaussian".
+        bits: random bits.
+
+    Returns:
+        The noise. A sum of Skellam noise is Skellam noise with the sum of the variances. For discrete Gaussian noise
+        this holds approximately.
+
+    Raises:
+        ValueError: the variance is out of range.
     """
     require(
         0 < variance <= (WIDEST * 1.001) ** 2,
-        f"integer noise has a variance above 0 and at most {WIDEST:.0f}^2, not {variance}: give each device a share",
+        f"the variance of integer noise must be above 0 and at most {WIDEST:.0f}^2, got {variance}: give each device a "
+        "share",
     )
     table = _table(mechanism, variance)
     found = torch.empty(count, dtype=torch.int64)
@@ -104,11 +115,11 @@ def integer_noise(count: int, variance: float, mechanism: str, bits: RandomBits)
 
 @dataclass(frozen=True)
 class _NoiseTable:
-    """For each integer from -largest to largest - 1: the numbers of 128 bits below which a draw is at most it.
+    """Cumulative distribution in 128-bit integers: for each integer from -largest to largest - 1, the end of its draws.
 
-    It is computed in decimal arithmetic of 60 digits and cut at 12 standard deviations; 128 bits pick the entry, the
-    second 64 only where the first do not decide. A draw is off its distribution by less than 1e-30 in total variation,
-    which accounting pays for.
+    It is computed in decimal arithmetic of 60 digits and cut at 12 standard deviations. 128 bits select the entry; the
+    second 64 are drawn only if the first 64 do not decide. The total variation distance to the exact distribution is
+    less than 1e-30, which the accounting includes.
     """
 
     ends: Sequence[int]  # ascending
@@ -116,7 +127,7 @@ class _NoiseTable:
     largest: int
 
     def pick(self, words: Words, bits: RandomBits) -> NDArray[numpy.int64]:
-        """(n,) how many ends are at most each draw, whose first 64 bits are given."""
+        """(n,) number of ends that are at most each draw, given the first 64 bits of the draws."""
         picked = numpy.searchsorted(self.first, words, side="right")
         undecided = numpy.flatnonzero(self.first[picked - 1] == words)
         for place, second in zip(undecided, bits.words(len(undecided)), strict=True):
@@ -137,7 +148,7 @@ def _table(mechanism: str, variance: float) -> _NoiseTable:
 
 
 def _discrete_gaussian(variance: Decimal, largest: int) -> Sequence[Decimal]:
-    """exp(-k^2 / (2 v)) for k from 0, each from the one before."""
+    """exp(-k^2 / (2 v)) for k from 0, each from the previous one."""
     ratio, shrink = (-1 / (2 * variance)).exp(), (-1 / variance).exp()
     found = [Decimal(1)]
     for _ in range(largest):
@@ -147,7 +158,7 @@ def _discrete_gaussian(variance: Decimal, largest: int) -> Sequence[Decimal]:
 
 
 def _skellam(variance: Decimal, largest: int) -> Sequence[Decimal]:
-    """I_k(v) up to a factor, for k from 0: I_(k-1) = I_(k+1) + 2 k / v I_k, downwards from far out (Miller)."""
+    """I_k(v) up to a factor, for k from 0: I_(k-1) = I_(k+1) + 2 k / v I_k, downward recurrence (Miller)."""
     above, here = Decimal(0), Decimal(1)
     found: list[Decimal] = []
     for place in range(2 * largest, -1, -1):

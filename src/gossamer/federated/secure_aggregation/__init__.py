@@ -1,16 +1,16 @@
 """Secure aggregation: masks that cancel in the sum of a cohort, so that the server learns only that sum.
 
-It holds against a server that reads everything, and against one that lies, as long as fewer than 2 t - k devices
-collude with it (of k that hold shares of a secret, or are in the cohort, t give it back, or sign the list of vectors).
-With few neighbors a lying server learns sums of parts of the cohort; SecureAggregation has the numbers. It does not
-hold against devices that send nonsense, which cannot be recognized any more, nor against differences of the sums of
-cohorts that differ by one device.
+The guarantee holds against a server that reads all messages, and against a server that sends false ones, as long as
+fewer than 2 t - k devices collude with it. Here k devices hold shares of a secret (or are in the cohort), and t of them
+recover it (or sign the list of vectors). With few neighbors, a malicious server learns sums of parts of the cohort; see
+SecureAggregation for the numbers. There is no protection against devices that send wrong updates, which cannot be
+recognized, or against differences between the sums of cohorts that differ by one device.
 
 rounds       SecureRounds: synchronous rounds in phases
-cohort       the server's part of one round: phases, missing devices, the sum of masked vectors and its masks
-device       a device's part: keys, shares, the masked vector, one share of each neighbor
+cohort       the server's side of one round: phases, missing devices, the sum of masked vectors and its masks
+device       the device's side: keys, shares, the masked vector, one share of each neighbor
 agreement    the terms of a round, its graph of masks, and the keys that devices publish
-fixed_point  weighted contributions as whole numbers under one scale for all; with noise under DistributedPrivacy
-masking      integers that no sum can leave, masks, keys, and secrets in shares
+fixed_point  weighted contributions as integers with one scale for all; with noise under DistributedPrivacy
+masking      the ring of integers, masks, key agreement, and secret sharing
 identities   identities of devices, pinned by a roster file
 """

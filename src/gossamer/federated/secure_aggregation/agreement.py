@@ -1,8 +1,12 @@
-"""Agreement: what a server and the devices of one masked round have in common, and the keys that they publish.
+"""Agreement: the terms of one masked round, shared by the server and its devices, and the published keys.
 
-Phases, each a push of every device whose receipt comes when the phase ends: KEYS (public keys, signed), SHARES (shares
-of its two secrets for each neighbor, sealed), the report with the masked vector, CONSENT (its signature under the list
-of devices that sent one), REVEAL (one share a neighbor, once a quorum has signed the same list)."""
+In each phase every device pushes a message, and its receipt arrives at the end of the phase:
+KEYS     public keys, signed
+SHARES   shares of the device's two secrets, encrypted for each neighbor
+(report) the masked vector
+CONSENT  the device's signature of the list of devices with vectors
+REVEAL   one share per neighbor, after a quorum has signed the same list
+"""
 
 from __future__ import annotations
 
@@ -32,10 +36,15 @@ Neighbors = dict[int, tuple[int, ...]]  # by device, ascending
 
 
 def mask_graph(members: Sequence[int], neighbors: int | None, key: int) -> Neighbors:
-    """All others, or `neighbors` of them (one more where that is odd): the nearest on a ring in random order.
+    """The neighbors that each device shares masks with.
 
-    members: ascending. The same for the same key, so that devices can see that the server follows it.
-    source: Bell et al. 2020, CCS (a Harary graph over a random order)
+    A Harary graph over a random order: the nearest `neighbors` on a ring (one more if that is odd).
+    source: Bell et al. 2020, CCS
+
+    Args:
+        members: device numbers, ascending.
+        neighbors: per device; None: all others.
+        key: seed of the order, so that devices can verify the server's graph.
     """
     reach = len(members) if neighbors is None else ceil(neighbors / 2)
     if 2 * reach >= len(members) - 1:
@@ -50,25 +59,25 @@ def mask_graph(members: Sequence[int], neighbors: int | None, key: int) -> Neigh
 
 
 def shares_needed(threshold: float, holders: int) -> int:
-    """How many of so many holders give a secret back: above a half, so that no two disjoint groups can."""
+    """Number of holders that recover a secret: above a half, so that no two disjoint groups can."""
     return max(2, holders // 2 + 1, ceil(threshold * holders - 1e-9))
 
 
 KEYS, SHARES, CONSENT, REVEAL = "secure keys", "secure shares", "secure consent", "secure reveal"  # keys of pushes
-FEWEST_MEMBERS = 3  # of fewer, one could subtract its own part from the sum and see the other's
+FEWEST_MEMBERS = 3  # with two, each could subtract its own part from the sum and see the other's
 SEALED_BYTES = 2 * SHARE_BYTES + TAG_BYTES
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose rows a payload has, in its order."""
+    """The devices of the rows of a payload, in order."""
 
     clients: tuple[Count, ...]
 
 
 class Survivors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of whose vectors the sum is made: all of the cohort that sent one, ascending.
+    """All devices of the cohort that sent a vector, ascending.
 
-    Of these, a share of the seed of their own mask is asked for; of others, one of the key of the masks they share.
+    Holders reveal shares of the self-mask seed of these devices, and shares of the masking key of all others.
     """
 
     active: tuple[Count, ...]
@@ -76,7 +85,7 @@ class Survivors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True)
 class Agreement:
-    """One round's terms. Their hash goes into all signatures and keys: who was told others agrees with nobody."""
+    """One round's terms. All signatures and keys include their hash, so that devices with other terms cannot join."""
 
     secure: SecureAggregation
     index: int  # of the round
@@ -84,21 +93,21 @@ class Agreement:
     members: tuple[int, ...]
     ranges: tuple[float, ...]
     count: int  # numbers of a message
-    federation: str  # fingerprint of the model, the seed, and how contributions become whole numbers
+    federation: str  # fingerprint of the model, the seed, and the encoding
 
     def __post_init__(self) -> None:
         """Raises MalformedError."""
         if len(self.members) < FEWEST_MEMBERS or any(a >= b for a, b in pairwise(self.members)):
             raise MalformedError(
-                f"round {self.index} has the cohort {list(self.members[:10])}: masks hide a device among others, "
-                f"at least {FEWEST_MEMBERS} together and each named once, ascending"
+                f"round {self.index} has the cohort {list(self.members[:10])}: it must have at least "
+                f"{FEWEST_MEMBERS} devices, each named once, ascending"
             )
         if not self.ranges or not all(0 < each < 1e300 for each in self.ranges):
-            raise MalformedError(f"round {self.index} has the ranges {list(self.ranges[:10])}, which are above 0")
+            raise MalformedError(f"round {self.index} has the ranges {list(self.ranges[:10])}, which must be above 0")
 
     @classmethod
     def of(cls, form: FixedPoint, task: SecureTask, index: int, version: int, layout: str) -> Agreement:
-        """Of a round. layout: fingerprint of the model's state. Raises MalformedError."""
+        """The terms of a round. layout: fingerprint of the model's state. Raises MalformedError."""
         if len(task.ranges) != form.blocks + 1:
             raise MalformedError(
                 f"round {index} has {len(task.ranges)} ranges for {form.blocks} blocks and the weights: "
@@ -125,46 +134,46 @@ class Agreement:
         return {client: place for place, client in enumerate(self.members, 1)}
 
     def place(self, client: int) -> int:
-        """Of its shares: 1 and above."""
+        """The device's place in secret sharing, from 1."""
         return self._places[client]
 
     def shares_needed(self, holders: int) -> int:
-        """Of a secret that so many devices hold shares of."""
+        """Number of shares that recover a secret shared among `holders` devices."""
         return shares_needed(self.secure.threshold, holders)
 
     @property
     def quorum(self) -> int:
-        """Devices that sign who sent a vector before anyone gives shares away: so many of the cohort that two quorums
-        have honest devices in common, which sign one list."""
+        """Number of signatures of the list of vectors before any device reveals shares. Two quorums have honest devices
+        in common, and an honest device signs only one list."""
         return max(self.shares_needed(len(self.members)), FEWEST_MEMBERS)
 
     def consent(self, active: Sequence[int]) -> bytes:
-        """What a device signs of whose vectors the sum is made."""
+        """The message that a device signs to confirm the list of vectors."""
         return self.purpose(b"consent", *active)
 
     @property
     def survivors(self) -> int:
-        """Devices that every sum has at least, where they share the noise of its privacy."""
+        """Smallest number of devices in a sum, which share the noise under DistributedPrivacy."""
         return max(int(self.secure.threshold * len(self.members)), FEWEST_MEMBERS)
 
     def fewest_around(self, client: int) -> int:
-        """Devices, itself among them, without which none gives anything away: half of its neighbors, and of a whole
-        cohort at least FEWEST_MEMBERS."""
+        """Smallest number of devices around a client, itself included, for which shares are revealed: half of its
+        neighborhood, and at least FEWEST_MEMBERS in a complete graph."""
         around = len(self.graph[client]) + 1
         return max(ceil(around / 2), FEWEST_MEMBERS if around == len(self.members) else 2)
 
     def purpose(self, what: bytes, *clients: int) -> bytes:
-        """Of a key of so many devices in this round."""
+        """Domain separation: bytes that name a use, this round and some devices."""
         return b"".join([what, b" ", self.context, *(each.to_bytes(8, "big") for each in clients)])
 
 
 @dataclass(frozen=True)
 class PublishedKeys:
-    """What a device publishes for one round. Signed, so that the server cannot put keys of its own in their place."""
+    """Public keys of a device for one round. The signature prevents the server from substituting its own keys."""
 
-    sealing: bytes  # X25519: shares for this device are sealed with it
-    masking: bytes  # X25519: masks are agreed on with it
-    commitment: bytes  # to the seed of its own mask
+    sealing: bytes  # X25519: to encrypt shares for this device
+    masking: bytes  # X25519: to agree on masks
+    commitment: bytes  # to the seed of the self-mask
     signature: bytes = b""
 
     LENGTHS = (32, 32, 32, 64)
@@ -183,7 +192,7 @@ class PublishedKeys:
         return PublishedKeys(self.sealing, self.masking, self.commitment, identity.sign(message))
 
     def check(self, agreement: Agreement, client: int, roster: IdentityRoster) -> None:
-        """Raises MalformedError, naming the client, unless its identity signed them for this round."""
+        """Raises MalformedError, naming the client, unless its identity signed these keys for this round."""
         roster.check(client, self._message(agreement, client), self.signature)
 
     def _message(self, agreement: Agreement, client: int) -> bytes:
@@ -194,15 +203,15 @@ ROW_BYTES = sum(PublishedKeys.LENGTHS)
 
 
 def rows_payload(rows: Sequence[bytes], width: int) -> Payload:
-    """Rows of so many bytes as one tensor: (rows, width) uint8."""
+    """Rows of `width` bytes as one tensor: (rows, width) uint8."""
     return (torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(-1, width) if rows else _none(width),)
 
 
 def payload_rows(payload: Payload, count: int, width: int, sender: str) -> list[bytes]:
-    """The rows of a payload. Raises MalformedError, naming the sender, where it has others."""
+    """The rows of a payload. Raises MalformedError, naming the sender, for another shape."""
     shapes = [(tuple(each.shape), each.dtype) for each in payload]
     if shapes != [((count, width), torch.uint8)]:
-        raise MalformedError(f"{sender} sent {shapes[:4]}, and {count} rows of {width} bytes were due")
+        raise MalformedError(f"{sender} sent {shapes[:4]}, expected {count} rows of {width} bytes")
     whole = payload[0].contiguous().numpy().tobytes()
     return [whole[start : start + width] for start in range(0, count * width, width)]
 

@@ -1,4 +1,4 @@
-"""Secure cohort: the server's side of one round under masks: who is in which phase, what is asked for, and the sum."""
+"""Secure cohort: the server's side of one masked round: the phases, their devices, and the sum."""
 
 from __future__ import annotations
 
@@ -36,48 +36,53 @@ from gossamer.federated.secure_aggregation.masking import (
     share_at,
 )
 
-MOST_TRIES = 64  # sets of holders, where shares do not fit together
+MOST_TRIES = 64  # sets of holders to try if shares are inconsistent
 
 
 class Phase(Enum):
-    """What the server waits for."""
+    """The kind of message that the server waits for."""
 
     KEYS = "keys"
     SHARES = "shares"
     MASKED = "masked vectors"
-    CONSENT = "signatures under who sent one"
+    CONSENT = "signatures of the list of vectors"
     REVEAL = "shares to unmask their sum"
 
 
 class SecureCohort:
-    """One round. What is said twice alike is heard once; who contradicts itself, or comes too late, is refused."""
+    """One masked round. Identical repeated messages count once; contradictory or late messages raise MalformedError.
+
+    Args:
+        agreement: the terms of the round.
+        roster: identities of the devices.
+        fewest: smallest number of devices in a sum, in addition to the quorum.
+    """
 
     def __init__(self, agreement: Agreement, roster: IdentityRoster, fewest: int = 0) -> None:
-        """fewest: devices that a sum must have, beside a quorum."""
         self.agreement, self._roster = agreement, roster
         self.phase = Phase.KEYS
-        self.live: set[int] = set(agreement.members)  # who is in the phase
-        self.hopeless = ""  # why the round cannot end
-        self.liars: dict[int, str] = {}  # whose shares did not fit to those of others, and how
+        self.live: set[int] = set(agreement.members)  # devices still in the round
+        self.hopeless = ""  # reason why the round cannot end
+        self.liars: dict[int, str] = {}  # devices with inconsistent shares, and the reason
         self._published: dict[int, PublishedKeys] = {}
-        self._needed: dict[int, int] = {}  # shares, by owner: of those who published keys around it
-        self.fewest = max(fewest, agreement.quorum)  # devices that have to stay until shares are told
+        self._needed: dict[int, int] = {}  # shares needed per owner, from its neighbors that published keys
+        self.fewest = max(fewest, agreement.quorum)  # devices that must stay until shares are revealed
         self._sealed: dict[int, dict[int, bytes]] = {}  # by sender and receiver
         self._active: set[int] = set()
         self._vector = np.zeros(agreement.count, agreement.ring.dtype)
         self._consents: dict[int, bytes] = {}
-        self._mute: set[int] = set()  # active, and without shares to tell: they were restarted
+        self._mute: set[int] = set()  # active devices that lost their shares in a restart
         self._shares: dict[int, dict[int, bytes]] = {}  # by owner and holder
         self._revealed: set[int] = set()
         self._secrets: dict[int, bytes] = {}
 
-    # What devices push. All raise MalformedError, before anything is changed.
+    # Pushes of devices. All raise MalformedError and then change nothing.
 
     def take_keys(self, client: int, payload: Payload) -> None:
         (row,) = payload_rows(payload, 1, ROW_BYTES, f"client {client}")
         published = PublishedKeys.of_row(row)
         if client in self._published and self._published[client] != published:
-            raise MalformedError(f"client {client} began round {self.agreement.index} anew, and is late for it")
+            raise MalformedError(f"client {client} restarted round {self.agreement.index}, and is too late for it")
         if client not in self._published:
             self._expect(client, Phase.KEYS)
             published.check(self.agreement, client, self._roster)
@@ -100,15 +105,15 @@ class SecureCohort:
         self._active.add(client)
 
     def take_consent(self, client: int, payload: Payload) -> None:
-        """Keep a device's signature; one that comes late is as good."""
+        """Keep a device's signature, which may arrive late."""
         if self.phase not in (Phase.CONSENT, Phase.REVEAL) or client not in self._active:
-            raise MalformedError(f"client {client} was not asked to sign who sent a vector")
+            raise MalformedError(f"client {client} was not asked to sign the list of vectors")
         (row,) = payload_rows(payload, 1, SIGNATURE_BYTES, f"client {client}")
         self._roster.check(client, self.agreement.consent(self.survivors), row, "lists of vectors")
         self._consents[client] = row
 
     def take_reveal(self, client: int, payload: Payload) -> None:
-        """Keep a device's shares, and recover what they are enough for. An empty payload: it has none any more."""
+        """Keep a device's shares, and recover the secrets that they complete. An empty payload: the device has none."""
         if client in self._revealed:
             return
         if client in self._active and not payload and self.phase in (Phase.CONSENT, Phase.REVEAL):
@@ -133,7 +138,7 @@ class SecureCohort:
     # Phases.
 
     def waits_for(self) -> set[int]:
-        """Who has not yet said what this phase wants."""
+        """Devices that have not yet sent the message of this phase."""
         heard: dict[Phase, Iterable[int]] = {
             Phase.KEYS: self._published, Phase.SHARES: self._sealed,
             Phase.MASKED: self._active, Phase.CONSENT: self._consents, Phase.REVEAL: self._revealed,
@@ -145,7 +150,7 @@ class SecureCohort:
         return len(self.live) - len(self.waits_for())
 
     def go_on(self) -> None:
-        """End the phase with who is there; `hopeless` says why, where they are too few."""
+        """End the phase with the devices that answered; `hopeless` has the reason if they are too few."""
         late = self.waits_for()
         match self.phase:
             case Phase.KEYS:
@@ -164,15 +169,15 @@ class SecureCohort:
                 self.phase = Phase.REVEAL
                 if len(self._consents) < self.agreement.quorum:
                     self.hopeless = (
-                        f"{len(self._consents)} devices signed of whose vectors the sum is made, and "
-                        f"{self.agreement.quorum} have to"
+                        f"{len(self._consents)} devices signed the list of vectors in the sum, but "
+                        f"{self.agreement.quorum} signatures are needed"
                     )
             case Phase.REVEAL:
-                self.hopeless = f"too few told their shares to unmask the sum: {sorted(late)[:10]} did not"
+                self.hopeless = f"too few devices sent their shares to unmask the sum: {sorted(late)[:10]} did not"
 
     def _go_on_with(self, live: set[int], phase: Phase) -> None:
         alone: set[int] = {-1}
-        while alone:  # who has too few neighbors leaves, and others may lose one by that
+        while alone:  # a device with too few neighbors leaves, which can leave others with too few
             alone = {client for client in live if not self._has_holders(client, live)}
             live = live - alone
         self.live, self.phase = live, phase
@@ -181,7 +186,7 @@ class SecureCohort:
     def _expect_fewest(self, devices: int) -> None:
         if devices < self.fewest:
             self.hopeless = (
-                f"{devices} of {len(self.agreement.members)} devices are left, and {self.fewest} are needed to hide "
+                f"{devices} of {len(self.agreement.members)} devices are left, but {self.fewest} are needed to hide "
                 "each other"
             )
 
@@ -190,11 +195,11 @@ class SecureCohort:
         return holders >= max(self._needed.get(owner, 0), self.agreement.fewest_around(owner))
 
     def _around(self, client: int, among: Iterable[int]) -> list[int]:
-        """Its neighbors among some, ascending."""
+        """The device's neighbors in `among`, ascending."""
         found = set(among)
         return [other for other in self.agreement.graph[client] if other in found]
 
-    # What devices are answered once their phase has ended.
+    # Receipts at the end of a phase.
 
     def keys_around(self, client: int) -> Receipt:
         listed = self._around(client, self.live if self.phase is Phase.SHARES else self._sealed_to(client))
@@ -206,7 +211,7 @@ class SecureCohort:
 
     @property
     def survivors(self) -> tuple[int, ...]:
-        """Of whose vectors the sum is made, ascending."""
+        """Devices with a vector in the sum, ascending."""
         return tuple(sorted(self._active))
 
     def told_survivors(self) -> Receipt:
@@ -217,13 +222,13 @@ class SecureCohort:
         return _rows(listed, [self._consents[each] for each in listed], SIGNATURE_BYTES)
 
     def _sealed_to(self, client: int) -> set[int]:
-        """Whom it was told of when the first phase ended."""
+        """Devices that it received keys of when the first phase ended."""
         return set(self._sealed.get(client, self._published))
 
     # The sum.
 
     def _secret_owners(self) -> list[int]:
-        """Whose secrets have to be known: of the active the seed, of others the key, where somebody masked with it."""
+        """Devices with a secret to recover: the seed of active ones, the key of others if an active one used it."""
         return [each for each in sorted(self.live) if each in self._active or self._around(each, self._active)]
 
     @property
@@ -252,10 +257,10 @@ class SecureCohort:
     def _name_liars(self, owner: int, placed: dict[int, bytes]) -> None:
         for holder, share in self._shares[owner].items():
             if share != share_at(placed, self.agreement.place(holder)):
-                self.liars[holder] = f"client {holder} told a share of client {owner} that is none; it was not used"
+                self.liars[holder] = f"client {holder} sent an invalid share of client {owner}; it was not used"
 
     def total(self) -> Integers:
-        """(d,) the sum of what the active devices sent, unmasked."""
+        """(d,) the unmasked sum of the active devices' vectors."""
         vector = self._vector.copy()
         for owner in self._secret_owners():
             secret = self._secrets[owner]

@@ -1,7 +1,7 @@
-"""Device under masks: publishes keys, shares its secrets among neighbors, masks its vector, reveals one share of each.
+"""Device under masks: publishes keys, shares its secrets with neighbors, masks its vector, reveals one share of each.
 
-It gives the share of a device's seed or of its key, never both, and only once a quorum of the cohort has signed the
-same list of who sent a vector: a server that tells devices different lists learns nothing from any of them.
+It reveals a share of another device's seed or of its key, never both, and only after a quorum of the cohort has signed
+the same list of devices with vectors. A server that sends different lists therefore learns nothing from any of them.
 source: Bonawitz et al. 2017, CCS, figure 4 (with the consistency check)
 """
 
@@ -46,35 +46,43 @@ from gossamer.federated.secure_aggregation.masking import (
     split,
 )
 
-NO_SHARE = b"\xff" * SHARE_BYTES  # in the place of one that could not be opened: no number of the field
+NO_SHARE = b"\xff" * SHARE_BYTES  # replaces a share that could not be decrypted; not an element of the field
 Shares = tuple[bytes, bytes]  # of a device's seed, and of its masking key
 
 
 class DeviceSecrets:
-    """One device's secrets of one round, in memory only: after a restart it can tell nothing of them."""
+    """One device's secrets of one round. They are in memory only, so a restarted device cannot reveal shares.
+
+    Args:
+        agreement: the terms of the round.
+        number: of the device.
+        identity: its private key.
+        roster: identities of all devices.
+        fewest: smallest number of devices in a sum, in addition to the quorum.
+
+    Raises:
+        MalformedError: the device is not in the cohort.
+    """
 
     def __init__(
         self, agreement: Agreement, number: int, identity: Identity, roster: IdentityRoster, fewest: int = 0
     ) -> None:
-        """fewest: devices that a sum must have, beside a quorum.
-
-        Raises MalformedError where the device is none of the cohort."""
         if number not in agreement.graph:
-            raise _lie(f"asks client {number} for a part in round {agreement.index}, whose cohort it is not in")
+            raise _lie(f"asks client {number} for a part in round {agreement.index}, but it is not in the cohort")
         self._agreement, self._number, self._identity, self._roster = agreement, number, identity, roster
         self._sealing, self._masking, self._seed = AgreementKey(), AgreementKey(), os.urandom(KEY_BYTES)
         self.published = PublishedKeys(self._sealing.public, self._masking.public, commitment(self._seed)).signed(
             agreement, number, identity
         )
         self._neighbors: dict[int, PublishedKeys] = {}
-        self._held: dict[int, Shares | None] = {}  # by owner; None: they could not be opened
-        self._fewest = max(fewest, agreement.quorum)  # devices that a sum is made of
-        self._needed = 0  # shares, for a secret of its own
-        self._active: tuple[int, ...] = ()  # whose vectors make the sum, once it has signed that
+        self._held: dict[int, Shares | None] = {}  # by owner; None: could not be decrypted
+        self._fewest = max(fewest, agreement.quorum)  # devices in a sum
+        self._needed = 0  # shares needed to recover a secret of this device
+        self._active: tuple[int, ...] = ()  # devices in the list that this device signed
         self._revealed = False
 
     def seal_shares(self, neighbors: Mapping[int, PublishedKeys]) -> list[bytes]:
-        """Shares of both secrets for each neighbor that published keys, in their order. Raises MalformedError."""
+        """Shares of both secrets, encrypted for each neighbor with published keys, in order. Raises MalformedError."""
         agreement, own = self._agreement, self._number
         if not set(neighbors) <= set(agreement.graph[own]):
             raise _lie(f"gives client {own} other neighbors than the round's")
@@ -93,19 +101,19 @@ class DeviceSecrets:
         ]
 
     def open_shares(self, sealed_shares: Mapping[int, bytes]) -> None:
-        """Keep the shares that neighbors sealed for this device, who thereby take part. Raises MalformedError.
+        """Keep the shares that neighbors encrypted for this device. These neighbors are in the round.
 
-        One that cannot be opened was changed on its way, or made so: it is missing, and others may do without it.
+        A share that cannot be decrypted is treated as missing, and other holders may replace it. Raises MalformedError.
         """
         if not set(sealed_shares) <= set(self._neighbors) or self._number in sealed_shares:
-            raise _lie(f"brings client {self._number} shares of clients that published no keys to it")
+            raise _lie(f"brings client {self._number} shares of clients without published keys")
         self._expect_enough(len(sealed_shares) + 1)
         for client, each in sealed_shares.items():
             plain = opened(self._sealing_key(client, client, self._number), each, b"")
             self._held[client] = None if plain is None else (plain[:SHARE_BYTES], plain[SHARE_BYTES:])
 
     def masked(self, integers: Integers) -> Payload:
-        """The vector that travels, packed. integers: (d,)."""
+        """The masked vector, packed for sending. integers: (d,)."""
         agreement, own = self._agreement, self._number
         vector = agreement.ring.wrapped(integers)
         add_mask(vector, self._seed, 1)
@@ -116,29 +124,33 @@ class DeviceSecrets:
         return (torch.from_numpy(agreement.ring.packed(vector)),)
 
     def consent(self, active: Sequence[int]) -> bytes:
-        """Its signature under whose vectors make the sum; it signs one list. Raises MalformedError."""
+        """Sign the list of devices with vectors in the sum. A device signs only one list. Raises MalformedError."""
         told, own = tuple(active), self._number
         if any(a >= b for a, b in pairwise(told)):
             raise _lie("names a client twice")
         if own not in told:
-            raise _lie(f"says that client {own} left, which has just sent its vector")
+            raise _lie(f"lists client {own} as missing although it has sent its vector")
         around = set(told).intersection(self._agreement.graph[own])
         if strange := sorted(set(told) - set(self._agreement.members) | around - set(self._held)):
-            raise _lie(f"has vectors of clients {strange[:10]}, which client {own} shares no masks with")
+            raise _lie(f"lists vectors of clients {strange[:10]}, but client {own} shares no masks with them")
         if self._active not in ((), told):
             raise _lie(f"asks client {own} to sign another list than before")
         self._expect_enough(len(around) + 1)
         if len(told) < self._fewest:
-            raise _lie(f"makes a sum of {len(told)} vectors, and {self._fewest} are needed")
+            raise _lie(f"makes a sum of {len(told)} vectors, but {self._fewest} are needed")
         self._active = told
         return self._identity.sign(self._agreement.consent(told))
 
     def reveal(self, consents: Mapping[int, bytes]) -> list[bytes]:
-        """One share of each device that it shares masks with, and of itself, by ascending number: of the seed of those
-        that are in the list that it signed, of the key of others.
+        """Reveal one share of each device that it shares masks with, and of itself, by ascending number.
 
-        consents: signatures under that list, by client. Raises MalformedError, and tells nothing, unless a quorum
-        signed it, or where the server asks once more.
+        The share is of the seed for devices in the signed list, and of the key for all others.
+
+        Args:
+            consents: signatures of that list, by client.
+
+        Raises:
+            MalformedError: no quorum signed the list, or this is a repeated request. Nothing is revealed.
         """
         if self._revealed:
             raise _lie(f"asks client {self._number} for shares a second time")
@@ -150,8 +162,8 @@ class DeviceSecrets:
                 break
         else:
             raise _lie(
-                f"shows {signed} signatures under the list of vectors that client {self._number} was told, and "
-                f"{agreement.quorum} are needed: others may have been told another list"
+                f"shows {signed} signatures of the list of vectors that client {self._number} received, and "
+                f"{agreement.quorum} are needed: others may have received another list"
             )
         self._revealed = True
         found = []
@@ -163,7 +175,7 @@ class DeviceSecrets:
     def _expect_enough(self, devices: int) -> None:
         needed = max(self._needed, self._agreement.fewest_around(self._number))
         if devices < needed:
-            raise _lie(f"goes on with {devices} of the devices around client {self._number}, and {needed} are needed")
+            raise _lie(f"continues with {devices} of the devices around client {self._number}, and {needed} are needed")
 
     def _sealing_key(self, other: int, sender: int, receiver: int) -> bytes:
         purpose = self._agreement.purpose(b"seal", sender, receiver)
@@ -171,7 +183,7 @@ class DeviceSecrets:
 
 
 def mask_key(agreement: Agreement, private: AgreementKey, public: bytes, one: int, other: int) -> bytes:
-    """Of the mask that two devices share."""
+    """The key of the pairwise mask of two devices."""
     return private.agreed(public, agreement.purpose(b"mask", min(one, other), max(one, other)))
 
 
@@ -183,10 +195,21 @@ def upload_masked(
     keep: Callable[[Payload], None] = lambda payload: None,
     part_bytes: int = PART_BYTES,
 ) -> Generator[Any, Any, int]:
-    """A device's part after training: all phases; returns the version that it was counted in, or NOT_COUNTED.
+    """Run a device's phases after training.
 
-    keep: called with the masked vector before it leaves. Raises MalformedError, naming what the server said, where
-    that would lay an update open.
+    Args:
+        secrets: of this device and round.
+        stamp: of the contribution.
+        report: a `masked_report`.
+        integers: (d,) the quantized contribution.
+        keep: called with the masked vector before it is sent.
+        part_bytes: size of the parts of an upload.
+
+    Returns:
+        The version that the contribution is counted in, or NOT_COUNTED.
+
+    Raises:
+        MalformedError: the server sent a message that could expose the update.
     """
     told = yield Push(to=THE_SERVER, key=KEYS, stamp=stamp, payload=rows_payload([secrets.published.row], ROW_BYTES))
     if told.version != GO_ON:
@@ -212,7 +235,7 @@ def upload_masked(
 
 
 def nothing_to_reveal(stamp: Stamp) -> Generator[Any, Any, int]:
-    """Of a device that was restarted after its vector left: it has no shares any more, and asks for the fate."""
+    """For a device restarted after its vector was sent: report that it has no shares, and return the outcome."""
     told = yield Push(to=THE_SERVER, key=REVEAL, stamp=stamp)
     return _fate(told)
 
@@ -227,14 +250,14 @@ def _listed(told: Receipt, width: int) -> dict[int, bytes]:
 
 def _fate(told: Receipt) -> int:
     if told.version < NOT_COUNTED:
-        raise _lie(f"answers {told.version}, which is no fate of a contribution")
+        raise _lie(f"answers with version {told.version}, which is invalid")
     return int(told.version)
 
 
 def _lie(what: str) -> MalformedError:
-    return MalformedError(f"{THE_SERVER} {what}; nothing was told to it")
+    return MalformedError(f"{THE_SERVER} {what}; no secret was sent to it")
 
 
 def masked_report(layout: str) -> Report:
-    """A report beside a masked vector, which says nothing of its device: what does is under the mask."""
+    """The report sent with a masked vector. It carries no data of the device; the weight and steps are masked."""
     return Report(samples=1, steps=1, layout=layout)

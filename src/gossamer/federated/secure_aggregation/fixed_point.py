@@ -1,15 +1,17 @@
-"""Fixed point: a device's weighted contribution as whole numbers under one scale for all, and the mean of their sum.
+"""Fixed point: a device's weighted contribution as integers with one scale for all, and the mean of their sum.
 
-A linear code says what of a vector travels as numbers that can be summed at their places. Projection and expansion are
-linear and the same on all devices of a round, so the expansion of a sum of projections is the sum of the expansions.
+A linear code maps a vector to numbers that can be summed entry by entry. Projection and expansion are linear and equal
+on all devices of a round, so the expansion of a sum of projections is the sum of the expansions.
 
 A round has a range R for the entries of each block, and a range W for weights. A device of weight w sends its entries,
 clipped to R, times w' / W, and w' / W itself, where w' = min(w, W). Numerator and denominator of the mean have the same
 w', and an entry times w' / W always fits.
 
-The numbers of a message, all at most 2^(bits-1) - 1 in size: what the linear code sends of each block, then in digits
-the weight and the weight times the steps, then two flags a block: whether an entry did not fit into the range, and
-whether all of them would fit into a sixteenth of it; then flags of the weight: whether it is above W, W / 64, W / 512.
+The numbers of a message, all at most 2^(bits-1) - 1 in magnitude:
+1. the projection of each block,
+2. the weight, and the weight times the steps, in digits,
+3. two flags per block: an entry exceeds the range; all entries would fit into a sixteenth of the range,
+4. flags of the weight: above W, W / 64, W / 512.
 """
 
 from __future__ import annotations
@@ -41,19 +43,19 @@ from gossamer.federated.secure_aggregation.masking import Integers
 
 
 class LinearCode(ABC):
-    """A linear map from (n,) to (m,), drawn anew at each step, and one back."""
+    """A linear map from (n,) to (m,), drawn again at each step, and one back."""
 
     @abstractmethod
     def count(self, layout: Layout) -> int:
-        """m, which follows from the layout."""
+        """m, the number of entries, which depends only on the layout."""
 
     @abstractmethod
     def project(self, flat: Tensor, layout: Layout, at: AggregationContext) -> Tensor:
-        """What travels of (n,): (m,), which may be a view of it."""
+        """Map (n,) to (m,), which may be a view."""
 
     @abstractmethod
     def expand(self, values: Tensor, layout: Layout, at: AggregationContext) -> Tensor:
-        """What (m,) stands for: (n,), which may be a view of it."""
+        """Map (m,) back to (n,), which may be a view."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class EveryEntry(LinearCode):
 
 @dataclass(frozen=True)
 class DrawnSubspace(LinearCode):
-    """Coefficients in directions that all draw alike; scaled, where feedback does not bring what did not travel."""
+    """Coefficients in shared random directions; scaled to be unbiased if there is no error feedback."""
 
     drawn: RandomSubspace
     scaled: bool
@@ -90,7 +92,7 @@ class DrawnSubspace(LinearCode):
 
 @dataclass(frozen=True)
 class Turned(LinearCode):
-    """Another code's entries of the coefficients in another basis."""
+    """Another code, applied to the coefficients in a rotated basis."""
 
     rotation: Rotated
     inner: LinearCode
@@ -133,7 +135,7 @@ class Divided(LinearCode):
 
 
 def linear_code(compressor: Compressor, secure: SecureAggregation, scaled: bool = True) -> LinearCode:
-    """The code of a compressor whose messages add up. Raises RecipeError for any other, with the reason."""
+    """The linear code of a compressor. Raises RecipeError with the reason if the compressor is not linear."""
     why = secure.refuses(compressor)
     if why is not None:
         raise RecipeError(why)
@@ -151,47 +153,45 @@ def linear_code(compressor: Compressor, secure: SecureAggregation, scaled: bool 
 
 
 def has_feedback(compressor: Compressor) -> bool:
-    """Whether what does not travel, or is rounded away, is kept for the next time."""
+    """Whether compression error is kept as a residual for the next round."""
     return any(isinstance(term, Feedback) for term in compressor.held())
 
 
 UNITS = 2**29  # of the largest weight, W
 WEIGHT_BITS, STEP_BITS = 30, 20  # of a weight in units, and of steps
 FIRST_RANGE = 1.0
-NARROW = 16  # entries that fit into such a part of the range have bits to spare
-CHANGE = 8.0  # of a range that does not fit
-FLAGS = 2  # a block
-WEIGHT_LEVELS = (1, 64, 512)  # flags of the weight: whether it is above W over each of these
+NARROW = 16  # if all entries fit into this fraction of the range, it can shrink
+CHANGE = 8.0  # factor of a change of the range
+FLAGS = 2  # per block
+WEIGHT_LEVELS = (1, 64, 512)  # flags of the weight: above W over each of these
 LEAST_RANGE, MOST_RANGE = 1e-30, 1e30
 RESIDUAL = "residual"
 
 
 @dataclass(frozen=True)
 class QuantizedContribution:
-    """A contribution as whole numbers."""
+    """A contribution as integers."""
 
     integers: Integers  # (d,)
-    residuals: tuple[dict[str, Tensor], ...]  # of the device's feedback once it counts, by block
+    residuals: tuple[dict[str, Tensor], ...]  # of the device once it is counted, by block
 
 
 @dataclass(frozen=True)
 class CohortTotal:
-    """What a sum of quantized contributions stands for."""
+    """The decoded sum of quantized contributions."""
 
     sums: tuple[Tensor, ...]  # of contributions times weights: (n,) each
     weight: float
     steps: float  # times weights
     too_large: tuple[int, ...]  # devices with an entry out of range, by block
-    narrow: tuple[int, ...]  # devices with bits to spare, by block
-    heavy: tuple[int, ...] = (0, 0, 0)  # devices whose weight is above W over each of WEIGHT_LEVELS
+    narrow: tuple[int, ...]  # devices that could use a smaller range, by block
+    heavy: tuple[int, ...] = (0, 0, 0)  # devices with a weight above W over each of WEIGHT_LEVELS
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """The form of all messages of a federation under masks.
-
-    ranges: of the entries of each block, then of weights: (blocks + 1,).
-    """
+    """The message format of a federation with secure aggregation. `ranges` (blocks + 1,) are the ranges of the entries
+    of each block, then the range of weights."""
 
     secure: SecureAggregation
     compressor: Compressor
@@ -207,12 +207,12 @@ class FixedPoint:
 
     @property
     def terms(self) -> str:
-        """Of how contributions become whole numbers: devices of one sum have them alike."""
+        """Fingerprint of the encoding, which all devices of a sum must share."""
         return repr(self.compressor)
 
     @property
     def count(self) -> int:
-        """d."""
+        """d, the number of integers in a message."""
         return self.blocks * (self.code.count(self.layout) + FLAGS) + sum(self._digits) + len(WEIGHT_LEVELS)
 
     @property
@@ -220,10 +220,11 @@ class FixedPoint:
         return *(self.secure.clip or FIRST_RANGE,) * self.blocks, self.first_weight
 
     def ranges_after(self, ranges: Sequence[float], total: CohortTotal, devices: int) -> tuple[float, ...]:
-        """Entries: wider where one of more than a quarter of the devices did not fit, narrower where all had room.
+        """Ranges of the next round.
 
-        Weights: wider where any was cut, but at most to 512 times what more than a quarter of the devices have, so
-        that the claim of one device does not take the bits of all others; narrower above that.
+        Entries: wider if entries of more than a quarter of the devices did not fit, narrower if all had room.
+        Weights: wider if any weight was clipped, but at most 512 times the weight that more than a quarter of the
+        devices have, so that a claim of one device cannot take the precision of all others; narrower above that.
         """
         *limits, heaviest = ranges
         if self.secure.clip is None:
@@ -247,10 +248,20 @@ class FixedPoint:
         survivors: int = 1,
         residuals: Sequence[dict[str, Tensor]] = (),
     ) -> QuantizedContribution:
-        """blocks: (n,) each, only read. weight: any; one above the range counts as the range. survivors: devices that
-        the sum has at least.
+        """Quantize a contribution, with the same result for the same round.
 
-        The same numbers for the same round, however often. Raises NotFinite.
+        Args:
+            blocks: (n,) each, read-only.
+            weight: of the contribution; clipped to the range of weights.
+            steps: local steps.
+            ranges: of this round.
+            client: number of the device.
+            index: of the round.
+            survivors: smallest number of devices in the sum.
+            residuals: of the device, by block.
+
+        Raises:
+            NotFinite: an entry is not finite.
         """
         *limits, heaviest = ranges
         units = max(round(min(weight / heaviest, 1.0) * UNITS), 1)
@@ -261,7 +272,7 @@ class FixedPoint:
         wanted = self._with_owed(blocks, residuals)
         for place, (block, limit) in enumerate(zip(wanted, limits, strict=True)):
             if not all_finite(block):
-                raise NotFinite("a number is not finite, or too large to be added to what is still owed")
+                raise NotFinite("a number is not finite, or too large to be added to the residual")
             values = self.code.project(block, self.layout, self._at(index)).double()
             key = rng.address(self.seed, "fixed point", client, index, place)
             numbers = self._rounded(values.clamp(-limit, limit) * share, limit, key)
@@ -277,7 +288,7 @@ class FixedPoint:
     def decode(
         self, total: Integers, ranges: Sequence[float], devices: int, index: int, survivors: int = 1
     ) -> CohortTotal:
-        """total: (d,) the sum over so many devices. Raises MalformedError for one that honest ones cannot have."""
+        """Decode total, (d,), the sum over `devices`. Raises MalformedError for impossible sums."""
         each = self.code.count(self.layout)
         places = [block * each for block in range(self.blocks)]
         tail = total[self.blocks * each :].tolist()
@@ -286,11 +297,13 @@ class FixedPoint:
         *limits, heaviest = ranges
         if not devices <= units <= devices * UNITS or not 0 <= stepped <= units * 2**STEP_BITS:
             raise MalformedError(
-                f"the weights of {devices} devices add up to {units / UNITS * heaviest:.6g}, and each is above 0 and "
-                f"at most {heaviest:g}: one of them lies"
+                f"the weights of {devices} devices add up to {units / UNITS * heaviest:.6g}, but each is above 0 and "
+                f"at most {heaviest:g}: one of the devices sent invalid values"
             )
         if not all(0 <= each <= devices for each in flags):
-            raise MalformedError(f"the flags of {devices} devices add up to {flags[:10]}: one of them lies")
+            raise MalformedError(
+                f"the flags of {devices} devices add up to {flags[:10]}: one of the devices sent invalid values"
+            )
         sums = [
             self._read(torch.from_numpy(total[place : place + each].copy()), limit * heaviest, index)
             for place, limit in zip(places, limits, strict=True)
@@ -306,20 +319,20 @@ class FixedPoint:
         )
 
     def _with_owed(self, blocks: Sequence[Tensor], residuals: Sequence[dict[str, Tensor]]) -> list[Tensor]:
-        """Blocks and what the device still owes of them; blocks alone, where nothing is kept or nothing was yet."""
+        """Blocks plus residuals; the blocks alone without error feedback or without a residual yet."""
         if not has_feedback(self.compressor) or len(residuals) != len(blocks):
             return [*blocks]
         owed = zip(blocks, residuals, strict=True)
         return [block + own[RESIDUAL] if RESIDUAL in own else block for block, own in owed]
 
     def _owed_after(self, wanted: Sequence[Tensor], read: Sequence[Tensor]) -> tuple[dict[str, Tensor], ...]:
-        """What of the wanted is not in what is read of a message, where that is kept."""
+        """Residuals: the input minus the decoded message, if there is error feedback."""
         if not has_feedback(self.compressor):
             return ()
         return tuple({RESIDUAL: block - each} for block, each in zip(wanted, read, strict=True))
 
     def _at(self, index: int) -> AggregationContext:
-        """Alike for all devices of a round."""
+        """Context that all devices of a round share."""
         return AggregationContext(step=index, seed=rng.address(self.seed, "secure"))
 
     @property
@@ -327,7 +340,7 @@ class FixedPoint:
         return (1 << (self.secure.bits - 1)) - 1
 
     def _rounded(self, values: Tensor, limit: float, key: int) -> Tensor:
-        """floor(levels v / limit + u): (m,) int64; on average levels v / limit where that is in range."""
+        """Stochastic rounding, floor(levels v / limit + u): (m,) int64; unbiased within the range."""
         scaled = (values * (self._levels / limit)).clamp_(-self._levels, self._levels)
         return scaled.add_(uniform(key, len(values))).floor_().clamp_(-self._levels, self._levels).long()
 
@@ -337,7 +350,7 @@ class FixedPoint:
 
     @property
     def _digits(self) -> tuple[int, int]:
-        """How many the weight has, and the weight times the steps."""
+        """Number of digits of the weight, and of the weight times the steps."""
         room = self.secure.bits - 1
         return -(-WEIGHT_BITS // room), -(-(WEIGHT_BITS + STEP_BITS) // room)
 
@@ -351,7 +364,7 @@ class FixedPoint:
 
 
 def _are_many(count: int, devices: int) -> bool:
-    """More than a quarter, and more than one: of three or four devices a single one does not decide for all."""
+    """More than a quarter and more than one, so that one of three or four devices cannot decide for all."""
     return count > max(devices / 4, 1)
 
 
@@ -361,15 +374,16 @@ def _changed(limit: float, *, wider: bool, narrower: bool) -> float:
     return limit / CHANGE if narrower and not wider and limit > LEAST_RANGE else limit
 
 
-FIRST_SAMPLES = 16  # of a device that has the largest weight of the first round
+FIRST_SAMPLES = 16  # of a device with the largest weight of the first round
 
 
 @dataclass(frozen=True)
 class PrivateFixedPoint(FixedPoint):
-    """Messages under DistributedPrivacy: what the linear code sends, clipped and rounded on a grid, with noise.
+    """Messages under DistributedPrivacy: the projection, clipped and rounded on a grid, with noise.
 
-    Every device weighs 1, and nothing of its work is told. What does not travel is owed; what is clipped or rounded
-    away, and the noise, are not: paid back, they would tell more than the privacy counts.
+    Every device has weight 1 and reports nothing about its work. The residual keeps the part outside the projection. It
+    does not keep the clipping and rounding errors or the noise, since sending them later would exceed the accounted
+    privacy loss.
     """
 
     privacy: DistributedPrivacy | None = None
@@ -398,7 +412,7 @@ class PrivateFixedPoint(FixedPoint):
         survivors: int = 1,
         residuals: Sequence[dict[str, Tensor]] = (),
     ) -> QuantizedContribution:
-        """Other noise however often it is asked for one round. Raises NotFinite."""
+        """Quantize with new noise at every call. Raises NotFinite."""
         wanted, at = self._with_owed(blocks, residuals), self._at(index)
         sent = [self.code.project(each, self.layout, at) for each in wanted]
         noisy = integers(sent, self.grid(survivors), self._privacy.mechanism, self.bits_source)
@@ -421,7 +435,7 @@ class PrivateFixedPoint(FixedPoint):
 
     @property
     def terms(self) -> str:
-        """With the privacy: who is told less noise than others agrees with nobody."""
+        """With the privacy, so that devices with different noise do not agree on keys."""
         return f"{super().terms} {self._privacy!r}"
 
     def grid(self, survivors: int) -> IntegerGrid:
@@ -434,14 +448,14 @@ class PrivateFixedPoint(FixedPoint):
 
 
 def fixed_point_of(strategy: FederatedStrategy, compressor: Compressor, state: ModelState, seed: int) -> FixedPoint:
-    """The form of a federation's messages. Raises RecipeError for one without masks, or which they do not suit."""
+    """The message format of a federation. Raises RecipeError if the recipe has no masks, or does not support them."""
     secure, privacy = strategy.secure, strategy.privacy
     if secure is None:
         raise RecipeError(f"{strategy!r} has no masks: write {type(strategy).__name__}(secure=SecureAggregation())")
     if isinstance(privacy, CentralPrivacy):
         raise RecipeError(
-            f"{privacy!r} has the server clip every contribution, and under {secure!r} it sees none. Write "
-            f"privacy=DistributedPrivacy(noise={privacy.noise}), with which devices clip and add noise themselves."
+            f"{privacy!r} has the server clip contributions, but under {secure!r} the server sees only sums. Write "
+            f"privacy=DistributedPrivacy(noise={privacy.noise}), so that devices clip and add noise themselves."
         )
     blocks = strategy.contribution_count
     if isinstance(privacy, DistributedPrivacy):

@@ -1,7 +1,7 @@
-"""IdentityRoster: the identities of a federation's devices, Ed25519 keys pinned by a file, and what they sign.
+"""IdentityRoster: the identities of a federation's devices, Ed25519 keys pinned by a file, and their signatures.
 
-A roster file has a line a device, its number and its public key in base 64; lines that begin with # are comments. The
-server and all devices read the same file, so that the server cannot put devices of its own in the place of others.
+A roster file has one line per device: its number and its public key in base 64. Lines that begin with # are comments.
+The server and all devices read the same file, so that the server cannot substitute its own devices.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Identity:
 
     @classmethod
     def kept_at(cls, path: str | os.PathLike[str]) -> Identity:
-        """The one of a file, which is written, for its owner only, where there is none. Raises AttachError."""
+        """Read a private key from a file, or create one readable only by its owner. Raises AttachError."""
         try:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
@@ -43,7 +43,7 @@ class Identity:
             if len(read) != IDENTITY_BYTES:
                 raise AttachError(
                     f"{path} is no identity: it has {len(read)} bytes, not {IDENTITY_BYTES}. Name the file that this "
-                    "device wrote, or remove it and enroll the device anew"
+                    "device wrote, or remove it and enroll the device again"
                 ) from None
             return cls(read)
         found = cls.new()
@@ -71,7 +71,7 @@ class IdentityRoster:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> IdentityRoster:
-        """Raises AttachError, naming the line."""
+        """Read a roster file. Raises AttachError, naming the line."""
         keys: dict[int, bytes] = {}
         seen: set[bytes] = set()
         for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
@@ -84,8 +84,8 @@ class IdentityRoster:
                 client, key = -1, b""
             if client < 0 or len(key) != IDENTITY_BYTES or client in keys or key in seen or len(words) != 2:
                 raise AttachError(
-                    f"line {number} of the roster {path} is none: write a device's number and its public key in base "
-                    "64, each of them once"
+                    f"line {number} of the roster {path} is invalid: write a device's number and its public key in "
+                    "base 64, each of them once"
                 )
             keys[client] = key
             seen.add(key)
@@ -93,7 +93,7 @@ class IdentityRoster:
 
     @staticmethod
     def line(client: int, public: bytes) -> str:
-        """Of a roster file."""
+        """A line of a roster file."""
         return f"{client} {base64.b64encode(public).decode()}\n"
 
     def public(self, client: int) -> bytes:
@@ -101,10 +101,10 @@ class IdentityRoster:
         try:
             return self.keys[client]
         except KeyError:
-            raise MalformedError(f"client {client} is not in the roster, so nothing that it signs counts") from None
+            raise MalformedError(f"client {client} is not in the roster, so its signatures are invalid") from None
 
     def signed(self, client: int, message: bytes, signature: bytes) -> bool:
-        """Whether it signed that."""
+        """Whether the signature is valid."""
         require_cryptography()
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -116,21 +116,21 @@ class IdentityRoster:
         return True
 
     def check(self, client: int, message: bytes, signature: bytes, what: str = "keys") -> None:
-        """Raises MalformedError, naming the client, unless it signed that. what: it is, in the plural."""
+        """Raises MalformedError, naming the client, unless it signed the message; `what` names the message."""
         if not self.signed(client, message, signature):
             raise MalformedError(
                 f"{what} of client {client} are not signed by its identity in the roster for this round: they are "
-                "another's, or of another round"
+                "another device's, or of another round"
             )
 
     def identity(self, client: int) -> Identity | None:
-        """The private one, where the roster knows it."""
+        """The private key of a device, in simulations; else None."""
         return None
 
 
 @dataclass(frozen=True)
 class SimulatedRoster(IdentityRoster):
-    """Identities of any number of devices, drawn from a seed: for simulations, where everybody is in one process."""
+    """Identities of any number of devices, derived from a seed, for simulations in one process."""
 
     keys: Mapping[int, bytes] = field(default_factory=dict)
     seed: int = 0

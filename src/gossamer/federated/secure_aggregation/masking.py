@@ -1,6 +1,6 @@
-"""Masking: integers that no sum can leave, masks of uniform numbers over them, keys, and secrets in shares.
+"""Masking: integers with sums that cannot overflow, pseudorandom masks, key agreement, and secret sharing.
 
-X25519, HKDF, ChaCha20 and its AEAD are those of the package `cryptography`, imported when needed."""
+X25519, HKDF, ChaCha20 and ChaCha20-Poly1305 are from the package `cryptography`, imported when needed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ MOST_BITS = 64
 
 @dataclass(frozen=True)
 class SumRing:
-    """Integers modulo 2^width, held in the smallest unsigned numbers that have as many bits.
+    """Integers modulo 2^width, stored in the smallest unsigned type with enough bits.
 
-    A summand lies between -(2^(bits-1) - 1) and 2^(bits-1) - 1, so a sum of `summands` of them is at most
-    summands (2^(bits-1) - 1) in size: width is the bits of that and one for the sign, bits + ceil(log2(summands)) at
-    most. A sum can not overflow, whoever leaves.
+    A summand is between -(2^(bits-1) - 1) and 2^(bits-1) - 1, so the magnitude of a sum is at most
+    summands (2^(bits-1) - 1). `width` is the bits of that bound plus a sign bit, at most bits + ceil(log2(summands)).
+    Sums therefore cannot overflow, also if devices drop out.
     """
 
     bits: int
@@ -42,7 +42,7 @@ class SumRing:
 
     @property
     def largest(self) -> int:
-        """What a summand is at most in size."""
+        """Largest magnitude of a summand."""
         return (1 << (self.bits - 1)) - 1
 
     @property
@@ -54,23 +54,23 @@ class SumRing:
         return np.dtype(np.uint16 if self.width <= 16 else np.uint32 if self.width <= 32 else np.uint64)
 
     def wrapped(self, integers: Integers) -> RingVector:
-        """(n,) summands as members of the ring. Raises ValueError for one that is too large."""
+        """(n,) summands as ring elements. Raises ValueError for one that is too large."""
         if len(integers) and max(-int(integers.min()), int(integers.max())) > self.largest:
-            raise ValueError(f"a summand is above {self.largest} in size, so sums could overflow")
+            raise ValueError(f"a summand has a magnitude above {self.largest}, so sums could overflow")
         return integers.astype(self.dtype)
 
     def centered(self, total: RingVector) -> Integers:
-        """(n,) the sums that members of the ring stand for, between -2^(width-1) and 2^(width-1)."""
+        """(n,) the signed sums that ring elements represent, between -2^(width-1) and 2^(width-1)."""
         shift = MOST_BITS - self.width
         return (total.astype(np.uint64) << np.uint64(shift)).view(np.int64) >> np.int64(shift)
 
     def wire_bytes(self, count: int) -> int:
-        """Of so many packed members: width / 8 each, rounded up once for each bit that does not fill a byte."""
+        """Bytes of `count` packed elements: width / 8 each, rounded up once per bit plane of a partial byte."""
         whole, rest = divmod(self.width, 8)
         return whole * count + rest * -(-count // 8)
 
     def packed(self, vector: RingVector) -> ByteVector:
-        """The lowest `width` bits of each member: whole bytes plane by plane, then the bits that are left likewise."""
+        """The lowest `width` bits of each element: whole bytes plane by plane, then the remaining bits bit by bit."""
         whole, rest = divmod(self.width, 8)
         planes = np.ascontiguousarray(vector).view(np.uint8).reshape(len(vector), vector.itemsize)
         out = np.empty(self.wire_bytes(len(vector)), np.uint8)
@@ -84,11 +84,11 @@ class SumRing:
         return out
 
     def unpacked(self, packed: ByteVector, count: int) -> RingVector:
-        """`count` members of their bytes. Raises MalformedError where these are not as many."""
+        """`count` elements from their packed bytes. Raises MalformedError for another number of bytes."""
         if packed.dtype != np.uint8 or packed.shape != (self.wire_bytes(count),):
             raise MalformedError(
-                f"{count} masked numbers of {self.width} bits are {self.wire_bytes(count)} bytes, and "
-                f"{packed.shape} of {packed.dtype} came"
+                f"{count} masked numbers of {self.width} bits are {self.wire_bytes(count)} bytes, but "
+                f"{packed.shape} of {packed.dtype} arrived"
             )
         whole, rest = divmod(self.width, 8)
         vector = np.zeros(count, self.dtype)
@@ -104,28 +104,28 @@ class SumRing:
 
 KEY_BYTES = 32
 TAG_BYTES = 16
-CHUNK_BYTES = 1 << 18  # of a stream at a time: stays in the second cache
+CHUNK_BYTES = 1 << 18  # generated at a time, to fit into the L2 cache
 _ZEROS = bytes(CHUNK_BYTES)
-_NONCE = bytes(12)  # every sealing key seals once
+_NONCE = bytes(12)  # each sealing key encrypts once
 
 
 @cache
 def require_cryptography() -> None:
-    """Raises AttachError where the package is not installed."""
+    """Raises AttachError if the package is not installed."""
     try:
         import_module("cryptography.hazmat.primitives.asymmetric.x25519")
     except ImportError as error:
         raise AttachError(
-            "Secure aggregation agrees on keys and makes masks by the package `cryptography`, and it is not "
+            "Secure aggregation uses the package `cryptography` for key agreement and masks, but it is not "
             "installed. Run: pip install 'gossamer[federated]'"
         ) from error
 
 
 class AgreementKey:
-    """A private key of X25519."""
+    """An X25519 private key."""
 
     def __init__(self, private: bytes | None = None) -> None:
-        """private: 32 bytes; None: drawn. Raises AttachError where the package is not installed."""
+        """private: 32 bytes; None: random. Raises AttachError if the package is not installed."""
         require_cryptography()
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -137,7 +137,7 @@ class AgreementKey:
         return self._key.private_bytes_raw()
 
     def agreed(self, public: bytes, purpose: bytes) -> bytes:
-        """The key that the owners of both have for a purpose: HKDF-SHA256 of X25519. Raises MalformedError."""
+        """The shared key of both owners for a purpose: HKDF-SHA256 of X25519. Raises MalformedError."""
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -145,24 +145,24 @@ class AgreementKey:
         try:
             secret = self._key.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError as error:
-            raise MalformedError(f"a public key is none that keys can be agreed with ({error})") from error
+            raise MalformedError(f"invalid public key for key agreement ({error})") from error
         return HKDF(hashes.SHA256(), KEY_BYTES, None, purpose).derive(secret)
 
 
 def commitment(seed: bytes) -> bytes:
-    """What binds to a seed of 256 random bits and tells nothing of it."""
+    """A binding and hiding commitment to a seed of 256 random bits."""
     return hashlib.sha256(b"gossamer secure self mask" + seed).digest()
 
 
 def sealed(key: bytes, plain: bytes, purpose: bytes) -> bytes:
-    """Encrypted and authenticated, TAG_BYTES longer. A key seals once."""
+    """Encrypt and authenticate; the result is TAG_BYTES longer. A key must encrypt only once."""
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     return ChaCha20Poly1305(key).encrypt(_NONCE, plain, purpose)
 
 
 def opened(key: bytes, sealed_bytes: bytes, purpose: bytes) -> bytes | None:
-    """What was sealed; None where it was changed, or sealed by another key."""
+    """Decrypt; None if the message was changed or encrypted with another key."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -173,7 +173,7 @@ def opened(key: bytes, sealed_bytes: bytes, purpose: bytes) -> bytes | None:
 
 
 class KeyStream:
-    """ChaCha20's stream under a key that is used once, in pieces of at most CHUNK_BYTES."""
+    """The ChaCha20 stream of a single-use key, in pieces of at most CHUNK_BYTES."""
 
     def __init__(self, key: bytes) -> None:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -185,7 +185,7 @@ class KeyStream:
 
 
 def add_mask(vector: RingVector, key: bytes, sign: int) -> None:
-    """vector += sign PRG(key), in place. sign: 1 or -1; key: 256 bits, of one mask."""
+    """vector += sign PRG(key), in place. sign: 1 or -1; key: 256 bits, single-use."""
     stream, buffer = KeyStream(key), bytearray(CHUNK_BYTES)
     each = CHUNK_BYTES // vector.itemsize
     apply = np.add if sign > 0 else np.subtract
@@ -196,35 +196,46 @@ def add_mask(vector: RingVector, key: bytes, sign: int) -> None:
 
 
 def pairwise_sign(own: int, other: int) -> int:
-    """Of the mask that two devices share: the one adds what the other takes away."""
+    """Sign of the pairwise mask: one device adds it and the other subtracts it."""
     return 1 if own < other else -1
 
 
 SECRET_BYTES = 32
 SHARE_BYTES = 33
-PRIME = 2**256 + 297  # the smallest above every secret
+PRIME = 2**256 + 297  # the smallest prime above all secrets
 
 
 def split(secret: bytes, threshold: int, places: Sequence[int]) -> dict[int, bytes]:
-    """A share of SHARE_BYTES for each of the places, which are distinct and above 0.
+    """Shamir secret sharing: shares of SHARE_BYTES for each place.
 
-    A share is the value at its place of a random polynomial over the prime field of PRIME whose value at 0 is the
-    secret: any `threshold` shares give the secret back, and fewer tell nothing.
+    A share is the value at its place of a random polynomial over the prime field of PRIME with the secret as its value
+    at 0. Any `threshold` shares recover the secret; fewer reveal nothing.
     source: Shamir 1979, Communications of the ACM
+
+    Args:
+        secret: SECRET_BYTES bytes.
+        threshold: number of shares that recover the secret.
+        places: distinct and above 0.
+
+    Returns:
+        The shares, by place.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
-    require(len(secret) == SECRET_BYTES, f"a secret has {SECRET_BYTES} bytes, not {len(secret)}")
+    require(len(secret) == SECRET_BYTES, f"a secret must have {SECRET_BYTES} bytes, got {len(secret)}")
     require(
         0 < threshold <= len(set(places)) == len(places) and min(places) > 0,
-        f"{threshold} of {len(places)} shares cannot give a secret back: places are distinct and above 0",
+        f"{threshold} of {len(places)} shares cannot recover a secret: places must be distinct and above 0",
     )
     coefficients = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
     return {place: _value(coefficients, place).to_bytes(SHARE_BYTES, "big") for place in places}
 
 
 def join(shares: Mapping[int, bytes]) -> bytes:
-    """The secret of at least `threshold` shares by place; of fewer, or of wrong ones, 32 other bytes.
+    """Recover a secret from at least `threshold` shares by place. Too few or wrong shares give other 32 bytes.
 
-    Raises MalformedError for a share that is no number of the field, and where no secret has these shares.
+    Raises MalformedError for a share outside the field, or if no secret has these shares.
     """
     secret = _interpolated(shares, 0)
     if secret.bit_length() > 8 * SECRET_BYTES:
@@ -233,7 +244,7 @@ def join(shares: Mapping[int, bytes]) -> bytes:
 
 
 def share_at(shares: Mapping[int, bytes], place: int) -> bytes:
-    """The share at one more place that goes with these, which are at least `threshold`. Raises MalformedError."""
+    """Compute the share at another place from at least `threshold` shares. Raises MalformedError."""
     return _interpolated(shares, place).to_bytes(SHARE_BYTES, "big")
 
 
@@ -253,13 +264,13 @@ def _value(coefficients: Sequence[int], place: int) -> int:
 def _number(place: int, share: bytes) -> int:
     number = int.from_bytes(share, "big")
     if len(share) != SHARE_BYTES or number >= PRIME:
-        raise MalformedError(f"what was given as the share at place {place} is none")
+        raise MalformedError(f"invalid Shamir share at place {place}")
     return number
 
 
 @lru_cache(maxsize=64)
 def _weights(places: tuple[int, ...], at: int) -> tuple[int, ...]:
-    """Lagrange's weights: the same for all secrets that the same holders share."""
+    """Lagrange coefficients, cached since the same holders share many secrets."""
     weights = []
     for place in places:
         above = below = 1

@@ -1,4 +1,4 @@
-"""Secure rounds: synchronous rounds whose contributions the server sees only as their sum."""
+"""Secure rounds: synchronous rounds in which the server learns only the sum of the contributions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PHASE_KEYS = (KEYS, SHARES, CONSENT, REVEAL)
 
 @dataclass(frozen=True)
 class HeldPush:
-    """A push whose receipt waits for the end of a phase, or for the fate of the round."""
+    """A push with a receipt that waits for the end of a phase or of the round."""
 
     client: int
     stamp: Stamp
@@ -47,48 +47,54 @@ class HeldPush:
 
 
 class SecureRounds(SynchronousRounds):
-    """A cohort at a time, in phases: keys, shares, masked vectors, signatures under who sent one, shares of secrets.
+    """One cohort at a time, in phases: keys, shares, masked vectors, signatures of the list of vectors, shares.
 
-    The first phase ends as a round does without masks: with keys of the cohort, which devices send once they have
-    trained, or at the round's deadline. Each later one waits for those who are still there, `phase_seconds` at most.
+    The first phase ends as a round without masks does: with the keys of the cohort, which devices send after training,
+    or at the round's deadline. Each later phase waits for the remaining devices, at most `phase_seconds`.
+
+    Args:
+        roster: identities of the devices.
+        phase_seconds: longest duration of each later phase.
+        fewest: smallest number of devices per version.
+
+    Raises:
+        RecipeError: the recipe has no masks, the cohort is too small, or an option needs individual reports.
     """
 
     def __init__(
         self, *args: Any, roster: IdentityRoster, phase_seconds: float = inf, fewest: int = 1, **options: Any
     ) -> None:
-        """roster: of the devices. phase_seconds: until a phase after the first ends without who is silent.
-
-        Raises RecipeError for a recipe without masks, and for a cohort that is too small."""
         super().__init__(*args, fewest=fewest, **options)
         strategy = self.model.strategy
         if strategy.secure is None:
             raise RecipeError(f"{strategy!r} has no masks: write {type(strategy).__name__}(secure=SecureAggregation())")
         if self.cohort < FEWEST_MEMBERS:
             raise RecipeError(
-                f"{strategy!r} with {self.clients} clients has cohorts of {self.cohort}, in which masks hide nobody. "
-                f"Write a fraction that makes at least {FEWEST_MEMBERS}."
+                f"{strategy!r} with {self.clients} clients has cohorts of {self.cohort}, too small for masks to hide a "
+                f"device. Write a fraction that makes at least {FEWEST_MEMBERS}."
             )
         needed = shares_needed(strategy.secure.threshold, self._most)
         if needed > self.cohort:
             raise RecipeError(
-                f"over_selection={self._over_selection:g} chooses {self._most} devices and goes on with {self.cohort}, "
-                f"and under {strategy.secure!r} {needed} of so many have to stay: choose fewer beyond the cohort."
+                f"over_selection={self._over_selection:g} chooses {self._most} devices and continues with "
+                f"{self.cohort}, but under {strategy.secure!r} {needed} of them must stay: choose fewer beyond the "
+                "cohort."
             )
         if self._late_versions:
-            raise RecipeError('late="count" adds single reports, and under masks there are none. Write late="drop".')
+            raise RecipeError('late="count" adds single reports, but masks allow only sums. Write late="drop".')
         if self.selection.reads_metrics:
             raise RecipeError(
-                f"{type(self.selection).__name__} chooses by the losses that devices tell, and under "
-                f"{strategy.secure!r} they tell none. Leave the selection out, or write LeastTrained()."
+                f"{type(self.selection).__name__} chooses by the losses that devices report, but under "
+                f"{strategy.secure!r} they report none. Leave the selection out, or write LeastTrained()."
             )
         self._fewest = self.attempts.fewest = max(fewest, FEWEST_MEMBERS)
         self.identities, self._phase_seconds = roster, phase_seconds
         self.form = fixed_point_of(strategy, self.model.compressor, self.model.state, self.model.seed)
         self.ranges = self.form.first_ranges
         self.secure: SecureCohort | None = None
-        self.given_up: list[str] = []  # why rounds were
+        self.given_up: list[str] = []  # reasons
         self._held: list[HeldPush] = []
-        self._unmasked = False  # its sum is in `sum`
+        self._unmasked = False  # whether `sum` has the unmasked sum
         self._noted_cut = False
 
     def assign(self, moment: float) -> list[int]:
@@ -127,7 +133,7 @@ class SecureRounds(SynchronousRounds):
 
     def take(self, client: int, stamp: Stamp, report: Report, payload: Payload) -> None:
         if self.secure is None:
-            raise MalformedError("it sent a vector, and no round under masks is open")
+            raise MalformedError("it sent a vector, but no round under masks is open")
         self.secure.take_masked(client, payload)
 
     # Phases.
@@ -135,7 +141,7 @@ class SecureRounds(SynchronousRounds):
     def settle(self, moment: float) -> Iterator[Reply]:
         if moment >= self.roster.unheard_until:
             self.roster.count_missing()
-        if self._is_open and self.secure is None and not self.finished:  # a restarted server knows no masked sum
+        if self._is_open and self.secure is None and not self.finished:  # a restart loses the masked sum
             yield from self._give_up(moment, "the server was restarted, and the masked sum of its cohort is lost")
         while self._phase_is_over(moment):
             self._end_phase(moment)
@@ -166,7 +172,7 @@ class SecureRounds(SynchronousRounds):
         self.deadline = moment + self._phase_seconds
 
     def _unmask(self) -> None:
-        """Take the sum once all masks that are in it are known."""
+        """Add the sum once all its masks are known."""
         cohort = self.secure
         if cohort is None or self._unmasked or cohort.hopeless or not cohort.is_unmasked:
             return
@@ -185,7 +191,7 @@ class SecureRounds(SynchronousRounds):
         self._unmasked = True
 
     def _note_cut(self, ranges: Sequence[float], total: CohortTotal, devices: int) -> None:
-        """Give notice, once, where devices counted with less than their weight and the range of weights stays."""
+        """Give notice, once, of devices with a clipped weight if the range of weights does not grow."""
         cut, heaviest = total.heavy[0], ranges[-1]
         if cut and self.ranges[-1] <= heaviest and not self._noted_cut:
             self._noted_cut = True
@@ -226,7 +232,7 @@ class SecureRounds(SynchronousRounds):
                     yield Reply(token=token, answer=self.secure.told_survivors())
 
     def _phase_answer(self, held: HeldPush) -> Receipt | None:
-        """None: it waits on."""
+        """The receipt of a held push; None: it waits."""
         assignment = self.roster.assigned.get(held.client)
         if self.secure is None or assignment is None or assignment.round != held.stamp.step:
             return self._answered_before(held.client, held.stamp)
@@ -241,7 +247,7 @@ class SecureRounds(SynchronousRounds):
             return self.secure.consents()
         return None
 
-    # What a journal keeps.
+    # State in the journal.
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"ranges": list(self.ranges)}
@@ -249,5 +255,5 @@ class SecureRounds(SynchronousRounds):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         ranges = tuple(map(float, state["ranges"]))
-        if len(ranges) == len(self.ranges):  # a journal of an older version has none of weights
+        if len(ranges) == len(self.ranges):  # journals of older versions have no range of weights
             self.ranges = ranges

@@ -1,4 +1,4 @@
-"""Aggregation: contributions added as they come to FedAvg's weighted mean, or kept for a robust aggregator.
+"""Aggregation: FedAvg's weighted mean as a running sum, or all contributions kept for a robust aggregator.
 
 Sums under privacy, with noise, are in `privacy/mechanisms`.
 """
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from gossamer.algorithms.strategies.federated import Aggregator, CohortSummary
 
-Sizes = tuple[float, ...]  # of a contribution, by what is compared with others'
+Sizes = tuple[float, ...]  # norms, weight and steps of a contribution, for the comparison with others
 
 
 class HeldContribution(NamedTuple):
-    """A contribution that is to be compared with others before it is added."""
+    """A contribution that is compared with others before it is added."""
 
     blocks: tuple[Tensor, ...]
     weight: float
@@ -27,7 +27,7 @@ class HeldContribution(NamedTuple):
 
 
 class ContributionSum(ABC):
-    """What came of a cohort so far."""
+    """The contributions of a round so far."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -35,7 +35,7 @@ class ContributionSum(ABC):
         self._weight, self._steps, self._square_steps = 0.0, 0.0, 0.0
 
     def add(self, blocks: Sequence[Tensor], weight: float, steps: int) -> None:
-        """blocks: (n,) each, which may be kept or overwritten. weight: above 0."""
+        """Add one contribution. blocks: (n,) each, may be kept or overwritten. weight: above 0."""
         self._add(blocks, weight)
         self.count += 1
         self._weight += weight
@@ -43,8 +43,17 @@ class ContributionSum(ABC):
         self._square_steps += weight * steps**2
 
     def add_total(self, sums: Sequence[Tensor], weight: float, steps: float, count: int) -> None:
-        """Add what `count` contributions came to elsewhere. sums: (n,) each, of contributions times weights; weight:
-        theirs together; steps: the sum of theirs times weights. Raises TypeError where single ones must be seen."""
+        """Add a sum of contributions, such as the unmasked sum of secure aggregation.
+
+        Args:
+            sums: (n,) each, contributions times weights.
+            weight: total weight.
+            steps: sum of steps times weights.
+            count: number of contributions.
+
+        Raises:
+            TypeError: the aggregator needs individual contributions.
+        """
         self._add_sums(sums)
         self.count += count
         self._weight += weight
@@ -63,7 +72,7 @@ class ContributionSum(ABC):
         )
 
     def share_below(self) -> float | None:
-        """The share of contributions whose norm was at most the clip, with noise; None where none is clipped."""
+        """Noisy fraction of contributions with a norm of at most the clip; None without clipping."""
         return None
 
     @abstractmethod
@@ -71,11 +80,11 @@ class ContributionSum(ABC):
 
     @abstractmethod
     def means(self) -> tuple[Tensor, ...]:
-        """One contribution of all: (n,) each. There is at least one."""
+        """The aggregate of all contributions, of which there is at least one: (n,) each."""
 
 
 class WeightedSum(ContributionSum):
-    """FedAvg's mean: sum(w_k x_k) / sum(w_k), added in the order of arrival. Memory: one contribution."""
+    """FedAvg's mean, sum(w_k x_k) / sum(w_k), added in the order of arrival. Memory: one contribution."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +104,7 @@ class WeightedSum(ContributionSum):
 
 
 class KeptContributions(ContributionSum):
-    """All contributions, for an aggregator that compares them. Memory: as many contributions as come."""
+    """All contributions, for an aggregator that compares them. Memory: one per contribution."""
 
     def __init__(self, aggregator: Aggregator) -> None:
         super().__init__()

@@ -12,11 +12,22 @@ from gossamer.federated.server.rounds import Gathered, Rounds
 
 
 class BufferedRounds(Rounds):
-    """As many devices train at once as a cohort has, each from the version there was when it was chosen; every `buffer`
-    reports make the next one, each weighted by how many versions were made while it trained.
+    """FedBuff: asynchronous training with a buffer of reports.
 
-    A report counts as one, whatever version it began from. One that began more than `staleness` versions ago does not.
+    `cohort` devices train at any time, each from the version at the time when it was chosen. Every `buffer` reports
+    make the next version, weighted by their staleness.
+
+    Reports count regardless of their base version, up to a staleness of `staleness` versions.
     source: Nguyen et al. 2022, AISTATS (Federated learning with buffered asynchronous aggregation)
+
+    Args:
+        task_seconds: seconds after which the server does not wait for a device.
+        gather_seconds: seconds until a version is made of at least `fewest` reports although the buffer is not full,
+            counted from the time when all present devices have reported.
+        fewest: smallest number of reports per version.
+
+    Raises:
+        RecipeError: the buffer is larger than the federation, and would never be full.
     """
 
     def __init__(
@@ -27,21 +38,17 @@ class BufferedRounds(Rounds):
         fewest: int = 1,
         **options: Any,
     ) -> None:
-        """task_seconds: after which a device that has not reported is not waited for. gather_seconds: until a version
-        is made of the reports that are there, at least `fewest`, though the buffer is not full: counted from when all
-        devices that are here have reported, and others may come yet. Raises RecipeError for a buffer that is never
-        full."""
         super().__init__(*args, **options)
         self.buffer = self.model.strategy.contributions_per_version(self.clients)
         self.oldest_staleness = self.model.strategy.oldest_staleness
         if self.buffer > self.clients:
             raise RecipeError(
-                f"a buffer of {self.buffer} reports is never full, since each of {self.clients} clients has one in it "
-                f"at most. Write FedBuff(buffer={self.clients}) or less."
+                f"a buffer of {self.buffer} reports is never full, since each of {self.clients} clients can have only "
+                f"one report in it. Write FedBuff(buffer={self.clients}) or less."
             )
-        require(1 <= fewest <= self.buffer, f"fewest is 1 to the buffer's {self.buffer}, not {fewest}")
+        require(1 <= fewest <= self.buffer, f"fewest must be 1 to the buffer's {self.buffer}, got {fewest}")
         self._task_seconds, self._gather_seconds, self._fewest = task_seconds, gather_seconds, fewest
-        self._gathers_until = inf  # where only a device that is not here could fill the buffer
+        self._gathers_until = inf  # finite if only an absent device could fill the buffer
         self._is_impatient = False
         self._due_tasks: deque[tuple[float, int, int]] = deque()  # moment, client and round, ascending
 
@@ -68,7 +75,7 @@ class BufferedRounds(Rounds):
         return chosen
 
     def _set_deadline(self, moment: float) -> None:
-        """Of the first task, or of waiting for devices that are not here."""
+        """Set the deadline: of the first task, or of waiting for absent devices."""
         self._is_impatient |= moment >= self._gathers_until
         gathers = bool(self.reported) and not self.roster.training and not self._is_impatient
         self._gathers_until = min(self._gathers_until, moment + self._gather_seconds) if gathers else inf
@@ -79,7 +86,7 @@ class BufferedRounds(Rounds):
         return self._fewest if is_late and not self.roster.training else self.buffer
 
     def is_complete(self, moment: float) -> bool:
-        """Also where all devices that have not left have reported, though the buffer is not full: no other can come."""
+        """Also true when all devices that have not left have reported, since no other report can arrive."""
         return len(self.reported) >= self._wanted_reports(moment) or self.all_reported()
 
     @property
@@ -91,14 +98,14 @@ class BufferedRounds(Rounds):
         )
 
     def is_between_rounds(self) -> bool:
-        """A device that was refused waits for the next version, unless it is the only one that could report."""
+        """A refused device waits for the next version, unless no other device could report."""
         return not self.roster.training
 
     def staleness_allowed(self, assignment: Assignment, staleness: int) -> bool:
         return self.oldest_staleness is None or staleness <= self.oldest_staleness
 
     def open_anew(self, moment: float) -> None:
-        """Tasks of devices that left end once they are too old to count."""
+        """End tasks of absent devices that are too old to count."""
         self._gathers_until, self._is_impatient = inf, False
         if self.oldest_staleness is not None:
             oldest = self.model.version - self.oldest_staleness

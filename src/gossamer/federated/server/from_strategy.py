@@ -1,4 +1,4 @@
-"""Rounds from a strategy: makes the rounds that it asks for, synchronous, under masks, or buffered."""
+"""Rounds from a strategy: synchronous, masked (secure aggregation), or buffered."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gossamer.federated.server.rounds import Committed, Rounds
 from gossamer.federated.server.selection import SelectionPolicy, Uniform
 from gossamer.federated.server.synchronous import SynchronousRounds
 
-FOR_BUFFERED = {  # round_seconds: of a task, since there is no round that has a deadline
+FOR_BUFFERED = {  # round_seconds: of a task, since buffered rounds have no deadline
     "round_seconds": inf,
     "gather_seconds": inf,
     "fewest": 1,
 }
-FOR_MASKED = {"phase_seconds": inf}  # beside those of synchronous ones; by default their round_seconds
+FOR_MASKED = {"phase_seconds": inf}  # in addition to the synchronous options; default: round_seconds
 FOR_SYNCHRONOUS = {
     "round_seconds": inf,
     "over_selection": 0.0,
@@ -47,12 +47,26 @@ def rounds_for(
     identities: IdentityRoster | None = None,
     **options: Any,
 ) -> Rounds:
-    """BufferedRounds where the model's strategy is asynchronous, SecureRounds where it masks contributions, else
-    SynchronousRounds.
+    """Make the rounds for the model's strategy.
 
-    config: told to devices in each round, or what tells a round's by its index. identities: of the devices, where
-    contributions are masked. options: what these rounds have of their own. One that the other kind has may be given as
-    what it is by default. Raises RecipeError for another.
+    Args:
+        model: the global model.
+        clients: devices in the federation.
+        rounds: versions to make.
+        selection: default Uniform.
+        admission: limits on contributions.
+        config: configuration sent to devices, fixed or as a function of the round's index.
+        on_commit: called with each version.
+        return_seconds: seconds until a silent device counts as gone after a restart of the server.
+        identities: of the devices, required if contributions are masked.
+        options: of this kind of rounds. Options of the other kind are accepted with their default value.
+
+    Returns:
+        BufferedRounds for an asynchronous strategy, SecureRounds if the strategy masks contributions, else
+        SynchronousRounds.
+
+    Raises:
+        RecipeError: an option does not apply, or identities are missing.
     """
     is_buffered, is_masked = model.strategy.asynchronous, model.strategy.secure is not None
     mine, other = (FOR_BUFFERED, FOR_SYNCHRONOUS) if is_buffered else (FOR_SYNCHRONOUS, FOR_BUFFERED)
@@ -60,7 +74,7 @@ def rounds_for(
     wrong = [name for name, value in options.items() if name not in mine and other.get(name, object()) != value]
     if wrong:
         raise RecipeError(
-            f"{wrong[0]} means nothing with {model.strategy!r}, whose server "
+            f"{wrong[0]} means nothing with {model.strategy!r}, since its server "
             f"{'waits for no round' if is_buffered else 'waits for rounds'}. It takes {', '.join(mine)}: leave "
             f"{wrong[0]} out."
         )
@@ -71,8 +85,8 @@ def rounds_for(
     if is_masked:
         if identities is None:
             raise RecipeError(
-                f"{model.strategy!r} masks contributions, and the server knows no identities of devices. Give it the "
-                "roster that all of them read, by serve --roster FILE, or leave secure out."
+                f"{model.strategy!r} masks contributions, but the server knows no identities of devices. Give it the "
+                "roster that all devices read, by serve --roster FILE, or leave secure out."
             )
         kind = partial(SecureRounds, roster=identities)
         own.setdefault("phase_seconds", own.get("round_seconds", inf))

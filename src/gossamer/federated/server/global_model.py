@@ -1,4 +1,4 @@
-"""Global model: the parameters of a federation, what devices can pull of them, and the step to the next version."""
+"""Global model: the parameters of a federation, their published form, and the step to the next version."""
 
 from __future__ import annotations
 
@@ -24,17 +24,25 @@ from gossamer.train.parameter_server.delta_chain import DeltaChain, PublicParame
 
 @dataclass(frozen=True)
 class ContributionSize:
-    """What is sent of one contribution."""
+    """Size of one encoded contribution."""
 
     nbytes: int
     empty: int  # tensors without elements
 
 
 class GlobalModel:
-    """Parameters (n,) of `version`, the strategy's memory, and what is published of both.
+    """Parameters (n,) of `version`, the strategy's memory, and the published form of both.
 
-    lineage: names the past that versions come from, drawn where they begin anew. A device that holds a version of
-    another one begins anew as well, since its number says nothing here.
+    `lineage` is a random name of this sequence of versions. A device with a version of another lineage resets its
+    state, since its version number is meaningless here.
+
+    Args:
+        strategy: the federated strategy.
+        compressor: of the contributions.
+        pull: compressor of the published versions, which must be complete for every shape, or None.
+        state: of the model.
+        parameters: (n,), copied.
+        seed: of the federation.
     """
 
     def __init__(
@@ -46,7 +54,6 @@ class GlobalModel:
         parameters: Tensor,
         seed: int = 0,
     ) -> None:
-        """parameters: (n,), copied. pull: complete for every shape, or None."""
         self.strategy, self.state, self.seed = strategy, state, seed
         self._tensors, self._shared_keys = strategy.contribution_count, strategy.shared_keys
         self.compressor = compressor
@@ -59,11 +66,11 @@ class GlobalModel:
         self.public: PublicParameters = Snapshot(blocks) if pull is None else DeltaChain(pull, blocks, seed)
 
     def begin_anew(self) -> None:
-        """What devices have of versions so far is of another past."""
+        """Start a new lineage: versions that devices hold are not of this one."""
         self.lineage = secrets.token_hex(8)
 
     def pulled_since(self, known: int) -> Pulled:
-        """What brings a device from the version `known` to this one; -1: it has none."""
+        """The update from version `known` to this one; known=-1: the device has no version."""
         return self.public.pulled_since(known)
 
     def decode(self, stamp: Stamp, payload: Payload, counts: Sequence[int]) -> tuple[Tensor, ...]:
@@ -73,7 +80,7 @@ class GlobalModel:
         return shard_message.decode(self.compressor, payload, counts, like, at)
 
     def contribution_size(self, index: int) -> ContributionSize:
-        """What the compressor sends of a contribution in a round: shapes depend on the layout only."""
+        """Size of a contribution in a round, which depends on the layout only."""
         if index not in self._sizes:
             if len(self._sizes) >= 64:
                 self._sizes.clear()
@@ -86,7 +93,7 @@ class GlobalModel:
         return self._sizes[index]
 
     def identity(self) -> dict[str, Any]:
-        """What all servers and devices of a federation have alike."""
+        """Properties that the server and all devices of a federation share."""
         return {
             "model": self.state.fingerprint,
             "recipe": f"{self.strategy!r} + {self.compressor!r}",
@@ -94,16 +101,23 @@ class GlobalModel:
         }
 
     def apply(self, means: Sequence[Tensor], cohort: CohortSummary) -> int:
-        """Make and publish the next version; returns its number. Averaged buffers are averaged, whatever a strategy
-        makes of parameters: an optimizer would make variances negative.
+        """Make and publish the next version.
 
-        Raises NotFinite, and stays at this version, where a number of the next one would leave its range."""
+        Buffers (such as batch-norm statistics) are always averaged, since a server optimizer could make variances
+        negative.
+
+        Returns:
+            The number of the version.
+
+        Raises:
+            NotFinite: a value would not be finite; the model stays at its version.
+        """
         trained, parameters = self.state.trained, self.parameters.clone()
         memory = {key: each.clone() for key, each in self.memory.items()}
         self.strategy.apply(parameters, memory, means, cohort)
         parameters[trained:] = self.parameters[trained:] - means[0][trained:]
         if not all(map(all_finite, (*means, parameters, *memory.values()))):
-            raise NotFinite("what devices sent, or what the server makes of it, left the range of its numbers")
+            raise NotFinite("a contribution, or the server's step with it, left the range of finite numbers")
         self.parameters, self.memory = parameters, memory
         self.version += 1
         self.public.publish(self.version, self._public_blocks())

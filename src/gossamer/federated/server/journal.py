@@ -1,15 +1,15 @@
-"""Journal of rounds: a state for each version and a log of tasks since, from which a killed server goes on.
+"""Journal of rounds: a state for each version and a log of later tasks, to continue after the server was killed.
 
-    DIRECTORY/rounds/step-00000003/...     the state after the third version that was written, as checkpoints are kept
-    DIRECTORY/rounds/log-00000003          every task given since, and every one that ended, a line each
-    DIRECTORY/rounds.stopped/              the last of these before the disk was full, until it can be written again
+    DIRECTORY/rounds/step-00000003/...     the state after the third version, in the format of checkpoints
+    DIRECTORY/rounds/log-00000003          tasks given or ended since then, one per line
+    DIRECTORY/rounds.stopped/              the last of these before the disk was full, until a write succeeds again
 
-Tasks are in the log before devices hear of them, and a version is in its state before any receipt is given: a device
-that was told what it did is never told otherwise. That holds for a killed process; a machine that loses power may
-forget the last lines of the log, so that devices train again, and no version or round that devices know of.
+The server logs a task before it sends the task to a device, and saves a version before it sends any receipt. A
+restarted server therefore never contradicts an earlier answer. This holds for a killed process. A power failure can
+lose the last lines of the log: devices then train again, but no version or round that a device knows of is lost.
 
-A server that finds nothing here, or only what was put away, begins another past, which has a name of its own: devices
-that hold versions of the one before begin anew.
+A server without a journal, or with only a folder `rounds.stopped`, starts a new lineage with its own random name.
+Devices with versions of another lineage reset their state.
 """
 
 from __future__ import annotations
@@ -39,26 +39,31 @@ PARSING = (ValueError, TypeError, KeyError, LookupError, AttributeError, Runtime
 
 
 class RoundsJournal(ABC):
-    """Keeps what a killed server goes on from. One that cannot write gives notice once, and raises nothing unless the
-    rounds must be journaled."""
+    """Storage that a killed server continues from. If a write fails, it gives notice once, and raises an error only if
+    the rounds must be journaled."""
 
     @abstractmethod
     def changed(self, change: RosterChange) -> None:
-        """Assignments were made or ended; called before devices hear of them."""
+        """Assignments were made or ended. Called before the devices are answered."""
 
     @abstractmethod
     def committed(self, rounds: Rounds) -> None:
-        """A version was made; called before any receipt is given."""
+        """A version was made. Called before any receipt is sent."""
 
 
 class FileRoundsJournal(RoundsJournal):
-    """The journal in `folder`."""
+    """The journal in `folder`.
+
+    Args:
+        folder: the directory of the journal.
+        number: of the state that the log continues.
+        log: None if there is no state.
+        rounds: the federation. If its rounds must be journaled, a failed write raises CheckpointError.
+    """
 
     def __init__(self, folder: Path, number: int, log: Log | None, rounds: Rounds) -> None:
-        """number: of the state that the log continues; log: None where there is no state. Where the rounds must be
-        journaled, a failed write raises CheckpointError."""
         self._folder, self._number, self._log, self._required = folder, number, log, rounds.must_be_journaled
-        self._round = rounds.next_round  # that is on disk
+        self._round = rounds.next_round  # on disk
         self._failed = False
 
     def changed(self, change: RosterChange) -> None:
@@ -66,7 +71,7 @@ class FileRoundsJournal(RoundsJournal):
             return
         try:
             self._log.append([_line(change)])
-            if change.next_round > self._round:  # no version tells of it, and a device that knows it never goes back
+            if change.next_round > self._round:  # no version records this round, but a device may know it
                 self._log.sync()
                 sync_folder(self._folder)
                 self._round = change.next_round
@@ -82,33 +87,33 @@ class FileRoundsJournal(RoundsJournal):
     def _save(self, rounds: Rounds) -> None:
         number = self._number + 1
         digest = checkpoint.stage(self._folder, number, 0, rounds.state_dict())
-        (self._folder / _log_name(number)).unlink(missing_ok=True)  # of a state that was never completed
+        (self._folder / _log_name(number)).unlink(missing_ok=True)  # of an incomplete state
         checkpoint.complete(self._folder, number, 0, [digest], {}, keep=1)
         self.close()
         self._number, self._log, self._round = number, Log(self._folder / _log_name(number)), rounds.next_round
         if self._failed:
-            notice(f"The journal in {self._folder} is written again, so a restarted server goes on from there.")
+            notice(f"The journal in {self._folder} is written again; a restarted server continues from there.")
         self._failed = False
-        shutil.rmtree(_put_away(self._folder), ignore_errors=True)  # it is outdated now
+        shutil.rmtree(_put_away(self._folder), ignore_errors=True)  # outdated
         for path in self._folder.glob("log-*"):
             if path.name != _log_name(number):
                 path.unlink(missing_ok=True)
 
     def _give_up(self, error: Exception) -> None:
-        """Go on without. Put the folder away, so that no server goes on from what is outdated."""
+        """Continue without a journal, and rename its folder, so that no server continues from an outdated state."""
         if self._required:
             self.close()
             raise CheckpointError(
-                f"The journal in {self._folder} cannot be written ({error}). It counts what these rounds have told of "
-                "devices, and a server that goes on without it could spend their privacy twice, so this one stops "
-                "before anybody hears of what is not written. Free some space, and start it again with the same "
-                "journal: it goes on from there."
+                f"The journal in {self._folder} cannot be written ({error}). It records the privacy budget that is "
+                "spent, and without it the server could spend the budget of devices twice. The server stops before "
+                "any device receives an answer that is not recorded. Free some space, and restart the server with the "
+                "same journal: it continues from there."
             ) from error
         if not self._failed:
             notice(
-                f"The journal in {self._folder} cannot be written ({error}). The server goes on without it, and a "
-                "restarted one would go on from the last version that was. Free some space: it is tried again at every "
-                "version."
+                f"The journal in {self._folder} cannot be written ({error}). The server continues without it; after a "
+                "restart it would continue from the last version that was written. Free some space: the server tries "
+                "again at every version."
             )
         self._failed = True
         self.close()
@@ -116,7 +121,7 @@ class FileRoundsJournal(RoundsJournal):
             if checkpoint.complete_steps(self._folder, 0):
                 shutil.rmtree(_put_away(self._folder), ignore_errors=True)
                 self._folder.rename(_put_away(self._folder))
-            else:  # what was put away before is the last that is whole
+            else:  # the folder that was renamed before is the last complete one
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def close(self) -> None:
@@ -127,9 +132,17 @@ class FileRoundsJournal(RoundsJournal):
 
 
 def keep(directory: str | os.PathLike[str], rounds: Rounds) -> bool:
-    """Journal rounds in a directory, and go on from what another server of theirs left there; whether one did.
+    """Journal rounds in a directory, and continue from a journal of the same federation there.
 
-    rounds: new, before their first event. Raises CheckpointError for a journal that is damaged, or of others.
+    Args:
+        directory: parent of the journal's folder.
+        rounds: new, before their first event.
+
+    Returns:
+        Whether there was a journal to continue from.
+
+    Raises:
+        CheckpointError: the journal is damaged, or belongs to another federation.
     """
     folder = Path(directory) / "rounds"
     try:
@@ -142,8 +155,8 @@ def keep(directory: str | os.PathLike[str], rounds: Rounds) -> bool:
             _go_back(_put_away(folder), put_away[-1], rounds)
     except OSError as error:
         raise CheckpointError(
-            f"The journal in {folder} cannot be read ({error}), so what devices were told is not known. Give the "
-            "server the directory that it had, or an empty one to begin anew."
+            f"The journal in {folder} cannot be read ({error}), so the server cannot continue the federation. Give the "
+            "server the directory that it had, or an empty one to start again."
         ) from error
     rounds.journal = begun = FileRoundsJournal(folder, 0, None, rounds)
     begun.committed(rounds)
@@ -151,12 +164,12 @@ def keep(directory: str | os.PathLike[str], rounds: Rounds) -> bool:
 
 
 def refuse_others(kept: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Raise CheckpointError where a journal's federation is not this one."""
+    """Raise CheckpointError if a journal belongs to another federation."""
     for what, value in mine.items():
         if kept[what] != value:
             raise CheckpointError(
-                f"This journal is of a federation whose {what} was {kept[what]}, and this one's is {value}, so its "
-                "devices would not understand. Begin anew in an empty directory."
+                f"This journal is of a federation with {what} {kept[what]}, but this one has {value}, so its "
+                "devices would send incompatible messages. Start again in an empty directory."
             )
 
 
@@ -172,14 +185,14 @@ def _restored(folder: Path, number: int, rounds: Rounds) -> FileRoundsJournal:
 
 
 def _go_back(folder: Path, number: int, rounds: Rounds) -> None:
-    """Go on from a state after which versions were made that nobody kept, as another past."""
+    """Continue from an outdated state as a new lineage, since later versions are lost."""
     tree, _ = checkpoint.read(folder, number, 0)
     with _damage_said(folder):
         rounds.load_state_dict(tree)
     rounds.begin_anew()
     notice(
-        "The server that had this journal could not write it at its end. It goes on from the last version that was "
-        f"written, which lies in {folder}; later ones are lost, and devices begin anew from it."
+        "The last server with this journal could not write it at its end. This server continues from the last version "
+        f"that was written, in {folder}; later ones are lost, and devices start again from it."
     )
 
 
@@ -189,15 +202,15 @@ def _damage_said(folder: Path) -> Iterator[None]:
         yield
     except PARSING as error:
         raise CheckpointError(
-            f"The journal in {folder} is damaged ({type(error).__name__}: {error}), so what devices were told is not "
-            "known. Remove it to begin anew, or bring back a copy."
+            f"The journal in {folder} is damaged ({type(error).__name__}: {error}), so the server cannot continue the "
+            "federation. Remove it to start again, or restore a copy."
         ) from error
 
 
 def _changes(path: Path) -> Iterator[tuple[RosterChange, int]]:
-    """All whole lines of a log, each with the offset of its end. A last one that is torn was never acted on.
+    """Yield each complete line of a log with the offset of its end. An incomplete last line was never acted on.
 
-    Raises ValueError for a whole line that is not what was written.
+    Raises ValueError if the checksum of a complete line is wrong.
     """
     read = path.read_bytes() if path.is_file() else b""  # killed between the state and its log
     end = 0

@@ -1,8 +1,8 @@
-"""Roster: keeps which devices are there, which wait for a task, which have one, and which have reported.
+"""Roster: the devices that are present, that wait for a task, that have one, and that have reported.
 
-A device is *ready* while it waits, is here and has no assignment; it is *training* from its assignment until its
-report, as long as it is here. What an event costs does not grow with the number of devices that it does not concern,
-but for a shift in a sorted list.
+A device is *ready* while it waits, is present and has no assignment. It is *training* from its assignment until its
+report, while it is present. The cost of an event does not grow with the number of unrelated devices, except for a shift
+in a sorted list.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from gossamer.base.peer_ops import Pull
 
-MOST_ASKS = 16  # of one device that are held; the oldest are of connections that broke
+MOST_ASKS = 16  # held requests per device; the oldest belong to broken connections
 
 
 @dataclass(frozen=True)
@@ -25,67 +25,67 @@ class Assignment:
     """A task that a device was given."""
 
     round: int
-    first: int  # the version that it was given with
-    version: int  # the last that it was given with: a device that was restarted asks again
+    first: int  # the version when it was first given
+    version: int  # the version when it was last given: a restarted device asks again
     moment: float = 0.0  # when it was given
 
 
 @dataclass(frozen=True)
 class RosterChange:
-    """What changed between versions."""
+    """A change of assignments between versions, for the journal."""
 
     next_round: int
     given: int  # tasks, since the federation began
     assigned: Mapping[int, Assignment] = field(default_factory=dict)  # by client: new, or changed
-    ended: Sequence[int] = ()  # clients whose assignments ended, and nothing of theirs counted
+    ended: Sequence[int] = ()  # clients with assignments that ended without a contribution
 
 
 class Roster:
-    """All devices of a federation. Asks are held while a device is away: it may be heard again, and not ask twice."""
+    """All devices of a federation. Requests of an absent device are held, since it may return without asking again."""
 
     def __init__(self) -> None:
         self.next_round = 0
         self.given = 0  # tasks, since the federation began
         self.assigned: dict[int, Assignment] = {}
         self.training: set[int] = set()
-        self.away: set[int] = set()  # that left, and were not heard since
-        self.known: set[int] = set()  # that were ever heard
-        self.counted: dict[int, tuple[int, int]] = {}  # round and version of what counted last, until its device knows
+        self.away: set[int] = set()  # that left and have not returned
+        self.known: set[int] = set()  # that have sent any message
+        self.counted: dict[int, tuple[int, int]] = {}  # round and version of the last counted, until the device knows
         self.unheard_until = inf
-        self.unheard: set[int] = set()  # since a restart, of those that were known before
+        self.unheard: set[int] = set()  # devices known before a restart and silent since
         self._reported: set[int] = set()
         self._asks: dict[int, dict[int, Pull]] = {}  # by device and token
         self.ready: list[int] = []  # devices that can be chosen now, ascending
         self._early: set[int] = set()  # devices that wait for a later round
-        self._first_round = 0  # that devices who wait would take part in
+        self._first_round = 0  # largest first_round of the waiting devices
 
     @property
     def waiting(self) -> Mapping[int, Mapping[int, Pull]]:
         """Asks for a task, by device and token."""
         return self._asks
 
-    # Devices come and go.
+    # Presence.
 
     def begin(self, moment: float, return_seconds: float) -> None:
-        """The server starts, perhaps again. return_seconds: until devices that it knew, and are silent, are gone."""
+        """Start or restart the server. return_seconds: until known devices without a message count as gone."""
         self.assigned = {client: replace(each, moment=moment) for client, each in self.assigned.items()}
         self.training, self.unheard = set(self.assigned), self.known.union(self.assigned)
         self.unheard_until = moment + return_seconds if self.unheard else inf
 
     def count_missing(self) -> None:
-        """Devices that were not heard of again after a restart are gone."""
+        """Mark devices without a message since the restart as gone."""
         gone, self.unheard, self.unheard_until = self.unheard, set(), inf
         for client in gone:
             self.leave(client)
 
     def leave(self, client: int) -> None:
-        """A device cannot be heard any more: it is not waited for, and cannot be chosen."""
+        """Mark a device as unreachable: it is not waited for and cannot be chosen."""
         self.away.add(client)
         self.training.discard(client)
         self._review(client)
 
     def hear(self, client: int) -> None:
-        """A device is there, perhaps again."""
+        """Mark a device as present."""
         self.known.add(client)
         self.unheard.discard(client)
         if client in self.away:
@@ -97,7 +97,7 @@ class Roster:
     # Asks for a task.
 
     def ask(self, client: int, token: int, pull: Pull) -> None:
-        """Hold an ask for a task. Its device knows what became of its part in rounds before `pull.at_least`."""
+        """Hold a request for a task. Its device knows the outcome of all its rounds before `pull.at_least`."""
         held = self._asks.setdefault(client, {})
         held[token] = pull
         if len(held) > MOST_ASKS:
@@ -109,11 +109,11 @@ class Roster:
         self._review(client)
 
     def first_round(self, client: int) -> int:
-        """That a device which waits would take part in."""
+        """The first round that a waiting device can join."""
         return max(pull.at_least for pull in self._asks[client].values())
 
     def take_asks(self, client: int) -> Mapping[int, Pull]:
-        """Its asks, by token, which are answered now."""
+        """Remove and return the device's requests, by token."""
         asks = self._asks.pop(client, {})
         self._review(client)
         return asks
@@ -128,12 +128,12 @@ class Roster:
         self._review(client)
 
     def report(self, client: int) -> None:
-        """A device has done its task."""
+        """A device has reported."""
         self.training.discard(client)
         self._reported.add(client)
 
     def end(self, clients: Iterable[int]) -> None:
-        """Assignments end."""
+        """End assignments."""
         for client in clients:
             del self.assigned[client]
             self.training.discard(client)
@@ -141,19 +141,19 @@ class Roster:
             self._review(client)
 
     def advance(self) -> None:
-        """The next round begins."""
+        """Begin the next round."""
         self.next_round += 1
         early, self._early = self._early, set()
         for client in early:
             self._review(client)
 
     def catch_up(self) -> None:
-        """Go on to the round that a device waits for, which was refused in this one."""
+        """Advance to the round that a device waits for after it was refused in this one."""
         if self._first_round > self.next_round:
             self.advance()
 
     def change(self, change: RosterChange) -> None:
-        """Make a change of before a restart again."""
+        """Replay a change from the journal."""
         self.next_round, self.given = change.next_round, change.given
         self.assigned.update(change.assigned)
         self.known.update(change.assigned)
@@ -161,7 +161,7 @@ class Roster:
             self.assigned.pop(client, None)
 
     def forget_tasks(self) -> None:
-        """Assignments of before a restart are of another past."""
+        """Drop assignments of another lineage."""
         self.assigned.clear()
 
     def state_dict(self) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class Roster:
         self.known = set(state["known"].tolist()) if "known" in state else {*self.assigned, *self.counted}
 
     def _review(self, client: int) -> None:
-        """Whether a device can be chosen may have changed."""
+        """Update `ready` after a change of one device."""
         waits = client in self._asks and client not in self.assigned
         if waits and self.first_round(client) > self.next_round:
             self._early.add(client)

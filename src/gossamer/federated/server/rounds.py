@@ -1,8 +1,8 @@
-"""Rounds: tasks, reports, and when a version is made of them. No clock, no sockets.
+"""Rounds: tasks, reports, and the versions made from them, driven by events, without clocks or sockets.
 
-An assignment is a task given to a device: answered alike however often the device asks. A report is checked, added and
-held; its receipt is given when its version was made and journaled, so a device with a receipt knows that its
-contribution counts for ever. A repeated message gets the same answer and is added once."""
+An assignment is a task given to a device; repeated requests get the same answer. The server checks a report, adds it to
+the sum and holds its receipt until the version is made and journaled. A receipt that names a version therefore means
+that the contribution is counted permanently. A repeated message gets the same answer and is added once."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ LONGEST_REFUSAL = 500  # characters
 
 @dataclass
 class Reported:
-    """A report that was added, and the asks that wait to hear its fate."""
+    """A report that was added, and the requests that wait for its receipt."""
 
     report: Report
     stamp: Stamp
@@ -77,25 +77,25 @@ class Reported:
 
 @dataclass(frozen=True)
 class Committed:
-    """A version that was made, for the record."""
+    """A new version, for the record."""
 
     version: int
     moment: float
     reports: Mapping[int, Report]  # by client
-    refused: Mapping[int, str] = field(default_factory=dict)  # why, by client, since the version before
+    refused: Mapping[int, str] = field(default_factory=dict)  # reasons by client, since the previous version
     staleness: Mapping[int, int] = field(default_factory=dict)  # versions made since it began, by client
-    epsilon: float | None = None  # what all versions so far tell of any one device; None: without privacy
+    epsilon: float | None = None  # privacy loss of any one device over all versions so far; None: without privacy
 
 
 def told(done: Mapping[int, Reported], version: int) -> Iterator[Reply]:
-    """Receipts for all who wait to hear what became of their reports."""
+    """Receipts for all requests that wait for the outcome of these reports."""
     for each in done.values():
         for token in each.tokens:
             yield Reply(token=token, answer=Receipt(version=version, about=encode(Fate())))
 
 
 def refusal(op: Ask, why: str, lineage: str = "") -> Answer:
-    """The answer to what is not done, of the kind that its asker waits for. lineage: of this server's versions."""
+    """The answer to a refused request, as Pulled or Receipt. lineage: of this server's versions."""
     if isinstance(op, Pull):
         task = Task(round=0, version=0, refused=why[:LONGEST_REFUSAL], lineage=lineage)
         return Pulled(version=-1, about=encode(task))
@@ -103,25 +103,40 @@ def refusal(op: Ask, why: str, lineage: str = "") -> Answer:
 
 
 def printable(text: str) -> str:
-    """Without what a terminal would obey."""
+    """Replace control characters, which a terminal would execute."""
     return "".join(each if each.isprintable() else " " for each in text)
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """Too few of them, where `here` is below `wanted`."""
+    """Number of devices (or reports) present and needed, for the status display while the server waits."""
 
     here: int
     wanted: int
     of: str = "devices that a round begins with"
-    then: str = "it begins with"  # what is done with fewer, after a while
+    then: str = "it begins with"  # the action with fewer, after the gathering time
 
 
-KEPT = ("model", "roster", "selection", "admission")  # by a journal, and what privacy spent
+KEPT = ("model", "roster", "selection", "admission")  # state in a journal, in addition to the accountant's
 
 
 class Rounds(ABC):
-    """The state of a federation beside its model, and how it reacts to events."""
+    """The state of a federation, and its reaction to events.
+
+    Args:
+        model: the global model.
+        clients: devices in the whole federation. A strategy's `fraction` is relative to it.
+        rounds: versions to make.
+        selection: the policy that samples clients.
+        admission: limits on contributions.
+        config: configuration sent to devices, fixed or as a function of the round's index.
+        on_commit: called with each version after it is journaled. If the server is killed in between, the call can be
+            lost.
+        return_seconds: after a restart of the server, seconds until a silent device counts as gone.
+
+    Raises:
+        RecipeError: the selection does not fit the recipe.
+    """
 
     def __init__(
         self,
@@ -135,36 +150,34 @@ class Rounds(ABC):
         on_commit: Callable[[Committed], Any] = lambda committed: None,
         return_seconds: float = 60.0,
     ) -> None:
-        """clients: of the whole federation, of which a strategy's fraction is. rounds: versions to make. on_commit: is
-        told of each version once it is journaled; of one that was made just before a kill perhaps never.
-        return_seconds: after a restart, until devices that are not heard of again count as gone."""
         self.model, self.clients, self.rounds = model, clients, rounds
         # None: no privacy
         self.accountant = accountant_for(model.strategy, model.compressor, model.state, clients)
         self.selection, limits = selection, admission or ContributionLimits()
         if self.accountant is not None:
             self.selection = private_selection(self.accountant, selection)
-            if not self.accountant.privacy.on_device:  # one contribution must not decide whether another counts
+            if not self.accountant.privacy.on_device:  # contributions must be admitted independently of each other
                 limits = replace(limits, largest_ratio=None)
         elif selection.draws_each:
             raise RecipeError(
-                f"{type(selection).__name__} draws each device by a coin, perhaps none, of which no mean can be made. "
-                "Leave the selection out, or write privacy=CentralPrivacy(...), which divides by how many are expected."
+                f"{type(selection).__name__} draws each device independently, so a cohort can be empty and have no "
+                "mean. Leave the selection out, or write privacy=CentralPrivacy(...), which divides by the expected "
+                "number of devices."
             )
         self.cohort = model.strategy.cohort(clients)
         self.admission = ContributionAdmission(limits, model.strategy)
         self.config = config_by_round(config)
         self.journal: RoundsJournal | None = None
         self.on_commit, self._return_seconds = on_commit, return_seconds
-        self.on_made: Callable[[Committed], Any] | None = None  # as on_commit, before it is journaled
+        self.on_made: Callable[[Committed], Any] | None = None  # like on_commit, but before journaling
         self.roster, self.uploads = Roster(), Uploads()
         self.reported: dict[int, Reported] = {}
         self.refused: dict[int, str] = {}  # by client, since the last version
         self.attempts = Attempts(clients)
-        self.deadline = inf  # at which something is to be done though nothing has happened
+        self.deadline = inf  # time of the next action without an event
         self.sum = self._new_sum()
-        self.drew_nobody = False  # a cohort without a device was drawn, of which a version is made: of noise alone
-        self.secure_task: SecureTask | None = None  # how this round's contributions are masked
+        self.drew_nobody = False  # the drawn cohort is empty; the next version is made of noise alone
+        self.secure_task: SecureTask | None = None  # terms of masking in this round
 
     @property
     def assigned(self) -> Mapping[int, Assignment]:
@@ -178,60 +191,60 @@ class Rounds(ABC):
 
     @property
     def why_exhausted(self) -> str:
-        """Why no round begins any more, where the privacy budget is spent."""
+        """Reason why no further round begins once the privacy budget is spent; else empty."""
         return self.accountant.why if self.accountant is not None and self.accountant.exhausted else ""
 
     @property
     def due(self) -> float:
-        """The moment at which something is to be done though nothing has happened."""
+        """Time of the next action without an event."""
         return inf if self.finished else min(self.deadline, self.roster.unheard_until)
 
     @property
     def wanted(self) -> int:
-        """Devices that have to wait for a task before any is given."""
+        """Devices that must wait for a task before the server assigns any."""
         return 1
 
     @property
     def gathered(self) -> Gathered | None:
-        """Of what is waited for; None while devices train."""
+        """Devices present and needed while the server waits for a round to begin; None while devices train."""
         return Gathered(len(self.roster.ready), self.wanted) if self.is_between_rounds() else None
 
     @abstractmethod
     def assign(self, moment: float) -> list[int]:
-        """Make assignments among the devices that are ready; returns whose."""
+        """Give assignments to ready devices. Returns these devices."""
 
     @abstractmethod
     def is_complete(self, moment: float) -> bool:
-        """Whether the next version is made now. Called with at least one report."""
+        """Whether to make the next version now. Called with at least one report."""
 
     @abstractmethod
     def staleness_allowed(self, assignment: Assignment, staleness: int) -> bool:
-        """Whether what was begun from that version, and so many were made since, may still count."""
+        """Whether a contribution with this staleness (versions since its start) may still count."""
 
     @abstractmethod
     def open_anew(self, moment: float) -> None:
-        """A version was made, or given up: what begins with that."""
+        """Begin the next round, after a version was made or a round was given up."""
 
     @abstractmethod
     def is_between_rounds(self) -> bool:
-        """Whether the next tasks may be of a later round than those before, though no version was made."""
+        """Whether the next tasks may belong to a later round although no version was made."""
 
     def is_hopeless(self, moment: float) -> bool:
-        """Whether the reports that are there are given up, since too few others can come."""
+        """Whether to give up the present reports, since too few others can arrive."""
         return False
 
     def all_reported(self) -> bool:
-        """Whether every device that has not left has reported, and so waits for a version."""
+        """Whether every device that has not left has reported and waits for a version."""
         if self.roster.training or self.roster.ready:
             return False
         return len(self.reported) >= self.clients - len(self.roster.away.difference(self.reported))
 
     def weight(self, work: LocalWork, staleness: int) -> float:
-        """The weight of a contribution, above 0. staleness: versions made since the one that it began from."""
+        """The weight of a contribution, above 0. staleness: versions made since its base version."""
         return self.model.strategy.weight(work, staleness)
 
     def begin(self, moment: float) -> None:
-        """The server starts, perhaps again, with what its journal knew."""
+        """Start the server, or restart it with the state from its journal."""
         self.roster.begin(moment, self._return_seconds)
 
     # Events.
@@ -260,11 +273,11 @@ class Rounds(ABC):
         yield from self.settle(event.moment)
 
     def left(self, client: int) -> None:
-        """A device cannot be heard any more. What it has sent of a contribution is kept."""
+        """Mark a device as unreachable. Its uploaded parts are kept."""
         self.roster.leave(client)
 
     def settle(self, moment: float) -> Iterator[Reply]:
-        """Make what is due: versions, receipts, assignments."""
+        """Make all versions, receipts and assignments that are due."""
         if moment >= self.roster.unheard_until:
             self.roster.count_missing()
         while self.reported and not self.finished and (self.admission.compares(self.sum) or self.is_complete(moment)):
@@ -288,7 +301,7 @@ class Rounds(ABC):
     # Pushes.
 
     def _refuse(self, client: int, push: Push, why: str) -> Answer:
-        """Nothing of a contribution is used, and its sender is not waited for."""
+        """Discard a contribution and stop waiting for its sender."""
         why = printable(f"client {client} was refused in round {push.stamp.step}: {why}")
         if client in self.roster.assigned and client not in self.reported:
             self.refused[client] = why
@@ -304,7 +317,7 @@ class Rounds(ABC):
             return self._answered_before(client, stamp)
         if stamp.step > assignment.round or not assignment.first <= stamp.known <= assignment.version:
             raise MalformedError(
-                f"it sent what it learned in round {stamp.step} from version {stamp.known}, and its task was round "
+                f"it sent a contribution for round {stamp.step} from version {stamp.known}, but its task was round "
                 f"{assignment.round} from version {assignment.version}"
             )
         if client in self.reported:
@@ -334,17 +347,17 @@ class Rounds(ABC):
         return None
 
     def most_bytes(self, assignment: Assignment) -> int:
-        """What a contribution may have at most."""
+        """Largest allowed size of a contribution, in bytes."""
         return self.admission.most_bytes(self.model.contribution_size(assignment.round).nbytes)
 
     def take(self, client: int, stamp: Stamp, report: Report, payload: Payload) -> None:
-        """Add a contribution to the sum. Raises MalformedError, before anything is changed."""
+        """Add a contribution to the sum. Raises MalformedError and then changes nothing."""
         blocks = self.model.decode(stamp, payload, report.counts)
         work = LocalWork(samples=report.samples, steps=report.steps, learning_rate=report.learning_rate)
         self.admission.admit(self.sum, client, blocks, self.weight(work, self.model.version - stamp.known), work)
 
     def other_push(self, client: int, push: Push, token: int) -> Receipt | None:
-        """What an assigned device pushes beside parts and reports; None: it is answered later."""
+        """Receive a push other than parts and reports. Returns None if the answer comes later."""
         raise MalformedError(f"it sent {push.key[:40]!r}, which is no part of a contribution")
 
     def _said_again(self, reported: Reported, push: Push, token: int) -> Receipt | None:
@@ -360,7 +373,7 @@ class Rounds(ABC):
         return Receipt(version=version if index == stamp.step else NOT_COUNTED, about=encode(Fate()))
 
     def _compare(self) -> Iterator[Reply]:
-        """Add what was held until it could be compared; who is refused only now has reported, and hears of it."""
+        """Add the held contributions that pass the comparison, and answer the refused ones."""
         for client, why in self.admission.compare(self.sum).items():
             reported = self.reported.pop(client)
             answer = self._refuse(client, Push(to=THE_SERVER, key=REPORT, stamp=reported.stamp), why)
@@ -400,7 +413,7 @@ class Rounds(ABC):
         yield from told(done, version)
 
     def _give_up(self, moment: float, why: str) -> Iterator[Reply]:
-        """Forget what was reported: nothing of it counts, and its devices hear so."""
+        """Discard the reports of this round; their devices receive NOT_COUNTED."""
         self.attempts.given_up(self.roster.next_round, why, len(self.reported))
         done, self.reported = self.reported, {}
         before = [*self.roster.assigned]
@@ -412,7 +425,7 @@ class Rounds(ABC):
         yield from told(done, NOT_COUNTED)
 
     def _drop(self, clients: Iterable[int]) -> None:
-        """End assignments of which nothing counts, and journal that before their devices hear of it."""
+        """End assignments without a contribution, and journal this before the devices are answered."""
         ended = [*clients]
         self._end(ended)
         self._note(ended=ended)
@@ -423,7 +436,7 @@ class Rounds(ABC):
             self.uploads.drop(client)
 
     def _note(self, given: Sequence[int] = (), ended: Sequence[int] = ()) -> None:
-        """Account for and journal tasks that were given, or ended, before their devices hear of it."""
+        """Account for and journal assignments that were given or ended, before the devices are answered."""
         roster = self.roster
         if self.accountant is not None:
             self.accountant.given(given)
@@ -436,18 +449,18 @@ class Rounds(ABC):
     def _asked(self, client: int, token: int, pull: Pull) -> Iterator[Reply]:
         if pull.at_least > self.roster.next_round + 1:
             why = f"client {client} remembers round {pull.at_least - 1} of another federation: give it a new directory"
-            yield Reply(token=token, answer=refusal(pull, why, self.model.lineage))  # one of another past begins anew
+            yield Reply(token=token, answer=refusal(pull, why, self.model.lineage))  # another lineage resets a device
             return
         self.roster.ask(client, token, pull)
         assignment = self.roster.assigned.get(client)
         if assignment is not None and client not in self.reported:
-            if assignment.round < self.roster.first_round(client):  # it knows that its part does not count
+            if assignment.round < self.roster.first_round(client):  # the device knows that this round does not count it
                 self._drop([client])
             else:
                 yield from self._give_task(client)
 
     def _give_task(self, client: int) -> Iterator[Reply]:
-        """Tell a device of its assignment, as often as it asks. Who asks again begins anew, from this version."""
+        """Answer a device's requests with its assignment. A repeated request restarts it from the current version."""
         assignment, version = self.roster.assigned[client], self.model.version
         self.uploads.drop(client)
         if assignment.version != version:
@@ -467,7 +480,7 @@ class Rounds(ABC):
             yield Reply(token=token, answer=replace(pulled, about=encode(task)))
 
     def _dismiss(self) -> Iterator[Reply]:
-        """The federation has ended: nobody trains any more, and whoever asks hears so."""
+        """End the federation: drop all assignments and answer all waiting devices."""
         done, self.reported = self.reported, {}
         if self.roster.assigned:
             self._drop(self.roster.assigned)
@@ -477,7 +490,7 @@ class Rounds(ABC):
                 yield Reply(token=token, answer=Pulled(version=self.model.version, about=encode(over)))
         yield from told(done, NOT_COUNTED)
 
-    # State that a journal keeps.
+    # State in the journal.
 
     @property
     def next_round(self) -> int:
@@ -485,7 +498,7 @@ class Rounds(ABC):
 
     @property
     def must_be_journaled(self) -> bool:
-        """Whether a server that forgets rounds does harm: it would spend the same privacy again."""
+        """Whether losing the journal does harm: a server without it would spend the same privacy budget twice."""
         return self.accountant is not None
 
     def state_dict(self) -> dict[str, Any]:
@@ -502,13 +515,13 @@ class Rounds(ABC):
         self.sum = self._new_sum()
 
     def change(self, change: RosterChange) -> None:
-        """Make a change again."""
+        """Replay a change from the journal."""
         self.roster.change(change)
         if self.accountant is not None:
             self.accountant.given(change.assigned)
 
     def begin_anew(self) -> None:
-        """Continue from this version with a new lineage: later versions are lost, and devices may hold them."""
+        """Continue from this version with a new lineage, since devices may hold later versions that are lost here."""
         self.model.begin_anew()
         self.roster.forget_tasks()
 
@@ -522,7 +535,7 @@ class Rounds(ABC):
 
 
 def serve(rounds: Rounds) -> PeerScript:
-    """Serve for ever: also after the last round, devices may come and ask whether there is something to do."""
+    """Serve forever. Devices can also connect after the last round, and learn that the federation has ended."""
     event: PeerEvent = yield Await(until=-inf)
     rounds.begin(event.moment)
     while True:

@@ -1,7 +1,4 @@
-"""Selection: which of the devices that are there train next.
-
-Only devices that wait for a task are chosen from, so all of these choose by what is available.
-"""
+"""Selection: policies that sample the next clients among those that wait for a task."""
 
 from __future__ import annotations
 
@@ -17,47 +14,56 @@ from gossamer.federated.messages import Report
 
 
 class SelectionPolicy(Protocol):
-    """Chooses devices; the same for the same seed, the same devices and the same that was heard before."""
+    """Chooses devices, deterministically for the same seed, devices and earlier observations."""
 
     @property
     def draws_each(self) -> bool:
-        """Whether each device is drawn by itself, whatever `count` is, so that all who may come are waited for."""
+        """Whether each device is drawn independently, regardless of `count`. The server then waits for all devices."""
         return False
 
     @property
     def reads_metrics(self) -> bool:
-        """Whether it goes by what reports tell of a device's training, which they do not under masks."""
+        """Whether the policy reads the metrics in reports, which are not available with secure aggregation."""
         return False
 
     def choose(self, available: Sequence[int], count: int, index: int) -> list[int]:
-        """`count` of `available`, which ascend and are at least as many; ascending. index: of the choice."""
+        """Choose `count` devices.
+
+        Args:
+            available: device numbers, ascending, at least `count`.
+            count: number of devices.
+            index: of the choice.
+
+        Returns:
+            Device numbers, ascending.
+        """
 
     def heard(self, client: int, report: Report, seconds: float) -> None:
-        """A device's contribution was counted, which came so many seconds after it was chosen."""
+        """A device's contribution was counted, `seconds` after the device was chosen."""
         return None
 
     def missed(self, client: int, seconds: float) -> None:
-        """A device had not reported so many seconds after it was chosen, when its round ended."""
+        """A device had not reported when its round ended, `seconds` after it was chosen."""
         return None
 
     @property
     def remembers(self) -> str:
-        """The field that holds what is known of devices, by device; empty: nothing is."""
+        """Name of the field with the observations per device; empty: there is no such field."""
         return ""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers of devices."""
+        """The observations per device."""
         return {self.remembers: dict(getattr(self, self.remembers))} if self.remembers else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`; from nothing, where it is another policy's."""
+        """Restore a `state_dict`. The state of another policy is ignored."""
         if self.remembers:
             setattr(self, self.remembers, dict(state.get(self.remembers, {})))
 
 
 @dataclass(frozen=True)
 class Uniform(SelectionPolicy):
-    """Every device is as likely as any other."""
+    """Uniform sampling without replacement."""
 
     seed: int = 0
 
@@ -67,7 +73,7 @@ class Uniform(SelectionPolicy):
 
 @dataclass
 class LeastTrained(SelectionPolicy):
-    """Those that were counted least often so far; ties are drawn. For devices some of which are seldom there."""
+    """Chooses the devices that were counted least often, with random ties. For devices with uneven availability."""
 
     seed: int = 0
     counted: dict[int, int] = field(default_factory=dict, init=False)
@@ -87,19 +93,19 @@ class LeastTrained(SelectionPolicy):
 
 @dataclass
 class PowerOfChoice(SelectionPolicy):
-    """Those with the largest loss among `candidates` times as many, drawn by their numbers of samples.
+    """Chooses the devices with the largest loss among candidates sampled by their numbers of samples.
 
-    The loss is the last that a device told under `metric`; one that told none yet comes first.
+    The loss is the last value that a device reported under `metric`. Devices without a loss come first.
     source: Cho, Wang & Joshi 2020 (Client selection in federated learning; the variant that needs no extra round trip)
     """
 
     seed: int = 0
-    candidates: float = 2.0  # drawn for each that is chosen
+    candidates: float = 2.0  # sampled per chosen device
     metric: str = "loss"  # of Update.metrics
     told: dict[int, tuple[float, int]] = field(default_factory=dict, init=False)  # loss and samples, by device
 
     def __post_init__(self) -> None:
-        require(self.candidates >= 1, f"candidates is 1 or more for each that is chosen, not {self.candidates}")
+        require(self.candidates >= 1, f"candidates must be 1 or more per chosen device, got {self.candidates}")
 
     @property
     def reads_metrics(self) -> bool:
@@ -108,7 +114,7 @@ class PowerOfChoice(SelectionPolicy):
     def choose(self, available: Sequence[int], count: int, index: int) -> list[int]:
         random = _random(self.seed, index)
         usual = sum(samples for _, samples in self.told.values()) / len(self.told) if self.told else 1.0
-        drawn = sorted(  # without replacement, as likely as their weights: Efraimidis & Spirakis 2006
+        drawn = sorted(  # weighted sampling without replacement: Efraimidis & Spirakis 2006
             (-log(1.0 - random.random()) / max(self._samples(client, usual), 1e-9), client) for client in available
         )[: max(count, round(self.candidates * count))]
         ranked = sorted(drawn, key=lambda each: (-self.told.get(each[1], (inf, 0))[0], each))
@@ -128,20 +134,20 @@ class PowerOfChoice(SelectionPolicy):
 
 @dataclass
 class WithinDeadline(SelectionPolicy):
-    """Devices that were done before the deadline the last time, or were not tried yet; the fastest others after them.
+    """Chooses devices that met the deadline last time or are untested, then the fastest of the others.
 
     Give the rounds the same deadline: `round_seconds`.
-    source: Nishio & Yonetani 2019, ICC (FedCS), with times that were seen instead of promised
+    source: Nishio & Yonetani 2019, ICC (FedCS), with measured instead of promised times
     """
 
     deadline_seconds: float
     seed: int = 0
-    explored: float = 0.05  # share of the chosen that may be slow ones, which may have become faster
-    seconds: dict[int, float] = field(default_factory=dict, init=False)  # the last, by device
+    explored: float = 0.05  # fraction of choices that may be slow devices, which may have become faster
+    seconds: dict[int, float] = field(default_factory=dict, init=False)  # last duration, by device
 
     def __post_init__(self) -> None:
-        require(self.deadline_seconds > 0, f"deadline_seconds is above 0, not {self.deadline_seconds}")
-        require(0 <= self.explored <= 1, f"explored is a share in [0, 1], not {self.explored}")
+        require(self.deadline_seconds > 0, f"deadline_seconds must be above 0, got {self.deadline_seconds}")
+        require(0 <= self.explored <= 1, f"explored must be in [0, 1], got {self.explored}")
 
     def choose(self, available: Sequence[int], count: int, index: int) -> list[int]:
         random = _random(self.seed, index)
@@ -165,10 +171,10 @@ class WithinDeadline(SelectionPolicy):
 
 
 def within_deadline(seed: int, deadline_seconds: float) -> SelectionPolicy:
-    """WithinDeadline of a deadline that there is. Raises ValueError for none."""
+    """WithinDeadline with a finite deadline. Raises ValueError otherwise."""
     require(
         deadline_seconds < inf,
-        "--selection within-deadline chooses devices that were done within --round-seconds the last time: add "
+        "--selection within-deadline chooses devices that met --round-seconds the last time: add "
         "--round-seconds 600, or write --selection uniform",
     )
     return WithinDeadline(deadline_seconds, seed)

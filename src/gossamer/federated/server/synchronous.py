@@ -1,4 +1,4 @@
-"""Synchronous rounds: a cohort trains from one version, and the next is made of what it reports until a deadline."""
+"""Synchronous rounds: a cohort trains from one version, and the reports before a deadline make the next version."""
 
 from __future__ import annotations
 
@@ -14,8 +14,27 @@ Late = Literal["drop", "count"]
 
 
 class SynchronousRounds(Rounds):
-    """A cohort at a time. A round ends with the report of `cohort` devices, of all that are still there, or, with at
-    least `fewest`, at its deadline; one with too few by then is given up, and another cohort is chosen."""
+    """One cohort at a time.
+
+    A round ends after `cohort` reports, when all devices that are still present have reported, or at its deadline with
+    at least `fewest` reports. A round with fewer is given up, and another cohort is chosen.
+
+    A round begins when as many devices wait as will be chosen (or as are left, if some have left). After
+    `gather_seconds` it begins with the waiting devices, at least `fewest`.
+
+    Args:
+        round_seconds: seconds until the deadline of a round.
+        over_selection: fraction of additional devices beyond the cohort. The slowest of them are not waited for.
+        fewest: smallest number of reports per version.
+        late: "drop" discards reports after the end of their round. "count" adds them to the next version, with their
+            weight divided by sqrt(1 + s), where s is the staleness in versions.
+        late_versions: largest staleness s that counts.
+        gather_seconds: seconds until a round begins with fewer devices.
+
+    Raises:
+        ValueError: an argument is out of range.
+        RecipeError: the arguments do not fit the recipe's privacy or strategy.
+    """
 
     def __init__(
         self,
@@ -28,17 +47,11 @@ class SynchronousRounds(Rounds):
         gather_seconds: float = inf,
         **options: Any,
     ) -> None:
-        """round_seconds: until the deadline. over_selection: share of devices chosen beyond the cohort, whose slowest
-        are not waited for. late: what becomes of reports after their round; "count": they are a part of the next
-        version, by a weight divided by sqrt(1 + s) where s, at most `late_versions`, were made meanwhile.
-
-        A round begins once as many devices wait as are chosen, or as there are, where some have left; after
-        `gather_seconds` with those that wait, at least `fewest`."""
         super().__init__(*args, **options)
-        require(1 <= fewest <= self.cohort, f"fewest is 1 to the cohort's {self.cohort}, not {fewest}")
-        require(over_selection >= 0, f"over_selection is a share, 0 or more, not {over_selection}")
-        require(late in ("drop", "count"), f'late is "drop" or "count", not {late!r}')
-        require(late_versions >= 1, f"late_versions is 1 or more, not {late_versions}")
+        require(1 <= fewest <= self.cohort, f"fewest must be 1 to the cohort's {self.cohort}, got {fewest}")
+        require(over_selection >= 0, f"over_selection must be a fraction, 0 or more, got {over_selection}")
+        require(late in ("drop", "count"), f'late must be "drop" or "count", got {late!r}')
+        require(late_versions >= 1, f"late_versions must be 1 or more, got {late_versions}")
         self._draws_each = self.selection.draws_each
         self._check_privacy(over_selection, fewest, late)
         self._check_late(late)
@@ -47,8 +60,8 @@ class SynchronousRounds(Rounds):
         self._round_seconds, self._gather_seconds, self._fewest = round_seconds, gather_seconds, fewest
         self.attempts.fewest = fewest
         self._late_versions = late_versions if late == "count" else 0
-        self._open: set[int] = set()  # devices that were chosen for this round
-        self._enough = self.cohort  # reports that end it
+        self._open: set[int] = set()  # devices chosen for this round
+        self._enough = self.cohort  # reports that end the round
         self._is_open = self._is_impatient = False
 
     def begin(self, moment: float) -> None:
@@ -59,29 +72,29 @@ class SynchronousRounds(Rounds):
         self.deadline = moment + (self._round_seconds if self._is_open else self._gather_seconds)
 
     def _check_privacy(self, over_selection: float, fewest: int, late: Late) -> None:
-        """A device that was drawn by a coin counts in the version of that draw or in none, whoever else was drawn."""
+        """A device that was drawn independently counts in that version or in none, regardless of other draws."""
         if self.accountant is None:
             return
         term = self.accountant.privacy
         if late == "count":
             raise RecipeError(
-                'late="count" makes a device a part of a version that it was not drawn for, and '
-                f'{term!r} accounts for those that were. Write late="drop".'
+                'late="count" adds a device to a version that it was not drawn for, but '
+                f'{term!r} accounts only for drawn devices. Write late="drop".'
             )
         if self._draws_each and (over_selection or fewest > 1):
             raise RecipeError(
-                f"With over_selection or fewest, whether a device counts depends on the others, and "
-                f"{term!r} accounts for devices that are drawn one by one. Leave both out, or write "
+                f"With over_selection or fewest, whether a device counts depends on the others, but "
+                f"{term!r} accounts for independent draws. Leave both out, or write "
                 f'sampling="fixed".'
             )
 
     def _check_late(self, late: Late) -> None:
-        """A late report weighs less, also what it says that its device remembers from now on."""
+        """Late reports have a smaller weight, which is incompatible with memory on devices."""
         strategy = self.model.strategy
         if late == "count" and strategy.memory_keys:
             raise RecipeError(
-                f'late="count" takes a part of what a late device sent, and with {strategy!r} the server keeps the '
-                'sum of what all devices remember, which would no longer be one. Write late="drop".'
+                f'late="count" scales down the contribution of a late device, but with {strategy!r} the server keeps '
+                'the exact sum of the memories of all devices. Write late="drop".'
             )
 
     @property
@@ -111,7 +124,7 @@ class SynchronousRounds(Rounds):
 
     def is_complete(self, moment: float) -> bool:
         if not self._is_open:
-            return self.all_reported()  # late: no other round can begin before they are counted
+            return self.all_reported()  # late reports: no other round can begin before they are counted
         on_time = len(self._open & self.reported.keys())
         nobody_left = moment >= self.deadline or self._open.isdisjoint(self.roster.training)
         return on_time >= self._enough or (nobody_left and len(self.reported) >= self._fewest)

@@ -1,8 +1,8 @@
-"""Device states: keeps what simulated devices keep, in memory or on disk; equal replicas are kept once.
+"""Device states: the state of simulated devices, in memory or on disk; equal replicas are stored once.
 
-All replicas of one version are the same bits, so memory grows with the versions that devices hold, not with devices.
-Residuals and the strategy's memory are each device's own: with a directory they lie there while it is not chosen. What
-was sent when a device left, and what it then remembers, stays in memory until its fate is known.
+All replicas of one version have the same bits, so memory grows with the number of versions in use, not with the number
+of devices. Residuals and the strategy's memory are separate for each device. With a directory they are on disk while
+the device is not chosen. A pending contribution, and the state after it, stay in memory until the outcome is known.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from gossamer.federated.client.store import ClientState, ClientStore, DirectoryS
 
 
 class DeviceStates:
-    """Of all devices; one that was never chosen costs nothing."""
+    """State of all devices; a device that was never chosen needs no memory."""
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
-        """directory: for what is each device's own; None: in memory."""
+        """directory: for residuals and the strategy's memory; None: in memory."""
         self._directory = directory
         self._kept: dict[int, ClientState] = {}
-        self._written: set[int] = set()  # who has a file
-        self._replicas: dict[int, tuple[Payload, int]] = {}  # by version: the blocks, and how many devices hold them
+        self._written: set[int] = set()  # devices with a file
+        self._replicas: dict[int, tuple[Payload, int]] = {}  # by version: the blocks, and the number of holders
 
     def __len__(self) -> int:
         return len(self._kept)
 
     @property
     def replicas(self) -> int:
-        """How many versions are held."""
+        """Number of stored versions."""
         return len(self._replicas)
 
     def known(self, client: int) -> bool:
-        """Whether it ever was chosen."""
+        """Whether the device was ever chosen."""
         return client in self._kept
 
     def of(self, client: int) -> ClientStore:
@@ -50,7 +50,8 @@ class DeviceStates:
         return replace(kept, residuals=own.residuals, memory=own.memory)
 
     def save(self, client: int, state: ClientState, last: ClientState) -> None:
-        """last: the state before; unchanged residuals are not written. Raises CheckpointError for a full disk."""
+        """Save a state. last: the previous state; unchanged residuals are not written. Raises CheckpointError if the
+        disk is full."""
         small = state
         if self._directory is not None:
             changed = state.residuals is not last.residuals or state.memory is not last.memory
@@ -60,7 +61,7 @@ class DeviceStates:
             small = replace(state, residuals=(), memory={})
         replica = self._held(state.version, state.replica)
         pending = state.pending
-        if pending is not None and pending.counted.version == state.version:  # what counts has the same replica
+        if pending is not None and pending.counted.version == state.version:  # `counted` has the same replica
             pending = replace(pending, counted=replace(pending.counted, replica=replica))
         self._release(self._kept.get(client))
         self._kept[client] = replace(small, replica=replica, pending=pending)
@@ -69,7 +70,7 @@ class DeviceStates:
         if not replica:
             return replica
         blocks, holders = self._replicas.get(version, (replica, 0))
-        if not all(map(torch.equal, blocks, replica)):  # no server publishes that; NaN is not equal either
+        if not all(map(torch.equal, blocks, replica)):  # differs, or has NaN
             return replica
         self._replicas[version] = blocks, holders + 1
         return blocks
@@ -87,7 +88,7 @@ class DeviceStates:
 
 
 class _Own(ClientStore):
-    """One device's."""
+    """The store of one device."""
 
     def __init__(self, states: DeviceStates, client: int) -> None:
         self._states, self._client, self._last = states, client, ClientState()

@@ -1,9 +1,9 @@
 """Virtual federation: runs one server script and many devices' scripts in virtual time, by an event queue.
 
-Only chosen devices have a live script. One that waits is its unanswered ask, and one that was never chosen has no state
-either, so a round costs the same however many others there are. What a device does between two messages is done at
-once and takes its virtual time: training by steps, transfers by payload bytes, as its profile says. A device whose
-hours end, or that fails, has left at that moment; its script is closed, and begins anew when it comes back.
+Only chosen devices have a live script. A waiting device is only its unanswered request, and a device that was never
+chosen has no state, so the cost of a round does not depend on the number of other devices. The work of a device between
+two messages runs at once and takes virtual time by its profile: training by steps, transfers by payload bytes. A device
+leaves when its availability ends or when it fails. Its script is closed, and restarted when it returns.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from gossamer.federated.server.rounds import Rounds, serve
 from gossamer.federated.virtual.device_states import DeviceStates
 from gossamer.federated.virtual.training import DeviceTraining
 
-FAILURE_SECONDS = 600.0  # after which a device that failed comes back
+FAILURE_SECONDS = 600.0  # until a failed device returns
 PATIENCE_SECONDS = 30 * DAY_SECONDS  # without a version
-PATIENCE_ROUNDS = 10_000  # given up one after another: on an instant network they take no time
+PATIENCE_ROUNDS = 10_000  # given up in a row: with an instant network they take no virtual time
 
 
 class ByteCounts:
@@ -54,7 +54,7 @@ class ByteCounts:
 
 
 class VirtualFederation:
-    """The server, the devices, and the clock."""
+    """The server, the devices, and the clock. profile: from a device's number to its profile, a pure function."""
 
     def __init__(
         self,
@@ -64,10 +64,9 @@ class VirtualFederation:
         states: DeviceStates,
         profile: Callable[[int], DeviceProfile] = lambda client: DeviceProfile(),
     ) -> None:
-        """profile: of a device; the same whenever it is asked."""
         self.clock, self.counted, self.events = VirtualClock(), ByteCounts(), 0
         self.failures: dict[int, GossamerError] = {}
-        self.stopping = False  # set it to end after the event that is being heard
+        self.stopping = False  # set it to end after the current event
         self._rounds, self._recipe, self._training, self._states = rounds, recipe, training, states
         self._profile = profile
         self._server = serve(rounds)
@@ -76,21 +75,21 @@ class VirtualFederation:
         self._asked: dict[int, int] = {}  # by token: the device that waits for its answer
         self._tokens: dict[int, int] = {}  # by device: its token
         self._live: dict[int, ClientScript] = {}
-        self._stays: dict[int, int] = {}  # by device that ever left: how often, to know what belongs to a stay before
-        self._leaves: dict[int, float] = {}  # by live device: when its hours end
-        self._sending: dict[int, tuple[int, float]] = {}  # by device: the bytes under way, and since when
-        self._untrained: dict[int, tuple[Train, float]] = {}  # by device: what it is to train, and since when
+        self._stays: dict[int, int] = {}  # by device: how often it left, to recognize events of an earlier stay
+        self._leaves: dict[int, float] = {}  # by live device: end of its availability
+        self._sending: dict[int, tuple[int, float]] = {}  # by device: the bytes in transit, and since when
+        self._untrained: dict[int, tuple[Train, float]] = {}  # by device: its pending training, and since when
         self._new: Pull = next(participate(0, recipe, MemoryStore()))  # of a device that was never chosen
         self._last_version, self._last_round = 0.0, 0
 
     @property
     def live(self) -> int:
-        """How many devices have a script."""
+        """Number of devices with a script."""
         return len(self._live)
 
     def run(self) -> None:
-        """Until the federation has ended, or `stopping`. Raises PeerLost where it cannot end, and what the user's
-        function raises."""
+        """Run until the federation has ended, or `stopping`. Raises PeerLost if it cannot end, and exceptions of the
+        user's function."""
         self._step(next(self._server))
         for client in range(self._rounds.clients):
             self._come(client)
@@ -100,7 +99,7 @@ class VirtualFederation:
             self.events += 1
 
     def committed(self) -> ByteCounts:
-        """A version was made: the bytes since the one before."""
+        """A version was made. Returns the bytes since the previous version."""
         self._last_version, self._last_round = self.clock.now, self._rounds.next_round
         found, self.counted = self.counted, ByteCounts()
         return found
@@ -123,14 +122,14 @@ class VirtualFederation:
         rounds, first = self._rounds, next(iter(self.failures.items()), None)
         why = [rounds.attempts.summary()]
         if first is not None:
-            failed = f"{len(self.failures)} of {rounds.clients} devices gave up for good."
+            failed = f"{len(self.failures)} of {rounds.clients} devices failed permanently."
             why.append(f"{failed} The first: client {first[0]}: {first[1]}")
         if not self._too_few_can():
             given_up = rounds.next_round - self._last_round
             why.append(
-                f"{len(self._asked)} of {rounds.clients} devices are there after {self.clock.now / 3600:.1f} virtual "
-                f"hours, {given_up} rounds were given up, and a round waits for more. Lower the recipe's fraction, or "
-                "give the profiles more hours of presence."
+                f"{len(self._asked)} of {rounds.clients} devices are available after {self.clock.now / 3600:.1f} "
+                f"virtual hours, {given_up} rounds were given up, and a round needs more. Lower the recipe's fraction, "
+                "or give the profiles longer availability."
             )
         stuck = PeerLost(" ".join([f"Version {rounds.model.version + 1} cannot be made.", *filter(None, why)]))
         stuck.__cause__ = None if first is None else first[1]
@@ -142,7 +141,7 @@ class VirtualFederation:
         self._step(self._server.send(event))
 
     def _step(self, op: Any) -> None:
-        """Until the server waits for something."""
+        """Advance the server's script until it waits."""
         while True:
             match op:
                 case Reply():
@@ -156,7 +155,7 @@ class VirtualFederation:
                     self._due = until
                     return
                 case _:
-                    raise TypeError(f"the server said {op!r}, which is no word of one that only answers")
+                    raise TypeError(f"the server yielded {op!r}, which is not an op of a server")
 
     def _elapsed(self, until: float) -> None:
         if self._due == until:
@@ -165,12 +164,12 @@ class VirtualFederation:
     def _answer(self, reply: Reply) -> None:
         client = self._asked.pop(reply.token, None)
         if client is None or (self._rounds.finished and client not in self._live):
-            return  # it has left, or would be told only that there is nothing to do
+            return  # it has left, or the answer would only end it
         del self._tokens[client]
         if client not in self._live:
             self._live[client] = script = participate(client, self._recipe, self._states.of(client))
             self._leaves[client] = presence(self._profile(client), self.clock.now)[1]
-            next(script)  # the ask that is answered now
+            next(script)  # the request that is answered now
         nbytes = payload_bytes(reply.answer.payload)
         self.counted.down[client] = self.counted.down.get(client, 0) + nbytes
         self._resume(client, reply.answer, self.clock.now + self._profile(client).down_seconds(nbytes))
@@ -189,7 +188,7 @@ class VirtualFederation:
             return
         self._live[client] = script = participate(client, self._recipe, self._states.of(client))
         self._leaves[client] = ends
-        self._issue(client, next(script), self.clock.now)  # its task, or what it was sending when it left
+        self._issue(client, next(script), self.clock.now)  # a request for a task, or its pending contribution
 
     def _stay(self, client: int) -> int:
         return self._stays.get(client, 0)
@@ -206,7 +205,7 @@ class VirtualFederation:
         self._hear(PeerLeft(moment=self.clock.now, peer=Peer(CLIENT, client)))
 
     def _forget(self, client: int) -> None:
-        """A device has no script any more."""
+        """Close a device's script."""
         op, _ = self._untrained.pop(client, (None, 0.0))
         if op is not None:
             self._training.forget(op)
@@ -216,9 +215,9 @@ class VirtualFederation:
             script.close()
 
     def _resume(self, client: int, answer: Any, moment: float) -> None:
-        """Give a device an answer that it has at `moment`, which is now or later."""
+        """Give a device an answer that arrives at `moment`, now or later."""
         if moment > self._leaves[client]:
-            return  # it will have left by then, and not have heard it
+            return  # it leaves before the answer arrives
         try:
             op = self._live[client].send(answer)
         except GossamerError as error:
@@ -237,7 +236,7 @@ class VirtualFederation:
             case Pull() | Push():
                 self._ask(client, op, moment)
             case _:
-                raise TypeError(f"client {client} said {op!r}, which is no word of a device")
+                raise TypeError(f"client {client} yielded {op!r}, which is not an op of a device")
 
     def _ask(self, client: int, op: Ask, moment: float) -> None:
         nbytes = payload_bytes(op.payload) if isinstance(op, Push) else 0
@@ -253,12 +252,12 @@ class VirtualFederation:
         self._hear(Arrived(moment=self.clock.now, token=token, sender=Peer(CLIENT, client), op=op))
 
     def _count_sent(self, client: int) -> None:
-        """What a device was sending has arrived, or is lost. What it had not begun to send is not counted."""
+        """Count bytes that have arrived or are lost, if the device had begun to send them."""
         nbytes, moment = self._sending.pop(client, (0, 0.0))
         if nbytes and moment <= self.clock.now:
             self.counted.up[client] = self.counted.up.get(client, 0) + nbytes
 
-    # Training: put off until the first result can be missed, so that many devices are trained together.
+    # Training is deferred until the first result is due, so that many devices are trained together.
 
     def _begin_training(self, client: int, op: Train, moment: float) -> None:
         profile, stay = self._profile(client), self._stay(client)
@@ -272,7 +271,7 @@ class VirtualFederation:
         self.clock.at(soonest, self._train, client, op)
 
     def _train(self, client: int, op: Train) -> None:
-        """Train all that are to be trained, where this one still is."""
+        """Train all pending devices, if this one is still pending."""
         if self._untrained.get(client, (None,))[0] is not op:
             return
         together, self._untrained = self._untrained, {}

@@ -1,4 +1,4 @@
-"""Ray training: the devices of a round as tasks of Ray, on whatever machines it has; the same bits as without it."""
+"""Ray training: trains the devices of a round as Ray tasks on a cluster, with the same bits as local training."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from gossamer.federated.virtual.vectorized_training import training_of
 
 
 class RayTraining(DeviceTraining):
-    """Devices that would be trained in one call here are one task there; others are divided over all cores.
+    """Trains devices as Ray tasks.
 
-    The function, its data and the model are sent once. A task has as many threads of torch as a simulation here, since
-    their number decides in which order long sums are taken.
+    Devices of one vectorized call are one task; otherwise devices are divided over all cores. The function, its data
+    and the model are sent once. A task uses as many torch threads as the local engine, since the number of threads
+    determines the order of long sums.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class RayTraining(DeviceTraining):
         function: ClientFunction,
         threads: int = 1,
     ) -> None:
-        """Raises LoopError where Ray is not installed."""
+        """Raises LoopError if Ray is not installed."""
         self._ray = _ray()
         if not self._ray.is_initialized():
             self._ray.init(log_to_driver=False, include_dashboard=False)
@@ -74,13 +75,13 @@ def _ray() -> Any:
         return import_module("ray")
     except ModuleNotFoundError:
         raise LoopError(
-            "Ray is not installed, so devices cannot be trained by it. Install it: pip install 'gossamer[ray]'; or "
+            "Ray is not installed, so it cannot train devices. Install it: pip install 'gossamer[ray]'; or "
             'leave engine at "local", which gives the same bits.'
         ) from None
 
 
 def _pickled(bundle: Any, function: ClientFunction) -> bytes:
-    """By value where a script was run and not imported, as its functions are."""
+    """Pickle the bundle, by value if the function's script was not imported as a module."""
     cloudpickle, module = import_module("ray.cloudpickle"), sys.modules.get(function.__module__)
     if module is not None and module.__spec__ is None:
         cloudpickle.register_pickle_by_value(module)
@@ -88,11 +89,11 @@ def _pickled(bundle: Any, function: ClientFunction) -> bytes:
     return found
 
 
-_AT_HAND: dict[bytes, DeviceTraining] = {}  # in a process of Ray: of the last federation
+_AT_HAND: dict[bytes, DeviceTraining] = {}  # in a Ray process: training of the last federation
 
 
 def _train_some(bundle: bytes, ops: Sequence[Train]) -> list[Trained]:
-    """In a process of Ray."""
+    """Train some devices in a Ray process."""
     if bundle not in _AT_HAND:
         model, state, strategy, function, threads = import_module("ray.cloudpickle").loads(bundle)
         torch.set_num_threads(threads)
@@ -102,5 +103,5 @@ def _train_some(bundle: bytes, ops: Sequence[Train]) -> list[Trained]:
 
 
 def _own(trained: Trained) -> Trained:
-    """Not a row of a matrix, all of which would travel."""
+    """Copy the result, since a row of a matrix would be pickled with the whole matrix."""
     return replace(trained, flat=trained.flat.clone())

@@ -35,20 +35,31 @@ from gossamer.federated.virtual.vectorized_training import training_of
 
 @dataclass(kw_only=True)
 class FederatedRun:
-    """A federation that has ended, or goes on."""
+    """A federation that has ended or is running.
+
+    Attributes:
+        recipe: the resolved recipe.
+        clients: number of devices.
+        model: has the parameters of the last version after the end.
+        training: how devices were trained.
+        rounds: record of each version.
+        ended: "running", "finished", "reached" (`until`), "exhausted" (the privacy budget) or "interrupted".
+        why: reason of an early end, unless it was interrupted.
+        failures: by client, errors that ended a device permanently.
+    """
 
     recipe: str
     clients: int
-    model: nn.Module  # with the parameters of the last version
-    training: str = ""  # how devices were trained
+    model: nn.Module
+    training: str = ""
     rounds: list[RoundRecord] = field(default_factory=list)
-    ended: str = "running"  # finished, reached (until), exhausted (a privacy budget), interrupted
-    why: str = ""  # it ended, where that was before all rounds were made and nobody interrupted it
-    failures: dict[int, str] = field(default_factory=dict)  # by client: why it gave up for good
+    ended: str = "running"
+    why: str = ""
+    failures: dict[int, str] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
-        """Real ones."""
+        """Real (wall-clock) seconds."""
         return sum(each.seconds for each in self.rounds)
 
     @property
@@ -65,12 +76,12 @@ class FederatedRun:
 
     @property
     def metrics(self) -> dict[str, list[float | None]]:
-        """By name, over the rounds."""
+        """Evaluation metrics by name, one value per round."""
         names = {name: None for each in self.rounds for name in each.metrics}
         return {name: [each.metrics.get(name) for each in self.rounds] for name in names}
 
     def bytes_by_client(self) -> dict[int, tuple[int, int]]:
-        """Up and down of every device that was ever chosen."""
+        """Bytes up and down of every device that was chosen."""
         up: Counter[int] = Counter()
         down: Counter[int] = Counter()
         for each in self.rounds:
@@ -79,7 +90,7 @@ class FederatedRun:
         return {client: (up[client], down[client]) for client in sorted(up | down)}
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The record as JSON-compatible data."""
         return record_of(
             self.rounds,
             recipe=self.recipe,
@@ -119,24 +130,54 @@ def simulate(
     threads: int = 1,
     **options: Any,
 ) -> FederatedRun:
-    """Run a federation in virtual time: the scripts that `gossamer federate serve` and `join` run, and real training.
+    """Simulate a federation in virtual time, with real training.
 
-    train, model, evaluate: as a script marks them. A `train` that was marked vectorized trains many devices in a call.
-    profiles: of the devices, or what tells a device's by its number; None: always there, on an instant network.
-    until: a metric compared with a number, such as "accuracy>0.95"; the rounds end there at the latest.
-    on_round: called with the record of each version as it is made.
-    config: told to devices in each round, or what tells a round's by its index: lambda index: {"rate": 0.99**index}.
-    states: an empty directory for what devices keep between rounds (their feedback); None: in memory.
-    engine: "local", or "ray" for tasks of Ray, on whatever machines it has: the same bits.
-    options: of the rounds, such as round_seconds=600, over_selection=0.3 and selection=LeastTrained().
+    It runs the same server and device scripts as `gossamer federate serve` and `join`. The same seed gives the same
+    bits on the same machine. The global generators of torch, random and numpy are seeded for every device and round,
+    and restored at the end. A KeyboardInterrupt ends the simulation and returns the rounds so far, with `ended`
+    "interrupted".
 
-    threads: of torch, meanwhile. More help large models, hinder small ones, and may change the last bits of sums.
+    Args:
+        train: the client function. One marked with `client(vectorized=True)` trains many devices in one call.
+        model: the model, or a function that builds it.
+        recipe: a federated recipe, such as "FedAvg(fraction=0.1)".
+        clients: number of devices.
+        rounds: versions to make.
+        evaluate: the evaluation function; its metrics are added to the records.
+        profiles: of the devices, or a function from a device's number to its profile; None: always available, without
+            delays.
+        seed: of the federation.
+        until: a condition on a metric, such as "accuracy>0.95", that ends the rounds early.
+        on_round: called with the record of each new version.
+        config: configuration sent to devices, or a function from a round's index: lambda index: {"rate": 0.99**index}.
+        states: an empty directory for the devices' state (such as residuals) between rounds; None: in memory.
+        engine: "local", or "ray" for Ray tasks on a cluster, with the same bits.
+        threads: threads of torch. More help large models and slow down small ones, and can change the last bits of
+            sums.
+        options: of the rounds, such as round_seconds=600, over_selection=0.3 and selection=LeastTrained().
 
-    The same seed gives the same bits on the same machine. The global generators of torch, random and numpy are seeded
-    for every device and round, and left as they were before. A KeyboardInterrupt ends it with what there is, whose
-    `ended` is "interrupted".
-    Raises RecipeError for a recipe of no federation, PeerLost where a version can never be made, and what `train`
-    raises, with a note of the device and the round.
+    Returns:
+        The run, with its records and the trained model.
+
+    Raises:
+        RecipeError: the recipe is not federated, or an option does not fit it.
+        PeerLost: no further version can be made.
+        Exception: `train` or `evaluate` raised it; a note has the device and round, or the version.
+
+    >>> import torch
+    >>> from gossamer import federated
+    >>> data = [torch.full((4, 1), float(number)) for number in range(3)]
+    >>> @federated.client
+    ... def train(model, round):
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    ...     for batch in round.batches([data[round.client]]):
+    ...         optimizer.zero_grad()
+    ...         (model(batch) - 2 * batch).square().mean().backward()
+    ...         optimizer.step()
+    ...     return federated.Update(samples=4)
+    >>> run = federated.simulate(train, torch.nn.Linear(1, 1), "FedAvg(fraction=1.0)", clients=3, rounds=2)
+    >>> len(run.rounds), run.ended
+    (2, 'finished')
     """
     simulation = Simulation(
         train, model, recipe,
@@ -147,7 +188,7 @@ def simulate(
 
 
 class Simulation:
-    """A federation that is ready to run: what it will need can be said before it does."""
+    """A federation that is ready to run, with estimates of its needs."""
 
     def __init__(
         self,
@@ -168,9 +209,9 @@ class Simulation:
         threads: int = 1,
         **options: Any,
     ) -> None:
-        """As for `simulate`. Raises RecipeError, ValueError."""
-        require(clients >= 1 and rounds >= 1, f"a federation has 1 client and 1 round or more, not {clients}, {rounds}")
-        require(threads >= 1, f"threads is 1 or more, not {threads}")
+        """Arguments as for `simulate`. Raises RecipeError, ValueError."""
+        require(clients >= 1 and rounds >= 1, f"clients and rounds must be 1 or more, got {clients}, {rounds}")
+        require(threads >= 1, f"threads must be 1 or more, got {threads}")
         self._threads = threads
         self._until = None if until is None else StopCondition.read(until)
         self.on_round, self._seed = on_round, seed
@@ -205,12 +246,12 @@ class Simulation:
 
     @property
     def memory_bytes(self) -> int:
-        """About what is held at once, beside the user's data: a cohort's and the server's models, 2 kB a device."""
+        """Estimated memory without the user's data: models of a cohort and the server, and 2 kB per device."""
         model = self._rounds.model.parameters.nbytes
         return model * (5 * self.cohort + 8) + 2000 * self._rounds.clients
 
     def run(self) -> FederatedRun:
-        """Until the end, or a KeyboardInterrupt. Once."""
+        """Run until the end, or a KeyboardInterrupt. Call it once."""
         self._began = time.perf_counter()
         threads = torch.get_num_threads()
         torch.set_num_threads(self._threads)
@@ -275,10 +316,10 @@ def _training(
     strategy: FederatedStrategy,
     threads: int,
 ) -> DeviceTraining:
-    require(engine in ("local", "ray"), f"engine is 'local' or 'ray', not {engine!r}")
+    require(engine in ("local", "ray"), f"engine must be 'local' or 'ray', got {engine!r}")
     if engine == "local":
         return training_of(function, model, state, strategy)
-    from gossamer.federated.virtual.ray_training import RayTraining  # an extra
+    from gossamer.federated.virtual.ray_training import RayTraining  # optional dependency
 
     return RayTraining(model, state, strategy, function, threads)
 
@@ -291,6 +332,6 @@ def _profile_of(profiles: Profiles, clients: int) -> Callable[[int], DeviceProfi
         return profiles
     require(
         len(profiles) >= clients,
-        f"there are {len(profiles)} profiles and {clients} clients, so some would have none: give one for each",
+        f"there are {len(profiles)} profiles for {clients} clients: give one profile per client",
     )
     return profiles.__getitem__

@@ -1,4 +1,4 @@
-"""Training of simulated devices: answers the Trains of a round, each with its own seed."""
+"""Training of simulated devices: answers the Train ops of a round, each with its own seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gossamer.federated.model_state import ModelState
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the global generators, which a user's function may draw from."""
+    """Seed the global generators, which the user's function may use."""
     torch.manual_seed(seed % 2**63)
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
@@ -28,7 +28,7 @@ def seed_everything(seed: int) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Leave the global generators afterwards as they were before."""
+    """Restore the global generators at the end."""
     kept = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
     try:
         yield
@@ -39,31 +39,31 @@ def generators_kept() -> Iterator[None]:
 
 
 class DeviceTraining(Protocol):
-    """Trains devices. Who is trained together, or before whom, does not matter to a device."""
+    """Trains devices. The result of a device does not depend on the order or grouping of devices."""
 
     @property
     def description(self) -> str:
-        """How, in a few words that follow "devices train"."""
+        """A few words that follow "devices train"."""
 
     def fewest_steps(self, op: Train) -> int:
-        """Steps that it takes at least, known before it was trained."""
+        """Lower bound of the steps of this training, known in advance."""
         return 0
 
     @property
     def most_together(self) -> int | None:
-        """How many in one call, whose results depend on each other by rounding; None: each is by itself."""
+        """Devices per call, if results depend on their grouping by rounding; None: devices are independent."""
         return None
 
     def forget(self, op: Train) -> None:
-        """It is not to be trained after all."""
+        """Cancel a training."""
         return None
 
     def train(self, ops: Sequence[Train]) -> Iterator[Trained]:
-        """In the order of the ops. What the user's function raises carries a note with the device and the round."""
+        """Train in the order of the ops. Exceptions of the user's function have a note with the device and round."""
 
 
 class OneByOne(DeviceTraining):
-    """One device after another, by the user's own loop."""
+    """Trains one device after another, by the user's loop."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class OneByOne(DeviceTraining):
         function: ClientFunction,
         why: str = "",
     ) -> None:
-        """why: no better way was taken."""
+        """why: reason why a faster way was not used."""
         self._trainer = Trainer(model, state, strategy, function)
         self._model, self._why = model, why
         self._counters = _counters(model, state)
@@ -85,7 +85,7 @@ class OneByOne(DeviceTraining):
     def train(self, ops: Sequence[Train]) -> Iterator[Trained]:
         for op in ops:
             seed_everything(op.task.seed)
-            self._model.zero_grad(set_to_none=True)  # gradients of the device before, for loops that clear them late
+            self._model.zero_grad(set_to_none=True)  # clear gradients of the previous device
             for buffer, first in self._counters:
                 buffer.copy_(first)
             with device_named(op):
@@ -95,8 +95,8 @@ class OneByOne(DeviceTraining):
 
 @contextmanager
 def device_named(op: Train) -> Iterator[None]:
-    """Name the device and the round where the user's function raises, in a note and, for programs that show no notes,
-    in a notice."""
+    """Add the device and the round to exceptions of the user's function, as a note, and as a notice for programs that
+    print no notes."""
     try:
         yield
     except Exception as error:
@@ -109,6 +109,6 @@ def device_named(op: Train) -> Iterator[None]:
 
 
 def _counters(model: nn.Module, state: ModelState) -> list[tuple[Tensor, Tensor]]:
-    """Buffers that do not travel, and what each was at first: every device begins with its own."""
+    """Buffers that are not averaged, with their initial values: every device starts with these."""
     travels = set(state.layout.names)
     return [(each, each.clone()) for name, each in model.named_buffers() if name not in travels]

@@ -1,7 +1,7 @@
-"""Vectorized training: many devices' steps of SGD in one vmapped call.
+"""Vectorized training: SGD steps of many devices in one vmapped call.
 
-Devices are rows of one matrix. Again and again the most common shape of a next batch is taken, and all devices whose
-next batch has it step together, so nothing is padded and every device takes exactly its own steps."""
+Devices are rows of one matrix. Each iteration takes the most common shape of the next batches, and all devices
+with this shape make a step together. There is no padding, and every device makes exactly its own steps."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from gossamer.federated.client.script import Train, Trained
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.virtual.training import DeviceTraining, OneByOne, device_named, seed_everything
 
-MOST_TOGETHER = 64  # more save little time, and need more memory
+MOST_TOGETHER = 64  # larger groups save little time and need more memory
 
 
 def why_not_vectorized(model: nn.Module, state: ModelState) -> str:
-    """Why a model cannot be trained so; empty where it can."""
+    """Reason why a model cannot be vectorized; else empty."""
     if state.parameters < len(state.layout):
-        return f"the model averages {state.layout.names[state.parameters]}, and every device needs its own"
+        return f"the model averages {state.layout.names[state.parameters]}, which every device must have separately"
     if any(each.dtype != state.dtype for each in state.tensors(model).values()):
         return f"the model's parameters are not all {state.dtype}"
     return ""
 
 
 class ManyAtOnce(DeviceTraining):
-    """Up to `most` devices in one call, for a function that tells SGDSteps."""
+    """Trains up to `most` devices in one call, for a function that returns SGDSteps."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ManyAtOnce(DeviceTraining):
         function: StepsFunction,
         most: int = MOST_TOGETHER,
     ) -> None:
-        """model: one for which there is no reason in `why_not_vectorized`."""
+        """model: one that can be vectorized, see `why_not_vectorized`."""
         self._model, self._state, self._strategy, self._function, self._most = model, state, strategy, function, most
         self._device = next(model.parameters()).device
         self._told: dict[int, tuple[Train, SGDSteps]] = {}  # by client, until it is trained
@@ -95,10 +95,10 @@ class ManyAtOnce(DeviceTraining):
         why = self._strategy.why_plain_sgd
         for member in members if why is not None else ():
             if member.steps.momentum:
-                raise LoopError(f"{why}, and client {member.op.client} has momentum. Write SGDSteps(momentum=0.0).")
+                raise LoopError(f"{why}, but client {member.op.client} has momentum. Write SGDSteps(momentum=0.0).")
 
     def _train(self, members: Sequence[_Member]) -> None:
-        """All of one loss."""
+        """Train devices with the same loss function."""
         self._check_momentum(members)
         self._model.train()
         crowd = _Crowd(self._model, self._state, self._strategy, members, self._device)
@@ -109,10 +109,10 @@ class ManyAtOnce(DeviceTraining):
                 crowd.step([row for row in sorted(left) if members[row].next_shape == shape])
             except RuntimeError as error:
                 raise LoopError(
-                    f"The loss of {members[0].steps.loss!r} cannot be taken for many devices at once ({error}). It has "
-                    "to be a pure function of the model and a batch: no dropout or other draws, no .item(), no branch "
-                    "on a tensor's value. Otherwise mark the function @gossamer.federated.client alone, and train in "
-                    "it by a loop."
+                    f"The loss of {members[0].steps.loss!r} cannot be computed for many devices at once ({error}). It "
+                    "must be a pure function of the model and a batch: no dropout or other draws, no .item(), no "
+                    "branch on a tensor's value. Otherwise mark the function with @gossamer.federated.client alone, "
+                    "and train in a loop."
                 ) from error
         for member, flat in zip(members, crowd.rows.cpu().unbind(), strict=True):
             member.flat = flat
@@ -120,12 +120,12 @@ class ManyAtOnce(DeviceTraining):
 
 def _commonest(counted: tuple[Any, int]) -> tuple[int, str]:
     shape, number = counted
-    return number, str(shape)  # the text decides between equals, as it is the same on every run
+    return number, str(shape)  # break ties by the text, deterministically
 
 
 @dataclass
 class _Member:
-    """A device among those that are trained together."""
+    """One device of a group that is trained together."""
 
     op: Train
     steps: SGDSteps
@@ -176,7 +176,7 @@ class _Crowd:
             }
 
     def step(self, who: Sequence[int]) -> None:
-        """One step of these rows, whose next batches have one shape."""
+        """One step of these rows, which have next batches of the same shape."""
         everyone = len(who) == len(self.rows)
         at = torch.tensor(who, device=self.rows.device)
         rows = self.rows if everyone else self.rows[at]
@@ -200,7 +200,7 @@ class _Crowd:
             member.taken += 1
 
     def _correct(self, gradients: Tensor, rows: Tensor, at: Tensor) -> None:
-        """As the strategy wants it, in place; a parameter of a device at a time, as in a loop, but all in one call."""
+        """Apply the strategy's correction in place, one parameter at a time for all devices."""
         for slot in self._slots:
             here = slice(slot.offset, slot.end)
             anchor = self._fixed["anchor"][at, here]
@@ -217,7 +217,7 @@ class _Crowd:
 
 
 class _Loss(nn.Module):
-    """A loss as a module, whose parameters can be given in a call."""
+    """A loss as a module, for functional_call."""
 
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class _Loss(nn.Module):
 
 
 def _vectorized_gradients(model: nn.Module, loss: Callable[..., Tensor]) -> Callable[..., Any]:
-    """(parameters with a first axis of devices, batches likewise) -> (gradients, losses)."""
+    """(parameters with a leading device axis, batches with one) -> (gradients, losses)."""
     module = _Loss(model, loss)
 
     def told(parameters: dict[str, Tensor], *batch: Tensor) -> Tensor:
@@ -239,7 +239,7 @@ def _vectorized_gradients(model: nn.Module, loss: Callable[..., Tensor]) -> Call
 
 
 def _view(rows: Tensor, slot: Slot) -> Tensor:
-    """A parameter of every row: (k, *shape)."""
+    """One parameter of every row: (k, *shape)."""
     return rows.as_strided(
         (len(rows), *slot.shape), (rows.stride(0), *slot.stride), rows.storage_offset() + slot.offset
     )
