@@ -11,6 +11,7 @@ SPARSELOCO = (
     "Feedback(Chain(TopK(density=0.015625, chunk=4096), BinMeans(bits=2)), decay=0.95)"
 )
 PERIODS = 2, 4, 8, 16, 32  # of parameters that are averaged in one bit
+OUTER_RATES = (8, 1.5), (16, 1.5), (32, 2.0)  # periods, and by how much their mean difference is lengthened
 ONE_BIT = f"Route(Feedback(Sharded(OneBit())), rest={FOUR_BITS})"
 
 
@@ -47,6 +48,10 @@ def aligned(period: int) -> str:
     return f"LocalSGD(period={period}, optimizer_state='align')"
 
 
+def faster(period: int, rate: float) -> str:
+    return diloco(period, 0.0, rate, ", optimizer_state='align'")
+
+
 def demo(density: float) -> str:
     inner = f"Rotated(Chain(TopK(density={density}), SignMagnitude()))"
     return f"DeMo(Route({inner}, rest=Float4(feedback=False)))"
@@ -78,6 +83,12 @@ LOCAL = [
     arm("LocalSGD(period=4, optimizer_state='average')", "every 4 steps, moments averaged"),
     arm("LocalSGD(period=4, optimizer_state='align')", "every 4 steps, momentum aligned"),
     *(arm(f"{aligned(period)} + {ONE_BIT}", f"every {period} steps, 1 bit, momentum aligned") for period in PERIODS),
+    *(
+        arm(
+            f"{faster(period, rate)} + {ONE_BIT}", f"every {period} steps, 1 bit, momentum aligned, outer rate {rate:g}"
+        )
+        for period, rate in OUTER_RATES
+    ),
     arm(diloco(1, 0.0, 2.0), "parameters averaged every step, outer rate 2"),
     arm(diloco(4), "DiLoCo 4"),
     arm(f"{diloco(4)} + {ONE_BIT}", "DiLoCo 4, 1 bit"),

@@ -139,7 +139,7 @@ ALWAYS_WRONG = [
     ("Dense(16)", ["a text in quotes or None, got 16"]),
     ("Feedback(EveryStep)", ["a compressor, got EveryStep()"]),
     ("Feedback(TopK(0.1) + Int8)", ["not a term", "^ character 10"]),
-    ("Feedback(home)", ["preset home", "top of a recipe", "DiLoCo(period=20"]),
+    ("Feedback(home)", ["preset home", "top of a recipe", "LocalSGD(period=8"]),
     ("home(0.1)", ["preset home", "takes no arguments"]),
     ("Sharded(Dense)", ["a codec, got Dense()", "Write Sharded(Int8())"]),
     ("Sharded(Feedback(Int8))", ["a codec, got Feedback(Int8())"]),

@@ -7,11 +7,11 @@ from dataclasses import MISSING, is_dataclass
 from inspect import isabstract
 
 from gossamer.algorithms import compressors, strategies, topologies
-from gossamer.algorithms.compressors import Codec, Compressor, Float4, TopK
+from gossamer.algorithms.compressors import Codec, Compressor, Float4, OneBit, TopK
 from gossamer.algorithms.compressors.int8 import Int8
 from gossamer.algorithms.compressors.topk import Sparse
 from gossamer.algorithms.recipes.fields import fields_of, hints_of, positional_count
-from gossamer.algorithms.strategies import DiLoCo, EveryStep, FedAvg, ParameterServer, federated
+from gossamer.algorithms.strategies import EveryStep, FedAvg, LocalSGD, ParameterServer, federated
 from gossamer.algorithms.topologies import Topology
 from gossamer.base.term import Term, Terms
 
@@ -31,11 +31,11 @@ NESTED = {
     item.name: item.default for item in fields_of(FedAvg) if any(noun.kind == item.name for noun in NOUNS.values())
 }
 
-# About a quarter, a seventh and 1 % of the bytes, with terms that work with any optimizer, selected by measurement.
+# About 1/4, 1/7 and 1/250 of the bytes, with terms that work with any optimizer, selected by docs/benchmarks/ladder.md.
 PRESETS = {
     "lan": Terms((Int8(),)),
     "wan": Terms((Float4(),)),
-    "home": Terms((DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5), Float4())),
+    "home": Terms((LocalSGD(period=8), OneBit())),
     # the types of MXNet's KVStore; `dist_sync + TwoBit(threshold=0.5)` is its 2-bit compression
     "local": Terms((ParameterServer("sync", shards=1),)),
     "device": Terms((EveryStep(),)),
