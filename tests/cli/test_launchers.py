@@ -86,7 +86,7 @@ TOKEN = ("--token-file", "token")
         ((*JOIN, *TOKEN, "--listen", "10.0.0.1:1"), "leave out --listen"),
         ((*JOIN, *TOKEN, "--nnodes", "2", "--rendezvous", "a:1"), "and the others with --join HOST:PORT"),
         (("--join", "10.0.0.1", *TOKEN), "Write HOST:PORT"),
-        ((*JOIN, "--token-file", "none"), "Make one"),
+        ((*JOIN, "--token-file", "none"), "Create one"),
         (("--workers", "2:4", "--servers", "1"), "one by one, and --workers 2:4 is for recipes in lock step"),
         (("--workers", "2:4", "--rendezvous", "a:1"), "start the first with --workers 2:4 --listen HOST:PORT"),
         (("--listen", "10.0.0.1:1"), "add --workers MIN:MAX"),

@@ -98,6 +98,18 @@ def test_a_joined_rank_counts_as_zeros_until_all_have_joined() -> None:
     assert {last for _, last in results} == {2}
 
 
+def test_a_rank_may_join_before_its_last_call_is_performed() -> None:
+    settings = negotiation.RoundSettings(cycle_seconds=0.2)  # the call and the join of rank 1 are in one round
+    lanes = [Lane(transport, range(2), settings) for transport in SimulatedGroup(2).transports]
+    first = lanes[0].join()
+    call = lanes[1].submit(AllReduceCall(tensors=(torch.ones(3),), op=ReductionOp.SUM), "last")
+    second = lanes[1].join()
+    assert call.future.result(20)[0].tolist() == [1, 1, 1]
+    assert (first.result(20), second.result(20)) == (1, 1)
+    for lane in lanes:
+        lane.close()
+
+
 def test_after_a_join_unnamed_calls_match_again() -> None:
     def work(rank: int) -> list[float]:
         found = [hvd.allreduce(one(), op=hvd.Sum).item() for _ in range(rank)]

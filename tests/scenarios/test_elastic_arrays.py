@@ -152,7 +152,7 @@ def test_twin_a_newcomer_that_received_no_state_is_found(monkeypatch: pytest.Mon
         take_up(self, {**alike, "state": {name: 0 * each for name, each in alike["state"].items()}}, own)
 
     monkeypatch.setattr(ArraySession, "_take_up", forgetful)
-    with pytest.raises(MismatchError, match="not the group's after it was handed over"):
+    with pytest.raises(MismatchError, match="differs from the group's after the transfer"):
         check_alike("Dense()", 3, newcomers=1, join=Join(op=8))
 
 

@@ -75,6 +75,7 @@ class Lane:
         self._changed = threading.Condition()
         self._joined: Future[int] | None = None
         self._others_joined: set[int] = set()
+        self._last_joined = 0  # the rank that joined last
         self._unnamed = 0
         self._broken: str | None = None
         self._closing = False
@@ -174,8 +175,10 @@ class Lane:
             timeline.cycle(began)
         now_joined = {rank for rank, each in enumerate(told) if each["joined"]}
         newest, self._others_joined = now_joined - self._others_joined, now_joined
+        if newest:  # possibly rounds before the last call is performed
+            self._last_joined = max(newest)
         if len(now_joined) == len(told) and not any(each["calls"] for each in told):
-            self._all_joined(self.ranks[max(newest)])
+            self._all_joined(self.ranks[self._last_joined])
         elif self._perform(_common(told), told, here):
             self._pause = 0.0
         else:

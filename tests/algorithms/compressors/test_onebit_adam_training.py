@@ -270,7 +270,8 @@ def test_a_short_warm_up_is_noticed(warmup: int, lines: int) -> None:
     with notices() as said:
         cluster(work, 2)
     assert len(said) == lines
-    assert f"stand still, after {warmup} steps" in said[0]
+    assert f"after {warmup} steps" in said[0]
+    assert "frozen" in said[0]
     assert all("3.2 times as long" in line for line in said[1:])
 
 

@@ -98,7 +98,8 @@ def test_who_joins_begins_from_what_was_shown() -> None:
 
 
 OTHERS = "this worker has"
-CHANGES = {one_bit: "came", one_count: "came", shorter: OTHERS, another_dtype: OTHERS, nothing: OTHERS, alone: OTHERS,
+HASH = "sent parameters of hash"
+CHANGES = {one_bit: HASH, one_count: HASH, shorter: OTHERS, another_dtype: OTHERS, nothing: OTHERS, alone: OTHERS,
            spoilt: "not finite"}  # fmt: skip
 
 
@@ -114,7 +115,7 @@ def test_a_joiner_that_does_not_look_is_found(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(state_transfer, "checked", credulous)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-        test_who_hears_something_else_does_not_begin(one_bit, "came")
+        test_who_hears_something_else_does_not_begin(one_bit, HASH)
 
 
 def test_other_bits_other_dtypes_other_hashes() -> None:

@@ -219,10 +219,10 @@ SECOND = "LocalSGD(2, second_moment_period=4)"
 REFUSED: list[tuple[str, Callable[[nn.Module], Optimizer], str]] = [
     (FIRST, lambda model: SGD(model.parameters(), 0.1), "SGD keeps no first moment, so there is"),
     (SECOND, sgd(momentum=0.9), "SGD keeps no second moment, but momentum_buffer, so"),
-    (FIRST, lambda model: Adagrad(model.parameters(), 0.1), "Adagrad keeps sum, and periods are known of"),
-    (SECOND, lambda model: AdamW(model.parameters(), amsgrad=True), "AdamW keeps max_exp_avg_sq, and"),
+    (FIRST, lambda model: Adagrad(model.parameters(), 0.1), "Adagrad keeps sum"),
+    (SECOND, lambda model: AdamW(model.parameters(), amsgrad=True), "AdamW keeps max_exp_avg_sq"),
     (FIRST, lambda model: Holding(SGD(model.parameters(), 0.1)), "Holding holds other optimizers"),
-    ("LocalSGD(2, optimizer_state='average')", lambda model: Holding(SGD(model.parameters(), 0.1)), "make a step with"),
+    ("LocalSGD(2, optimizer_state='average')", lambda model: Holding(SGD(model.parameters(), 0.1)), "require a step"),
 ]
 
 

@@ -52,7 +52,7 @@ def test_silent_refuses_terms_that_would_have_no_effect(text: str) -> None:
 
 
 def test_silent_refuses_elastic_runs() -> None:
-    with pytest.raises(gossamer.errors.AttachError, match="newcomer"):
+    with pytest.raises(gossamer.errors.AttachError, match="no common parameters"):
         refuse_inelastic(resolve("Silent()"))
 
 

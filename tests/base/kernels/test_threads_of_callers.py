@@ -109,7 +109,7 @@ def sharing() -> int:
 
 def test_the_caller_hears_of_a_count_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOSSAMER_THREADS", "abc")
-    with pytest.raises(KernelsError, match="GOSSAMER_THREADS=abc"):
+    with pytest.raises(KernelsError, match=r"GOSSAMER_THREADS.*abc"):
         elsewhere_raising(lambda: CommThread([torch.device("cpu")]))
 
 

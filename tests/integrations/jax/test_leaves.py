@@ -128,7 +128,7 @@ def test_means_may_be_donated() -> None:
 
 
 def test_float64_is_averaged_where_it_is_on() -> None:
-    enable_x64 = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64  # before jax 0.8
+    enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64  # before jax 0.8
     with enable_x64(True), alone({"w": jnp.ones(2, "float64")}) as session:
         assert session.give({"w": jnp.full(2, 1 / 3, "float64")})["w"].tolist() == [1 / 3] * 2
 

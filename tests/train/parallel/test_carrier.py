@@ -99,7 +99,7 @@ def test_another_boundary_of_the_same_size_is_refused() -> None:
 
 def test_what_is_no_carrier_is_refused() -> None:
     edge = edge_of("Int8()")
-    with pytest.raises(MalformedError, match=r"\(4, 8, 32\) of torch.float32 came"):
+    with pytest.raises(MalformedError, match=r"got \(4, 8, 32\) of torch.float32"):
         edge.format.unpack(edge.activation, torch.zeros(SHAPE))
     with pytest.raises(MalformedError, match="int32"):
         edge.format.unpack(edge.activation, torch.zeros(edge.format.numel, dtype=torch.int32))

@@ -62,7 +62,7 @@ def test_metrics_without_names_are_refused_with_the_line_to_write(given: Any) ->
     ],
 )
 def test_what_is_no_number_is_named(value: Any, shown: str) -> None:
-    with pytest.raises(TypeError, match=rf"session\.log\(name=\.\.\.\) was given {shown}.*session\.log\(name=loss"):
+    with pytest.raises(TypeError, match=rf"session\.log\(name=\.\.\.\) got {shown}.*session\.log\(name=loss"):
         logged(name=value)
 
 

@@ -56,4 +56,4 @@ def test_the_others_are_refused_with_a_line_to_write() -> None:
         why = SecureAggregation().refuses(compressor)
         assert why is not None
         assert "masks cancel in a sum of integers only" in why
-        assert "Write " in why or "Leave " in why
+        assert "Write " in why or "Omit " in why
