@@ -93,4 +93,4 @@ def test_a_folder_on_a_read_only_disk_is_read_into_a_copy(tmp_path: Path, has_st
         if written is not None:
             written.close()
     assert len(said) == 1
-    assert "cannot be written" in said[0]
+    assert "is not writable" in said[0]

@@ -107,7 +107,7 @@ export function make({ run, runs, get, refresh }) {
     const head = foretold ? h("thead", {}, h("tr", {}, ["", "estimated", "measured"].map((name) => h("th", { className: name ? "" : "left" }, name)))) : null;
     settle(inAll, h("table", {}, head, h("tbody", {},
       row("mean step time", told.steps ? seconds(told.seconds_per_step) : "–", seconds(foretold)), row("steps per second", told.steps ? short(1 / told.seconds_per_step) : "–", short(1 / foretold)),
-      foretold && told.steps ? row("excess over the estimate", share(told.seconds_per_step / foretold - 1)) : null,
+      foretold && told.steps ? row("over estimate", share(told.seconds_per_step / foretold - 1)) : null,
       foretold && within ? row(`${share(within.coverage)} of the time`, told.steps ? (within.low_seconds <= told.seconds_per_step && told.seconds_per_step <= within.high_seconds ? "inside" : "outside") : "–", `${seconds(within.low_seconds)} to ${seconds(within.high_seconds)}`) : null,
       row("sent by all ranks", bytes(told.sent)), row("steps of all ranks", count(told.steps)), row("steps skipped", count(told.skipped)))),
     h("p", { className: "note" }, foretold ? `Estimate of gossamer explain for ${about.workers} workers on ${about.network}, ${about.recipe}.` : [code("gossamer explain --json"), " estimates the step time before a run, and ", code("gossamer run --foretold"), " shows it here."]));
