@@ -85,7 +85,7 @@ def test_a_device_keeps_to_its_budget_whatever_the_server_counts() -> None:
     for index in range(most):
         state = encode(resolve("Dense()").compressor, LAYOUT, [given(0)], state, context(index), privacy).counted
     assert state.told == most
-    with pytest.raises(MismatchError, match=rf"contribution {most + 1}, after .* budget of 3: .* Nothing was sent"):
+    with pytest.raises(MismatchError, match=rf"contribution {most + 1} .* budget of 3.* Nothing was sent"):
         encode(resolve("Dense()").compressor, LAYOUT, [given(0)], state, context(most), privacy)
     run = federate(f"FedAvg(fraction=1.0, privacy={privacy!r})", clients=3, rounds=most + 5)  # the server stops first
     assert [store.load().told for store in run.stores] == [most] * 3
