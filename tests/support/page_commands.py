@@ -39,6 +39,9 @@ SPAN = re.compile(rf"`((?:{'|'.join(PROGRAMS[:4])}) [^`]*)`")
 SCRIPTS = ("train.py",)  # a reader's own
 
 
+OF_FRAMEWORKS = frozenset({"TF_USE_LEGACY_KERAS"})  # TensorFlow reads it
+
+
 class WrongCommand(Exception):
     """A line that its program would refuse."""
 
@@ -92,9 +95,9 @@ def check_line(line: Line) -> None:
 
 @cache
 def variables() -> frozenset[str]:
-    """Names of this project's environment variables, as its sources spell them."""
+    """Names of environment variables that this project's sources or the frameworks read."""
     sources = (path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
-    return frozenset(name for source in sources for name in re.findall(r"GOSSAMER_[A-Z_]+", source))
+    return OF_FRAMEWORKS.union(name for source in sources for name in re.findall(r"GOSSAMER_[A-Z_]+", source))
 
 
 def without_ellipses(words: Sequence[str]) -> list[str]:

@@ -305,4 +305,7 @@ def test_a_metric_that_nothing_told_is_noticed_at_the_end(caplog: pytest.LogCapt
     device = join(served.address)
     assert served.run() == "finished"
     assert device.ended() == 2
-    assert "No round reported 'wieght', so the federation could not end by wieght>0; there are: loss, weight" in caplog.text
+    assert (
+        "No round reported 'wieght', so the federation could not end by wieght>0; there are: loss, weight"
+        in caplog.text
+    )
