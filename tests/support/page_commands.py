@@ -37,8 +37,6 @@ PROGRAMS = ("gossamer", "python", "torchrun", "make", "srun", "mpirun", "pip")
 INDENTED = re.compile(rf"^    ((?:[A-Z_]+=\S+ )?(?:{'|'.join(PROGRAMS)}) .*)$", re.MULTILINE)
 SPAN = re.compile(rf"`((?:{'|'.join(PROGRAMS[:4])}) [^`]*)`")
 SCRIPTS = ("train.py",)  # a reader's own
-
-
 OF_FRAMEWORKS = frozenset({"TF_USE_LEGACY_KERAS"})  # TensorFlow reads it
 
 

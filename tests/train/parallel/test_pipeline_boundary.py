@@ -76,7 +76,7 @@ def test_differences_need_a_codec_that_comes_closer() -> None:
     ],
 )
 def test_settings_that_mean_nothing_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="Write|Example: shape="):
+    with pytest.raises(ValueError, match=r"Write|Example: shape="):
         boundary("Int8()", **options)  # type: ignore[arg-type]
 
 
