@@ -155,7 +155,7 @@ model     ResNet-18, 224 pixels, 1000 classes
 step      137 ms alone, 33 % of it forward
 workers   4, network 1gbit,1ms
 
-recipe                     step  foretold  sent per step
+recipe                     step  estimate  sent per step
 Dense()                  675 ms    763 ms        70.1 MB
 Dense(dtype='bfloat16')  655 ms                  35.1 MB
 
@@ -169,7 +169,7 @@ def test_what_rehearse_prints_becomes_a_table() -> None:
     assert title == "## ResNet-18, 1gbit,1ms"
     assert about.startswith("224 pixels, 1000 classes. 11,689,512 parameters in 62 tensors; a step is 137 ms alone")
     assert list(rows(table)) == [
-        ["recipe", "step", "foretold", "sent per step"],
+        ["recipe", "step", "estimate", "sent per step"],
         ["`Dense()`", "675 ms", "763 ms", "70.1 MB"],
         ["`Dense(dtype='bfloat16')`", "655 ms", "", "35.1 MB"],
     ]

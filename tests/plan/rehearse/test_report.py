@@ -27,7 +27,7 @@ def test_the_table_says_what_was_measured():
     )
     said = lines(row("Dense()", foretold=foretold), row("Int8()"))
     assert said[3] == "workers   4, network 1gbit,1ms"
-    assert re.split(" {2,}", said[5])[:6] == ["recipe", "step", "foretold", "ratio", "waiting", "encode"]
+    assert re.split(" {2,}", said[5])[:6] == ["recipe", "step", "estimate", "ratio", "waiting", "encode"]
     numbers = ["2.00", "25 %", "10 ms", "20 ms", "3 ms", "1.2 MB"]
     assert re.split(" {2,}", said[6]) == ["Dense()", "200 ms", "190 ms", *numbers]
     assert re.split(" {2,}", said[7]) == ["Int8()", "200 ms", "-", *numbers]

@@ -14,7 +14,7 @@ from gossamer.plan.rehearse.model_shapes import Shapes
 from gossamer.version import __version__
 
 BUSY_SHARE, LATE_SHARE = 0.5, 0.02  # of all cores, of a step; beyond them, workers disturb each other
-HEADINGS = ("recipe", "step", "foretold", "ratio", "waiting", "encode", "wire", "decode", "sent per step")
+HEADINGS = ("recipe", "step", "estimate", "ratio", "waiting", "encode", "wire", "decode", "sent per step")
 
 
 @dataclass(frozen=True, kw_only=True)
