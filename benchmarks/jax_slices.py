@@ -46,24 +46,17 @@ class Slice:
         import jax
         import numpy as np
         import optax
-        from jax import numpy as jnp
+        from benchmarks.jax_overhead import layers, loss
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
         optimizer = optax.adam(1e-3)
-
-        def loss(parameters: Any, inputs: Any) -> Any:
-            for name in sorted(parameters):
-                inputs = jnp.tanh(inputs @ parameters[name])
-            return jnp.mean(inputs**2)
 
         def apply(parameters: Any, moments: Any, mean: Any) -> Any:
             updates, moments = optimizer.update(mean, moments, parameters)
             return optax.apply_updates(parameters, updates), moments
 
         sharding = NamedSharding(Mesh(np.array(jax.devices()), ("model",)), PartitionSpec(None, "model"))
-        draw = np.random.default_rng(0)
-        layers = {str(n): draw.normal(size=(WIDTH, WIDTH)).astype("float32") / WIDTH**0.5 for n in range(DEPTH)}
-        self.parameters: Any = jax.device_put(layers, sharding)
+        self.parameters: Any = jax.device_put(layers(WIDTH, DEPTH), sharding)
         self.moments: Any = jax.jit(optimizer.init)(self.parameters)
         self._gradient, self._update, self._wait = (
             jax.jit(jax.value_and_grad(loss)),

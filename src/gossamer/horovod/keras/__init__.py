@@ -54,26 +54,22 @@ from gossamer.horovod.keras import (
 )
 from gossamer.horovod.tensorflow.functions import (
     allgather_object,
+    broadcast_global_variables,
     broadcast_object,
     broadcast_variables,
     join,
 )
 from gossamer.horovod.tensorflow.keras.functions import (
-    DistributedOptimizer,
     PartialDistributedOptimizer,
     allgather,
     allreduce,
     broadcast,
-    broadcast_global_variables,
     loaded_model,
     reducescatter,
 )
-from gossamer.horovod.tensorflow.ops import (
-    Compression,
-)
-from gossamer.horovod.tensorflow.sync_batch_norm import (
-    SyncBatchNormalization,
-)
+from gossamer.horovod.tensorflow.ops import Compression
+from gossamer.horovod.tensorflow.optimizer import DistributedOptimizer
+from gossamer.horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
 
 __all__ = [
     "Adasum",

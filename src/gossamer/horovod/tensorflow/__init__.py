@@ -80,9 +80,6 @@ from gossamer.horovod.tensorflow.functions import (
     rank_op,
     size_op,
 )
-from gossamer.horovod.tensorflow.keras.functions import (
-    DistributedOptimizer,
-)
 from gossamer.horovod.tensorflow.ops import (
     Compression,
     allgather,
@@ -92,6 +89,7 @@ from gossamer.horovod.tensorflow.ops import (
     grouped_allgather,
     grouped_allreduce,
 )
+from gossamer.horovod.tensorflow.optimizer import DistributedOptimizer
 from gossamer.horovod.tensorflow.scattering import (
     alltoall,
     grouped_reducescatter,

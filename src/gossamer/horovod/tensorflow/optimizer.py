@@ -240,22 +240,47 @@ def variables_of(optimizer: Any) -> list[Any]:
     return list(found() if callable(found) else found)
 
 
-def distributed_optimizer(
+def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     optimizer: Any,
-    *,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
     compression: type[TensorCompressor] = Compression.none,
     sparse_as_dense: bool = False,
-    backward_passes_per_step: int = 1,
-    op: ReductionOp = Average,
     gradient_predivide_factor: float = 1.0,
+    op: ReductionOp = Average,
+    backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    *,
     recipe: Written = None,
 ) -> Any:
-    """What every DistributedOptimizer of TensorFlow and Keras makes: see gossamer.horovod.tensorflow."""
+    """An optimizer of the same class whose steps exchange gradients first, as the recipe says.
+
+    Under recipes that average parameters, such as DiLoCo, steps exchange those. A step with gradients that are not
+    finite is skipped on all ranks. The first step gives all ranks the variables of rank 0.
+
+    Args:
+        optimizer: of Keras 3 or Keras 2. The new one shares its variables.
+        name, device_dense, device_sparse: Not used.
+        compression: Compression.fp16 is the recipe Dense(dtype="float16").
+        sparse_as_dense: Average tf.IndexedSlices by the recipe, as dense tensors. Else their rows are gathered.
+        gradient_predivide_factor: Changes rounding only in Horovod, and nothing here.
+        op: Average or Sum.
+        backward_passes_per_step: How many calls add up before a step.
+        average_aggregated_gradients: Whether their sum is divided by their number.
+        num_groups, groups: Checked; all gradients are sent together.
+        process_set: The ranks that exchange.
+        scale_local_gradients: Whether gradients of local variables are divided by the number of ranks.
+        recipe: A recipe of Gossamer; `gossamer run --recipe` replaces it. Dense() by default.
+
+    Raises:
+        ValueError: for an object that is not a Keras optimizer, and for one that is wrapped already.
+        NotImplementedError: for Adasum, and for optimizers of TensorFlow 1.
+    """
     check_reduction(op, gradient_predivide_factor, backward_passes_per_step)
     check_groups(num_groups, groups)
     if isinstance(optimizer, KerasSteps):

@@ -1,6 +1,6 @@
 """Horovod's API for tf.keras, on Gossamer: `import gossamer.horovod.tensorflow.keras as hvd`.
 
-functions  DistributedOptimizer, calls of values, loading of models
+functions  calls of values, loading of models
 callbacks  broadcast, averaged metrics, learning rates
 elastic    KerasState, run and the callbacks that commit
 """
@@ -51,6 +51,7 @@ from gossamer.horovod.exceptions import (
 )
 from gossamer.horovod.tensorflow.functions import (
     allgather_object,
+    broadcast_global_variables,
     broadcast_object,
     broadcast_variables,
     join,
@@ -60,21 +61,16 @@ from gossamer.horovod.tensorflow.keras import (
     elastic,
 )
 from gossamer.horovod.tensorflow.keras.functions import (
-    DistributedOptimizer,
     PartialDistributedOptimizer,
     allgather,
     allreduce,
     broadcast,
-    broadcast_global_variables,
     loaded_model,
     reducescatter,
 )
-from gossamer.horovod.tensorflow.ops import (
-    Compression,
-)
-from gossamer.horovod.tensorflow.sync_batch_norm import (
-    SyncBatchNormalization,
-)
+from gossamer.horovod.tensorflow.ops import Compression
+from gossamer.horovod.tensorflow.optimizer import DistributedOptimizer
+from gossamer.horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
 
 __all__ = [
     "Adasum",

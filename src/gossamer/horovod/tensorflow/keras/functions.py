@@ -1,75 +1,17 @@
-"""Functions of gossamer.horovod.keras and gossamer.horovod.tensorflow.keras: optimizers, calls and loading."""
+"""Functions of gossamer.horovod.keras and gossamer.horovod.tensorflow.keras: calls of values, loading of models."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from gossamer.horovod.basics import Average, ProcessSet, global_process_set, reduction
+from gossamer.horovod.basics import Average, reduction
 from gossamer.horovod.calls import ReductionOp
 from gossamer.horovod.compression import TensorCompressor
-from gossamer.horovod.tensorflow import functions, ops, scattering
+from gossamer.horovod.tensorflow import ops, scattering
 from gossamer.horovod.tensorflow.ops import Compression
-from gossamer.horovod.tensorflow.optimizer import distributed_optimizer
+from gossamer.horovod.tensorflow.optimizer import DistributedOptimizer
 from gossamer.horovod.tensorflow.tape import local_variables
-from gossamer.train.session.recipe_choice import Written
-
-
-def DistributedOptimizer(  # noqa: N802 (Horovod's name)
-    optimizer: Any,
-    name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: type[TensorCompressor] = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: ReductionOp = Average,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    num_groups: int = 0,
-    groups: Any = None,
-    process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
-    *,
-    recipe: Written = None,
-) -> Any:
-    """An optimizer of the same class whose steps exchange gradients first, as the recipe says.
-
-    Under recipes that average parameters, such as DiLoCo, steps exchange those. A step with gradients that are not
-    finite is skipped on all ranks. The first step gives all ranks the variables of rank 0.
-
-    Args:
-        optimizer: of Keras 3 or Keras 2. The new one shares its variables.
-        name, device_dense, device_sparse: Not used.
-        compression: Compression.fp16 is the recipe Dense(dtype="float16").
-        sparse_as_dense: Average tf.IndexedSlices by the recipe, as dense tensors. Else their rows are gathered.
-        gradient_predivide_factor: Changes rounding only in Horovod, and nothing here.
-        op: Average or Sum.
-        backward_passes_per_step: How many calls add up before a step.
-        average_aggregated_gradients: Whether their sum is divided by their number.
-        num_groups, groups: Checked; all gradients are sent together.
-        process_set: The ranks that exchange.
-        scale_local_gradients: Whether gradients of local variables are divided by the number of ranks.
-        recipe: A recipe of Gossamer; `gossamer run --recipe` replaces it. Dense() by default.
-
-    Raises:
-        ValueError: for an object that is not a Keras optimizer, and for one that is wrapped already.
-        NotImplementedError: for Adasum, and for optimizers of TensorFlow 1.
-    """
-    return distributed_optimizer(
-        optimizer,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        num_groups=num_groups,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        recipe=recipe,
-    )
 
 
 def PartialDistributedOptimizer(  # noqa: N802 (Horovod's name)
@@ -86,11 +28,6 @@ def PartialDistributedOptimizer(  # noqa: N802 (Horovod's name)
     for variable in variables:
         made.register_local_var(variable)
     return made
-
-
-def broadcast_global_variables(root_rank: int) -> Any:
-    """See gossamer.horovod.tensorflow.broadcast_global_variables."""
-    return functions.broadcast_global_variables(root_rank)
 
 
 def allreduce(
