@@ -6,6 +6,7 @@ docs/benchmarks/ladder.md, and the shares that `gossamer explain` shows.
 
     python benchmarks/ladder.py --processes 2 --minutes 120
     python benchmarks/ladder.py --rungs bytelm-57k-b16 --arms "lock step" silence "DiLoCo 20" --seeds 3
+    python benchmarks/ladder.py --predict bytelm-237k-b2        # before it is trained: its rates and losses
     python benchmarks/ladder.py --report                        # train nothing, write the page
     python benchmarks/ladder.py --quick                         # a few steps, in files of their own
 
@@ -26,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.ladder_arms import ARMS  # found only after the line above
 from benchmarks.ladder_picture import plot
 from benchmarks.ladder_plan import TUNING_SEEDS, Job, LadderRun, is_current, key, steps_of, wanted, workers_of
-from benchmarks.ladder_report import measured, page_part, results
+from benchmarks.ladder_report import measured, page_part, predictions, results
 from benchmarks.ladder_tasks import rungs
 from benchmarks.page import around, put_between
 from benchmarks.provenance import QUICK, ROOT, provenance, scratch
@@ -34,6 +35,7 @@ from benchmarks.side_by_side import one_thread
 from benchmarks.virtual_workers import train
 
 RUNS, PAGE = ROOT / "benchmarks" / "results" / "ladder.jsonl", ROOT / "docs" / "benchmarks" / "ladder.md"
+PREDICTIONS = ROOT / "benchmarks" / "results" / "ladder_predictions.json"
 SHARES = ROOT / "src" / "gossamer" / "plan" / "retained_benefit.json"
 QUICK_STEPS = 8
 ALT = "retained benefit of every arm with its interval, a panel for each model size"
@@ -88,6 +90,18 @@ def train_all(args: argparse.Namespace) -> None:
                 print(f"{shown}: {text}; {len(left) - 1} more known", file=sys.stderr, flush=True)
 
 
+def predict(args: argparse.Namespace) -> None:
+    """Add predictions for a rung to the file, without those of the same rung and arm that it has."""
+    runs = read(args.runs, args.steps)
+    if any(job.rung == args.predict and job.seed not in TUNING_SEEDS for job in runs):
+        sys.exit(f"{args.predict} has reported runs already. A prediction must be written before them.")
+    fresh = predictions(runs, args.predict, args.seeds)
+    kept = [each for each in json.loads(PREDICTIONS.read_text()) if each["rung"] != args.predict]
+    lines = ",\n".join(f"  {json.dumps(each)}" for each in [*kept, *fresh])
+    PREDICTIONS.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    print(lines)
+
+
 def report(args: argparse.Namespace) -> None:
     found = results(read(args.runs, args.steps), args.rungs, args.seeds)
     if not found:
@@ -111,6 +125,9 @@ def main(args: argparse.Namespace) -> None:
             QUICK_STEPS,
         )
         args.runs, args.page = QUICK / args.runs.name, scratch(PAGE)
+    if args.predict:
+        predict(args)
+        return
     around(args.page, "ladder")  # a missing place for the text is found before the work, not after it
     if not args.report:
         train_all(args)
@@ -127,6 +144,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no training begins")
     parser.add_argument("--runs", type=Path, default=RUNS, metavar="FILE", help="one line per training")
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="with the markers around the text")
+    parser.add_argument("--predict", choices=rungs(), metavar="RUNG", help="write its predicted rates and losses")
     parser.add_argument("--report", action="store_true", help="train nothing, write the page")
     parser.add_argument("--quick", action="store_true", help="a few steps of three arms, in files of their own")
     return parser

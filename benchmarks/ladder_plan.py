@@ -3,12 +3,18 @@
 Every arm has its own learning rate on every rung. The search goes over half decades with the first tuning seed until
 the best rate has a worse neighbor on both sides. The best rate is then trained with the second tuning seed, and the
 search continues if that makes another rate the best.
+
+The larger rungs have no search. Their learning rate is predicted: on every smaller rung of the family, the minimum of
+a parabola through the loss over the logarithm of the rate; over rungs, a power law of the parameters. After the
+reported seeds, half and twice the predicted rate are trained with the first tuning seed to confirm it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from math import exp, log
 from typing import NamedTuple
 
+import numpy as np
 from benchmarks.ladder_arms import ARMS, Arm
 from benchmarks.ladder_tasks import RATES, WORKERS, Rung, rungs
 from benchmarks.losses import number
@@ -18,6 +24,7 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.errors import GossamerError
 
 TUNING_SEEDS = 100, 101  # no result is reported for these
+CONFIRMED_BY = 1.0, 2.0, 0.5  # times the predicted rate, with the first tuning seed
 
 
 class LadderRun(Run):
@@ -98,9 +105,73 @@ def best_rate(losses: Losses) -> float:
 
 
 def tuned_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float | None:
-    """The learning rate of an arm whose search is finished."""
+    """The learning rate of an arm whose search is finished, or whose rate is predicted; else None."""
+    if rungs()[rung].predicts:
+        return predicted_rate(runs, rung, arm)
     losses = tuning_losses(runs, rung, arm)
     return best_rate(losses) if losses and not next_tries(losses, first_rate(runs, rung, arm)) else None
+
+
+def smaller_rungs(rung: str) -> list[str]:
+    """Names of the rungs of the same family with fewer parameters and a search of their own, small first."""
+    mine = rungs()[rung]
+    found = [
+        other
+        for other in rungs().values()
+        if other.family == mine.family and other.parameters < mine.parameters and not other.predicts
+    ]
+    return [each.name for each in sorted(found, key=lambda each: each.parameters)]
+
+
+def parabola_minimum(losses: Losses) -> float:
+    """Learning rate at the minimum of the parabola through the best rate and its two neighbors on the grid.
+
+    The loss is a function of the logarithm of the rate, with the first tuning seed. The neighbors are worse, so the
+    minimum lies between them.
+    """
+    by_rate = {rate: by_seed[TUNING_SEEDS[0]] for rate, by_seed in losses.items() if TUNING_SEEDS[0] in by_seed}
+    at = RATES.index(min(by_rate, key=lambda rate: by_rate[rate]))
+    rates = [rate for rate in RATES[max(at - 1, 0) : at + 2] if rate in by_rate]
+    if len(rates) < 3:
+        return RATES[at]
+    square, linear, _ = np.polyfit(np.log(rates), [by_rate[rate] for rate in rates], 2)
+    return exp(-float(linear) / (2 * float(square)))
+
+
+def predicted_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float | None:
+    """Learning rate c N^a of a model with N parameters, fitted to the smaller rungs; two significant digits.
+
+    None where fewer than two smaller rungs have a finished search.
+    """
+    known = [name for name in smaller_rungs(rung) if tuned_rate(runs, name, arm) is not None]
+    if len(known) < 2:
+        return None
+    minima = [parabola_minimum(tuning_losses(runs, name, arm)) for name in known]
+    power, scale = np.polyfit([log(rungs()[name].parameters) for name in known], np.log(minima), 1)
+    return float(f"{exp(float(scale) + float(power) * log(rungs()[rung].parameters)):.1e}")
+
+
+def confirming_rates(predicted: float) -> list[float]:
+    return [float(f"{predicted * factor:.1e}") for factor in CONFIRMED_BY]
+
+
+def confirming_losses(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> dict[float, float]:
+    """Tuning loss by learning rate: the predicted one, its half and its double, as far as they are trained."""
+    predicted = predicted_rate(runs, rung, arm)
+    rates = confirming_rates(predicted) if predicted is not None else []
+    jobs = [Job(rung, arm, rate, TUNING_SEEDS[0]) for rate in rates]
+    return {job.learning_rate: number(runs[job]["held_out"]) for job in jobs if job in runs}
+
+
+def confirmations(runs: Mapping[Job, LadderRun], rung: str, arms: Iterable[str]) -> Iterator[Job]:
+    """Missing trainings that confirm predicted rates: all arms at the predicted rate, then at its multiples."""
+    predicted = {arm: predicted_rate(runs, rung, arm) for arm in arms}
+    rates = {arm: confirming_rates(rate) for arm, rate in predicted.items() if rate is not None}
+    for place in range(len(CONFIRMED_BY)):
+        for arm, mine in rates.items():
+            job = Job(rung, arm, mine[place], TUNING_SEEDS[0])
+            if job not in runs:
+                yield job
 
 
 def first_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float:
@@ -118,10 +189,10 @@ def first_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float:
 
 
 def wanted(runs: Mapping[Job, LadderRun], names: Sequence[str], arms: Iterable[str], seeds: int) -> Iterator[Job]:
-    """Jobs in the order of their importance: per rung, all searches, then all arms seed by seed."""
+    """Jobs in the order of their importance: per rung, all searches, then all arms seed by seed, then confirmations."""
     chosen = list(arms)
     for rung in names:
-        for only_first in (True, False):
+        for only_first in () if rungs()[rung].predicts else (True, False):
             for arm in chosen:
                 losses = tuning_losses(runs, rung, arm)
                 for rate, seed in next_tries(losses, first_rate(runs, rung, arm)):
@@ -132,6 +203,8 @@ def wanted(runs: Mapping[Job, LadderRun], names: Sequence[str], arms: Iterable[s
                 rate_or_none = tuned_rate(runs, rung, arm)
                 if rate_or_none is not None and Job(rung, arm, rate_or_none, seed) not in runs:
                     yield Job(rung, arm, rate_or_none, seed)
+        if rungs()[rung].predicts:
+            yield from confirmations(runs, rung, chosen)
 
 
 def at_an_end(losses: Losses) -> bool:

@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 from benchmarks.ladder_arms import ARMS, Arm
-from benchmarks.ladder_plan import Job, LadderRun, at_an_end, steps_of, tuned_rate, tuning_losses
+from benchmarks.ladder_plan import (
+    Job,
+    LadderRun,
+    at_an_end,
+    predicted_rate,
+    smaller_rungs,
+    steps_of,
+    tuned_rate,
+    tuning_losses,
+)
 from benchmarks.ladder_tasks import Rung, rungs
 from benchmarks.losses import Losses, number
 from benchmarks.report import markdown
@@ -226,6 +235,21 @@ def predict(sizes: Sequence[int], losses: Sequence[float], size: int) -> float:
     """
     power, scale = np.polyfit(np.log(sizes), np.log(losses), 1)
     return exp(float(scale) + float(power) * log(size))
+
+
+def predictions(runs: Mapping[Job, LadderRun], target: str, seeds: int) -> list[dict[str, Any]]:
+    """Learning rate and held-out loss of every arm on a larger rung, from the smaller rungs alone."""
+    known = results(runs, smaller_rungs(target), seeds)
+    found: list[dict[str, Any]] = []
+    for arm in ARMS:
+        mine = [each for each in known if arm in each.runs]
+        rate = predicted_rate(runs, target, arm)
+        if rate is None or len(mine) < 2:
+            continue
+        losses = [statistics.fmean(each.losses(arm).values()) for each in mine]
+        loss = predict([each.rung.parameters for each in mine], losses, rungs()[target].parameters)
+        found.append({"rung": target, "arm": arm, "learning_rate": rate, "held_out": round(loss, 4)})
+    return found
 
 
 def _over_size(found: Sequence[Results]) -> Iterator[str]:

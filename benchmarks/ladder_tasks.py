@@ -8,7 +8,7 @@ import math
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -35,6 +35,7 @@ SIZES = {
     "237k": (64, 4),
     "503k": (96, 4),
 }  # width, blocks; a head for each 16 of the width
+PREDICTED = "237k", "503k"  # sizes whose learning rates follow from those of the smaller models
 BATCHES = 16, 2  # windows per worker and step
 
 
@@ -72,7 +73,8 @@ class Rung:
     """A task with everything that a study needs.
 
     first_rate: the learning rate that is tried first. tuning_exam and exam: disjoint held-out samples.
-    bytes_per_parameter: training bytes over parameters; nan where samples repeat.
+    bytes_per_parameter: training bytes over parameters; nan where samples repeat. family: rungs with the same family
+    differ in model size alone. predicts: the learning rates follow from the family's smaller rungs, without a search.
     """
 
     name: str
@@ -84,6 +86,8 @@ class Rung:
     tuning_exam: Callable[[], tuple[Tensor, ...]]
     exam: Callable[[], tuple[Tensor, ...]]
     bytes_per_parameter: float = math.nan
+    family: str = ""
+    predicts: bool = False
 
 
 @cache
@@ -208,7 +212,9 @@ def rungs() -> dict[str, Rung]:
             for optimizer, learner in ((ADAMW, adamw), (MUON, muon)):
                 name = rung_name(size_name, batch, optimizer)
                 build = partial(ByteLM, width, blocks, width // 16)
-                found[name] = byte_rung(name, build, optimizer, learner, 1e-2, batch)
+                rung = byte_rung(name, build, optimizer, learner, 1e-2, batch)
+                family = f"bytelm-b{batch}-{optimizer}"
+                found[name] = replace(rung, family=family, predicts=size_name in PREDICTED)
     found["lstm-b16"] = byte_rung("lstm-b16", ByteLSTM, ADAMW, adamw, 1e-2, 16)
     found["digits-conv"] = digits_rung()
     return found
