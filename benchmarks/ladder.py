@@ -107,7 +107,7 @@ def report(args: argparse.Namespace) -> None:
     if not found:
         sys.exit(f"{args.runs} has no rung with a tuned run of both lock step and silence. Train without --report.")
     command = ["python", "benchmarks/ladder.py", "--report", *(["--quick"] if args.quick else [])]
-    text = page_part(found, [provenance(command)])
+    text = page_part(found, [provenance(command)], json.loads(PREDICTIONS.read_text()))
     print(text)
     plot(found, args.page.with_suffix(".png"))
     if not args.quick and args.page == PAGE:

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import combinations, pairwise
 from math import exp, inf, isfinite, log, log2, nan, sqrt
 from typing import Any
@@ -13,6 +13,7 @@ from benchmarks.ladder_plan import (
     Job,
     LadderRun,
     at_an_end,
+    confirming_losses,
     predicted_rate,
     smaller_rungs,
     steps_of,
@@ -36,8 +37,9 @@ ABOUT = (
     "`retained` is (L_silent - L) / (L_silent - L_dense) with a 95 % interval over paired seeds (Fieller): 100 % is "
     "uncompressed lock step, 0 % equals workers that never communicate. L is the held-out loss of the parameters that "
     "the workers agree on, after the same number of samples for all arms. Every arm has its own learning rate on every "
-    "rung, tuned over half decades with two other seeds on other held-out files. Bytes are the payload that a worker "
-    "sends, counted at the transport; `times fewer` compares with lock step in float32."
+    "rung, tuned over half decades with two other seeds on other held-out files, or predicted from the smaller rungs "
+    "(a parabola over the logarithm of the rate, then a power law of the parameters). Bytes are the payload that a "
+    "worker sends, counted at the transport; `times fewer` compares with lock step in float32."
 )
 
 
@@ -49,6 +51,7 @@ class Results:
     runs: Mapping[str, Mapping[int, LadderRun]]
     rates: Mapping[str, float]
     edges: frozenset[str]  # arms whose best learning rate is at an end of the grid
+    confirmed: Mapping[str, Mapping[float, float]] = field(default_factory=dict)  # tuning loss by arm and rate
 
     def losses(self, arm: str) -> dict[int, float]:
         return {seed: number(run["held_out"]) for seed, run in self.runs[arm].items()}
@@ -107,8 +110,11 @@ def results(runs: Mapping[Job, LadderRun], names: Sequence[str], seeds: int) -> 
                 mine[arm], rates[arm] = known, rate
         if LOCK_STEP in mine and SILENCE in mine and (both := {*mine[LOCK_STEP]} & {*mine[SILENCE]}):
             kept = {arm: {seed: run for seed, run in by_seed.items() if seed in both} for arm, by_seed in mine.items()}
-            edges = frozenset(arm for arm in rates if at_an_end(tuning_losses(runs, name, arm)))
-            found.append(Results(rungs()[name], {arm: each for arm, each in kept.items() if each}, rates, edges))
+            searched = {arm: tuning_losses(runs, name, arm) for arm in rates if not rungs()[name].predicts}
+            edges = frozenset(arm for arm, losses in searched.items() if at_an_end(losses))
+            confirmed = {arm: confirming_losses(runs, name, arm) for arm in rates if rungs()[name].predicts}
+            trained = {arm: each for arm, each in kept.items() if each}
+            found.append(Results(rungs()[name], trained, rates, edges, confirmed))
     return found
 
 
@@ -133,8 +139,10 @@ def measured(found: Sequence[Results]) -> list[dict[str, Any]]:
     ]
 
 
-def page_part(found: Sequence[Results], about: Sequence[str]) -> str:
-    return "\n\n".join([ABOUT, *about, *(part for each in found for part in _sections(each)), *_over_size(found)])
+def page_part(found: Sequence[Results], about: Sequence[str], predicted: Sequence[Mapping[str, Any]] = ()) -> str:
+    """predicted: of predictions(), written before the runs."""
+    sections = (part for each in found for part in _sections(each))
+    return "\n\n".join([ABOUT, *about, *sections, *_over_size(found), *_compared_with(found, predicted)])
 
 
 def _sections(each: Results) -> Iterator[str]:
@@ -170,8 +178,23 @@ def _row(each: Results, arm: str) -> dict[str, str]:
         "held-out loss": str(Losses(tuple(each.losses(arm).values()))),
         "retained": "" if baseline else text(each.retained(arm)),
         "seeds": str(len(each.runs[arm])),
-        "learning rate": f"{each.rates[arm]:g}" + (" (end of the grid)" if arm in each.edges else ""),
+        "learning rate": f"{each.rates[arm]:g}" + _rate_note(each, arm),
     }
+
+
+def _rate_note(each: Results, arm: str) -> str:
+    if arm in each.edges:
+        return " (end of the grid)"
+    if arm not in each.confirmed:
+        return ""
+    losses, rate = each.confirmed[arm], each.rates[arm]
+    if rate not in losses or len(losses) < 2:
+        return " (predicted)"
+    best = min(losses, key=lambda other: losses[other])
+    others = ", ".join(f"{other:g}" for other in losses if other != rate)
+    if best == rate:
+        return f" (predicted; better than {others})"
+    return f" (predicted; {best:g} is better by {losses[rate] - losses[best]:.3f})"
 
 
 def _recipe(arm: Arm, rung: Rung) -> str:
@@ -273,6 +296,34 @@ def _size_row(family: Sequence[Results], arm: str) -> dict[str, str]:
     bounds = f" ({100 * found.low:+.1f} to {100 * found.high:+.1f})" if isfinite(found.low) else ""
     transfers = "unknown" if not isfinite(found.low) else "no" if found.high < 0 else "yes"
     return cells | {"per doubling": points + bounds, "transfers": transfers}
+
+
+def _compared_with(found: Sequence[Results], predicted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Predictions beside the results of the same rung and arm."""
+    for each in found:
+        rows = [_prediction_row(each, line) for line in predicted if _is_tested(each, line)]
+        if rows:
+            yield f"## Prediction: {each.rung.name}"
+            yield (
+                "The predicted losses follow from the smaller rungs (L = A N^a per arm) and were stored before the "
+                "first run of this rung."
+            )
+            yield markdown(rows)
+
+
+def _is_tested(each: Results, line: Mapping[str, Any]) -> bool:
+    return line["rung"] == each.rung.name and line["arm"] in each.runs
+
+
+def _prediction_row(each: Results, line: Mapping[str, Any]) -> dict[str, str]:
+    measured_losses = Losses(tuple(each.losses(line["arm"]).values()))
+    error = measured_losses.mean / line["held_out"] - 1
+    return {
+        "arm": line["arm"],
+        "predicted loss": f"{line['held_out']:.3f}",
+        "held-out loss": str(measured_losses),
+        "error": f"{100 * error:+.1f} %",
+    }
 
 
 def _taus(family: Sequence[Results]) -> Iterator[str]:

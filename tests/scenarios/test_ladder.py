@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from math import isnan
+from math import isnan, log
 from pathlib import Path
 
 import pytest
@@ -21,17 +21,30 @@ from benchmarks.ladder_plan import (
     best_rate,
     is_current,
     next_tries,
+    parabola_minimum,
+    predicted_rate,
     tuned_rate,
     wanted,
     workers_of,
 )
-from benchmarks.ladder_report import LOCK_STEP, SILENCE, families, kendall, measured, page_part, predict, results, slope
+from benchmarks.ladder_report import (
+    LOCK_STEP,
+    SILENCE,
+    families,
+    kendall,
+    measured,
+    page_part,
+    predict,
+    predictions,
+    results,
+    slope,
+)
 from benchmarks.ladder_tasks import RATES, WORKERS, MuonWithAdamW, library, rungs, schedule
 from benchmarks.tasks import TASKS
 from torch.optim import AdamW, Muon
 
 FIRST, SECOND = TUNING_SEEDS
-SMALL, LARGE = "bytelm-57k-b16", "bytelm-113k-b16"
+SMALL, LARGE, PREDICTED = "bytelm-57k-b16", "bytelm-113k-b16", "bytelm-237k-b16"
 FEW, HARMFUL = "4 bits", "top 1 %, 2 bits"
 
 
@@ -238,6 +251,72 @@ def test_kendall_counts_ordered_pairs() -> None:
 def test_power_law_is_continued() -> None:
     sizes = [60, 120, 240]
     assert predict(sizes, [3.0 * size**-0.1 for size in sizes], 480) == pytest.approx(3.0 * 480**-0.1)
+
+
+def curved(rung: str, arm: str, optimum: float, loss: float) -> dict[Job, LadderRun]:
+    """A finished search with a loss that is a parabola over the logarithm of the rate, and three reported seeds."""
+    found: dict[Job, LadderRun] = {}
+
+    def add(rate: float, seed: int) -> None:
+        here = loss + log(rate / optimum) ** 2
+        found[Job(rung, arm, rate, seed)] = run_of(rung, arm, rate, seed, here, 4e8)
+
+    losses: dict[float, dict[int, float]] = {}
+    while tries := next_tries(losses, 1e-2):
+        for rate, seed in tries:
+            add(rate, seed)
+            losses.setdefault(rate, {})[seed] = loss + log(rate / optimum) ** 2
+    for seed in range(3):
+        add(best_rate(losses), seed)
+    return found
+
+
+def two_sizes() -> dict[Job, LadderRun]:
+    """Lock step and silence on two rungs; the best rate falls with the square root of the parameters."""
+    found: dict[Job, LadderRun] = {}
+    for rung in (SMALL, LARGE):
+        share = rungs()[rung].parameters / rungs()[SMALL].parameters
+        for arm, loss in ((LOCK_STEP, 1.5), (SILENCE, 2.0)):
+            found |= curved(rung, arm, 0.02 * share**-0.5, loss * share**-0.1)
+    return found
+
+
+def test_rate_between_two_of_the_grid_is_found() -> None:
+    runs = curved(SMALL, LOCK_STEP, 0.017, 1.5)
+    losses = {job.learning_rate: {FIRST: run["held_out"] or 0.0} for job, run in runs.items() if job.seed == FIRST}
+    assert parabola_minimum(losses) == pytest.approx(0.017)
+
+
+def test_rate_of_a_larger_model_follows_a_power_law() -> None:
+    share = rungs()[PREDICTED].parameters / rungs()[SMALL].parameters
+    assert predicted_rate(two_sizes(), PREDICTED, LOCK_STEP) == pytest.approx(0.02 * share**-0.5, rel=0.05)
+    one_size = {job: run for job, run in two_sizes().items() if job.rung == SMALL}
+    assert predicted_rate(one_size, PREDICTED, LOCK_STEP) is None
+
+
+def test_predicted_rung_is_reported_first_and_confirmed_afterwards() -> None:
+    runs = two_sizes()
+    rate = predicted_rate(runs, PREDICTED, LOCK_STEP)
+    assert rate is not None
+    jobs = list(wanted(runs, [PREDICTED], [LOCK_STEP], 2))
+    assert [(job.learning_rate, job.seed) for job in jobs[:3]] == [(rate, 0), (rate, 1), (rate, FIRST)]
+    assert [job.learning_rate / rate for job in jobs[3:]] == pytest.approx([2, 0.5], rel=0.05)
+    assert {job.seed for job in jobs[3:]} == {FIRST}
+
+
+def test_prediction_is_compared_with_the_runs() -> None:
+    runs = two_sizes()
+    predicted = predictions(runs, PREDICTED, 3)
+    assert [line["arm"] for line in predicted] == [LOCK_STEP, SILENCE]
+    for line in predicted:
+        for factor in (1.0, 2.0):
+            rate = float(f"{factor * line['learning_rate']:.1e}")
+            for seed in (0, 1, FIRST):
+                loss = 1.1 * line["held_out"] - (factor == 2.0) * 0.25
+                runs[Job(PREDICTED, line["arm"], rate, seed)] = run_of(PREDICTED, line["arm"], rate, seed, loss, 4e8)
+    page = page_part(results(runs, [SMALL, LARGE, PREDICTED], 3), [], predicted)
+    assert page.count("| +10.0 % |") == 2
+    assert "is better by 0.250)" in page
 
 
 # -- the program -----------------------------------------------------------------------------------------------------
