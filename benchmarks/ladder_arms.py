@@ -21,13 +21,15 @@ class Arm:
 
     recipe: recipe text, or APART for workers that never communicate. workers: 0 means as many as the study has; one
     worker makes as many times more steps, so all arms see equally many samples. share: of the study's steps; a rival
-    with fewer steps sees fewer samples.
+    with fewer steps sees fewer samples. rate_of: the arm that has the same recipe and the study's number of steps; its
+    learning rate is used without a search.
     """
 
     name: str
     recipe: str
     workers: int = 0
     share: float = 1.0
+    rate_of: str = ""
 
 
 RIVALS = [
@@ -106,4 +108,10 @@ LOCAL = [
     arm(f"{diloco(50)} + {ONE_BIT}", "DiLoCo 50, 1 bit"),
     arm(f"{diloco(100)} + {ONE_BIT}", "DiLoCo 100, 1 bit"),
 ]
-ARMS = {each.name: each for each in [*RIVALS, *EVERY_STEP, *LOCAL]}
+MORE_STEPS = 1.25, 1.5, 2.0, 3.0, 4.0  # times those of the study, to reach the loss of lock step
+LONGER = [
+    Arm(name=f"{each.name}, {times:g} times the steps", recipe=each.recipe, share=times, rate_of=each.name)
+    for each in [*EVERY_STEP, *LOCAL]
+    for times in MORE_STEPS
+]
+ARMS = {each.name: each for each in [*RIVALS, *EVERY_STEP, *LOCAL, *LONGER]}

@@ -106,6 +106,7 @@ def best_rate(losses: Losses) -> float:
 
 def tuned_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float | None:
     """The learning rate of an arm whose search is finished, or whose rate is predicted; else None."""
+    arm = ARMS[arm].rate_of or arm
     if rungs()[rung].predicts:
         return predicted_rate(runs, rung, arm)
     losses = tuning_losses(runs, rung, arm)
@@ -143,6 +144,7 @@ def predicted_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float 
 
     None where fewer than two smaller rungs have a finished search.
     """
+    arm = ARMS[arm].rate_of or arm
     known = [name for name in smaller_rungs(rung) if tuned_rate(runs, name, arm) is not None]
     if len(known) < 2:
         return None
@@ -193,7 +195,7 @@ def wanted(runs: Mapping[Job, LadderRun], names: Sequence[str], arms: Iterable[s
     chosen = list(arms)
     for rung in names:
         for only_first in () if rungs()[rung].predicts else (True, False):
-            for arm in chosen:
+            for arm in (each for each in chosen if not ARMS[each].rate_of):
                 losses = tuning_losses(runs, rung, arm)
                 for rate, seed in next_tries(losses, first_rate(runs, rung, arm)):
                     if not only_first or seed == TUNING_SEEDS[0]:
@@ -204,7 +206,7 @@ def wanted(runs: Mapping[Job, LadderRun], names: Sequence[str], arms: Iterable[s
                 if rate_or_none is not None and Job(rung, arm, rate_or_none, seed) not in runs:
                     yield Job(rung, arm, rate_or_none, seed)
         if rungs()[rung].predicts:
-            yield from confirmations(runs, rung, chosen)
+            yield from confirmations(runs, rung, [arm for arm in chosen if not ARMS[arm].rate_of])
 
 
 def at_an_end(losses: Losses) -> bool:

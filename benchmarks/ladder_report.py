@@ -69,8 +69,8 @@ class Results:
 
     @property
     def compared(self) -> list[str]:
-        """Arms other than lock step and silence, from most bytes to fewest."""
-        found = [arm for arm in self.runs if arm not in (LOCK_STEP, SILENCE)]
+        """Arms with as many samples as lock step, without it and silence, from most bytes to fewest."""
+        found = [arm for arm in self.runs if arm not in (LOCK_STEP, SILENCE) and not ARMS[arm].rate_of]
         return sorted(found, key=self.times_fewer)
 
     @property
@@ -110,9 +110,10 @@ def results(runs: Mapping[Job, LadderRun], names: Sequence[str], seeds: int) -> 
                 mine[arm], rates[arm] = known, rate
         if LOCK_STEP in mine and SILENCE in mine and (both := {*mine[LOCK_STEP]} & {*mine[SILENCE]}):
             kept = {arm: {seed: run for seed, run in by_seed.items() if seed in both} for arm, by_seed in mine.items()}
-            searched = {arm: tuning_losses(runs, name, arm) for arm in rates if not rungs()[name].predicts}
+            own = [arm for arm in rates if not ARMS[arm].rate_of]
+            searched = {arm: tuning_losses(runs, name, arm) for arm in own if not rungs()[name].predicts}
             edges = frozenset(arm for arm, losses in searched.items() if at_an_end(losses))
-            confirmed = {arm: confirming_losses(runs, name, arm) for arm in rates if rungs()[name].predicts}
+            confirmed = {arm: confirming_losses(runs, name, arm) for arm in own if rungs()[name].predicts}
             trained = {arm: each for arm, each in kept.items() if each}
             found.append(Results(rungs()[name], trained, rates, edges, confirmed))
     return found
@@ -156,6 +157,10 @@ def _sections(each: Results) -> Iterator[str]:
     )
     yield markdown([_budget(each, factor) for factor in BUDGETS], texts=2)
     yield markdown([_row(each, arm) for arm in [LOCK_STEP, SILENCE, *each.compared]], texts=2)
+    longer = [arm for arm in each.runs if ARMS[arm].rate_of]
+    if longer:
+        yield "Longer trainings, which see more samples, at the learning rates of the table above:"
+        yield markdown([_longer_row(each, arm) for arm in longer])
 
 
 def _budget(each: Results, factor: int) -> dict[str, str]:
@@ -179,6 +184,16 @@ def _row(each: Results, arm: str) -> dict[str, str]:
         "retained": "" if baseline else text(each.retained(arm)),
         "seeds": str(len(each.runs[arm])),
         "learning rate": f"{each.rates[arm]:g}" + _rate_note(each, arm),
+    }
+
+
+def _longer_row(each: Results, arm: str) -> dict[str, str]:
+    return {
+        "arm": ARMS[arm].rate_of,
+        "steps": f"{steps_of(ARMS[arm], each.rung):,}",
+        "held-out loss": str(Losses(tuple(each.losses(arm).values()))),
+        "retained": text(each.retained(arm)),
+        "seeds": str(len(each.runs[arm])),
     }
 
 
@@ -265,7 +280,7 @@ def predictions(runs: Mapping[Job, LadderRun], target: str, seeds: int) -> list[
     known = results(runs, smaller_rungs(target), seeds)
     found: list[dict[str, Any]] = []
     for arm in ARMS:
-        mine = [each for each in known if arm in each.runs]
+        mine = [each for each in known if arm in each.runs and not ARMS[arm].rate_of]
         rate = predicted_rate(runs, target, arm)
         if rate is None or len(mine) < 2:
             continue
@@ -279,7 +294,7 @@ def _over_size(found: Sequence[Results]) -> Iterator[str]:
     for family in families(found):
         names = [each.rung.name for each in family]
         yield f"## Over model size: {', '.join(names)}"
-        arms = [arm for arm in ARMS if sum(arm in each.runs for each in family) > 1 and arm not in (LOCK_STEP, SILENCE)]
+        arms = [arm for arm in ARMS if sum(arm in each.compared for each in family) > 1]
         if not arms:
             continue
         yield markdown([_size_row(family, arm) for arm in arms])

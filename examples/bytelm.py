@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gossamer
 
 CONTEXT = 64  # bytes
-SIZES = {"small": (64, 4, 4), "base": (256, 4, 4), "large": (512, 8, 8)}  # width, blocks, heads
+SIZES = {"tiny": (32, 3, 2), "small": (64, 4, 4), "base": (256, 4, 4), "large": (512, 8, 8)}  # width, blocks, heads
 
 
 def windows(files: list[Path]) -> Tensor:

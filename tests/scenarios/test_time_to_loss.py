@@ -11,11 +11,24 @@ from benchmarks.ladder_arms import ARMS
 from benchmarks.ladder_plan import TUNING_SEEDS, LadderRun, meaning
 from benchmarks.ladder_report import LOCK_STEP, SILENCE, Results
 from benchmarks.ladder_tasks import WORKERS, rungs
-from benchmarks.time_to_loss import BYTE_RUNGS, NO_LIMIT, TIMED, losses, main, options, steps, steps_to, table
+from benchmarks.network import Result
+from benchmarks.time_to_loss import (
+    BYTE_RUNGS,
+    DDP,
+    HOOK,
+    TIMED,
+    StepTime,
+    losses,
+    main,
+    options,
+    steps,
+    steps_to,
+    table,
+)
 
 pytestmark = pytest.mark.nightly
 
-RUNG, OTHER_RUNG = "bytelm-237k-b16", "bytelm-57k-b16"
+RUNG, OTHER_RUNG = "bytelm-57k-b16", "bytelm-113k-b16"
 FEW, FEWEST, UNTRAINED = "4 bits", "1 bit", "DiLoCo 20"
 FALLING = [(100, 0.0, 3.0), (200, 0.0, 2.0), (300, 0.0, 2.4), (400, 0.0, 1.5)]
 
@@ -101,17 +114,44 @@ def test_rung_without_both_baselines_is_refused_with_the_command(runs: Path) -> 
         losses(runs, OTHER_RUNG, 3)
 
 
+def time_of(row: str, seconds: float, network: str = "10mbit,100ms") -> StepTime:
+    recipe = ARMS[row].recipe if row in ARMS else ""
+    return StepTime(
+        network=network,
+        row=row,
+        recipe=recipe,
+        size="small",
+        batch=16,
+        workers=4,
+        steps=8,
+        seconds=seconds,
+        commit="",
+    )
+
+
 def test_time_is_steps_times_their_length(found: Results) -> None:
-    taken = {NO_LIMIT: [0.1], FEW: [0.2, 0.1, 0.4], FEWEST: [0.1], UNTRAINED: [0.1], "rank 2": []}
-    plain, few, never, untrained, failed = table(taken, found).splitlines()[2:]
-    assert "**1.00**" in plain
-    assert "**1.25**" in few, "5/8 of the steps, each twice as long"
+    times = [time_of(FEW, each) for each in (0.2, 0.1, 0.4)] + [time_of(FEWEST, 0.1), time_of(UNTRAINED, 0.1)]
+    times += [time_of(DDP, 1.0), time_of(DDP, 0.1, "none"), time_of(HOOK, 0.5), time_of(FEW, 9.0, "1gbit,1ms")]
+    free, few, never, untrained, ddp, hook = table(times, "10mbit,100ms", found).splitlines()[2:]
+    assert "**10.0 times**" in free
+    assert "**8.0 times**" in few, "5/8 of the steps, each a fifth as long"
     assert "200 ms (100 to 400)" in few
     assert "150 %" in few
     assert "(2 of 2 seeds)" in never
     assert "diverged" in never
     assert "not trained" in untrained
-    assert "failed" in failed
+    assert "**1.0 times**" in ddp
+    assert "not trained" in hook
+
+
+def test_longer_trainings_are_interpolated_where_equal_steps_do_not_reach_the_loss(tmp_path: Path) -> None:
+    path, whole = tmp_path / "ladder.jsonl", rungs()[RUNG].task.steps
+    longer = f"{FEWEST}, 2 times the steps"
+    half_way = {**run(FEWEST, 1e-2, 0, 4.0, 1.5), "arm": longer, "steps": 2 * whole}  # 2.0 of lock step lies between
+    path.write_text("".join(json.dumps(each) + "\n" for each in [*RUNS, half_way]))
+    found = losses(path, RUNG, 3)
+    assert steps(found, FEWEST) == [pytest.approx(whole * 2**0.5), None]
+    assert longer not in found.compared
 
 
 # -- the page --------------------------------------------------------------------------------------------------------
@@ -125,7 +165,7 @@ def test_arms_and_rungs_can_be_timed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "says"), [("small", "That is the model of the losses."), ("base", "the times mix two models")]
+    ("size", "says"), [("tiny", "That is the model of the losses."), ("base", "the times mix two models")]
 )
 def test_page_names_the_model_that_is_timed(
     size: str, says: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,15 +176,24 @@ def test_page_names_the_model_that_is_timed(
         timed.append((recipe, network, *model))
         return 0.5
 
+    def today(network: str, name: str, args: object, model: list[str]) -> Result:
+        timed.append((name, network, *model))
+        return Result(median=1.0)
+
     monkeypatch.setattr(time_to_loss, "seconds", seconds)
-    monkeypatch.setattr(time_to_loss, "ddp_seconds", lambda args, model: 0.25)
-    monkeypatch.setattr(time_to_loss, "PEERS", {})
-    page = tmp_path / "page.md"
-    asked = ["--rung", RUNG, "--runs", str(runs), "--size", size, "--arms", FEW, "--rounds", "1", "--output", str(page)]
+    monkeypatch.setattr(time_to_loss, "today", today)
+    page, times = tmp_path / "page.md", tmp_path / "times.jsonl"
+    asked = ["--rung", RUNG, "--runs", str(runs), "--size", size, "--arms", FEW, "--rounds", "1"]
+    asked += ["--times", str(times), "--output", str(page)]
     main(options().parse_args([*asked, "--networks", "10mbit,100ms"]))
-    assert timed == [("Float4()", "10mbit,100ms", "--size", size, "--batch", "16")]
-    text = page.read_text()
-    assert says in text
-    assert rungs()[RUNG].about in text
-    assert "## 10mbit,100ms" in text
-    assert "**1.25**" in text
+    assert ("Float4()", "10mbit,100ms", "--size", size, "--batch", "16") in timed
+    assert ("DDP", "none", "--size", size, "--batch", "16") in timed
+    written = page.read_text()
+    assert says in written
+    assert rungs()[RUNG].about in written
+    assert "## 10mbit,100ms" in written
+    assert "**3.2 times**" in written
+    timed.clear()
+    main(options().parse_args([*asked, "--report"]))
+    assert timed == []
+    assert page.read_text() == written
