@@ -25,7 +25,7 @@ from benchmarks.losses import Losses, number
 from benchmarks.report import markdown
 
 from gossamer.base.units import bytes_text
-from gossamer.plan.advise.curves import ConfidenceInterval, student_quantile
+from gossamer.plan.intervals import ConfidenceInterval, student_quantile
 from gossamer.plan.retained_benefit import MeasuredShare, retained_benefit, text
 
 FEW = 3  # seeds of a share that others may rely on

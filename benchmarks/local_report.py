@@ -9,7 +9,7 @@ from benchmarks.losses import Losses, number
 from benchmarks.virtual_workers import APART, Run
 
 from gossamer.base.units import bytes_text
-from gossamer.plan.advise.curves import ConfidenceInterval
+from gossamer.plan.intervals import ConfidenceInterval
 from gossamer.plan.retained_benefit import retained_benefit, text
 
 DENSE = "Dense()"

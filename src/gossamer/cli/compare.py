@@ -35,8 +35,8 @@ from gossamer.observe.plot import plot
 from gossamer.observe.record import MOST_RECORD_BYTES, Record, write
 from gossamer.observe.target import Target, read_target
 from gossamer.plan import retained_benefit
-from gossamer.plan.advise.curves import ConfidenceInterval
 from gossamer.plan.cost.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
+from gossamer.plan.intervals import ConfidenceInterval
 from gossamer.plan.profile.profile_runs import profile_script
 
 WIDTH = 140  # columns of a table in a file

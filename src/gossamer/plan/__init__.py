@@ -9,5 +9,6 @@ emulation/  slow networks on this machine
 doctor/     a check of this machine and its links
 bench/      benchmarks of compressors
 
+intervals         means with a confidence interval
 retained_benefit  share of the benefit of communication that a recipe keeps
 """

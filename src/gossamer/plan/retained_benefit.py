@@ -20,7 +20,7 @@ import numpy as np
 
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.errors import require
-from gossamer.plan.advise.curves import ConfidenceInterval, student_quantile
+from gossamer.plan.intervals import ConfidenceInterval, student_quantile
 
 Losses = Mapping[int, float]  # by seed; inf or nan where the training diverged
 
@@ -121,6 +121,10 @@ class MeasuredShare:
     @property
     def share(self) -> ConfidenceInterval:
         return ConfidenceInterval(value=self.value, low=self.low, high=self.high)
+
+    def __str__(self) -> str:
+        """For example: 87 % (82 to 91) of the benefit of communication, measured on bytelm-57k-b2 with AdamW."""
+        return f"{text(self.share)} of the benefit of communication, measured on {self.task} with {self.optimizer}"
 
     @property
     def is_low(self) -> bool:

@@ -11,6 +11,7 @@ from gossamer.plan.advise.answer import Answer, Setting, answer, threshold_text
 from gossamer.plan.advise.curves import read_target
 from gossamer.plan.advise.race import Race
 from gossamer.plan.advise.thresholds import LeadRange
+from gossamer.plan.retained_benefit import measured_shares
 
 DENSE = Planted(step_seconds=1.0)
 WINNER = Planted(step_seconds=0.25, efficiency=0.75)
@@ -80,16 +81,16 @@ def test_what_is_slower_never_came_there() -> None:
 
 
 def test_a_target_is_told_in_seconds() -> None:
-    found = answered({"W": WINNER}, "loss<2.0")
+    found = answered({"Int8()": WINNER}, "loss<2.0")
     assert "; loss<2 after " in found.gain
     assert ", with Dense() after " in found.gain
 
 
 def test_a_target_that_nobody_reached_is_said_with_the_best() -> None:
-    found = answered({"W": WINNER}, "loss<0.5")
+    found = answered({"Int8()": WINNER}, "loss<0.5")
     (said,) = [each for each in found.remarks if "no recipe reached loss<0.5" in each]
-    assert "by W" in said
-    assert any("no recipe logged accuracy" in each for each in answered({"W": WINNER}, "accuracy>0.9").remarks)
+    assert "by Int8()" in said
+    assert any("no recipe logged accuracy" in each for each in answered({"Int8()": WINNER}, "accuracy>0.9").remarks)
 
 
 @pytest.mark.parametrize(
@@ -103,3 +104,10 @@ def test_a_target_that_nobody_reached_is_said_with_the_best() -> None:
 )
 def test_thresholds_as_text(above: float, below: float | None, text: str) -> None:
     assert threshold_text(LeadRange(of="rate", recipe="R", above=above, below=below)) == text
+
+
+def test_measured_retained_benefit_of_the_winner_is_shown() -> None:
+    (known,) = [each for each in measured_shares() if each.recipe == "Float4()" and each.task == "bytelm-57k-b2"]
+    found = answered({"Float4()": WINNER})
+    assert found.remarks[-1] == f"Float4() retains {known}: docs/benchmarks/ladder.md"
+    assert not any("retains" in remark for remark in answered({"TopK(density=0.01)": WINNER}).remarks)

@@ -13,18 +13,14 @@ from support.planted_races import Draws, Planted
 from gossamer.plan.advise import curves as module
 from gossamer.plan.advise.curves import (
     AgainstBaseline,
-    ConfidenceInterval,
-    Floats,
     LossCurve,
-    MeanEstimate,
     against_baseline,
     best_reached,
-    mean_estimate,
     read_target,
     seconds_to,
-    student_quantile,
     unreached_text,
 )
+from gossamer.plan.intervals import ConfidenceInterval, Floats, MeanEstimate, mean_estimate, student_quantile
 
 
 def _now_and_then(*values: float) -> LossCurve:

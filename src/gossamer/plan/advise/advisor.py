@@ -27,11 +27,12 @@ from gossamer.plan.advise.advice_file import (
 )
 from gossamer.plan.advise.answer import Answer, Setting, answer
 from gossamer.plan.advise.candidates import GradientFinding, candidates, findings
-from gossamer.plan.advise.curves import ConfidenceInterval, Point, Target, seconds_to
+from gossamer.plan.advise.curves import Point, Target, seconds_to
 from gossamer.plan.advise.prices import Foretold, StepPricer, foretell, judged
 from gossamer.plan.advise.race import FEWEST_STEPS, LOSSES, NO_LOSS, Contender, Race, RaceError, RaceJob, RaceResult
 from gossamer.plan.advise.thresholds import LeadRange, thresholds
 from gossamer.plan.cost.workload_profile import WorkloadProfile
+from gossamer.plan.intervals import ConfidenceInterval
 from gossamer.plan.profile.gradient_statistics import GradientStatistics
 from gossamer.plan.profile.profile_runs import profile_with_gradients
 from gossamer.plan.simulate import ForecastClock, NetworkSchedule, SimulatedJob, StepTimes

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base.units import rate_text, seconds_text
-from gossamer.plan.advise.curves import ConfidenceInterval, Target, seconds_to, unreached_text
+from gossamer.plan.advise.curves import Target, seconds_to, unreached_text
 from gossamer.plan.advise.race import Contender, RaceResult
 from gossamer.plan.advise.thresholds import LeadRange
+from gossamer.plan.intervals import ConfidenceInterval
+from gossamer.plan.retained_benefit import measured_share
 
 WORTHWHILE = 1.1  # minimum speedup that is worth another recipe
 
@@ -77,7 +80,7 @@ def answer(
         cost=_cost(best, race),
         command=setting.command(best.recipe),
         would_change=changes,
-        remarks=said,
+        remarks=(*said, *_measured_remarks(best.recipe, setting.workers)),
     )
 
 
@@ -151,6 +154,12 @@ def _nothing_gained(race: RaceResult) -> str:
 
 def _between(interval: ConfidenceInterval, form: str = ".2f") -> str:
     return f"{100 * interval.confidence:.3g} % interval {interval.low:{form}} to {interval.high:{form}}"
+
+
+def _measured_remarks(recipe: str, workers: int) -> tuple[str, ...]:
+    """The measured retained benefit of the recipe, because a race is too short to show it."""
+    known = measured_share(resolve(recipe, workers), workers)
+    return () if known is None else (f"{recipe} retains {known}: docs/benchmarks/ladder.md",)
 
 
 def _target_remarks(race: RaceResult, target: Target | None) -> tuple[str, ...]:
