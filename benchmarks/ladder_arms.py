@@ -81,6 +81,8 @@ LOCAL = [
     arm("LocalSGD(period=4)", "parameters averaged every 4 steps"),
     arm(f"LocalSGD(period=4) + {ONE_BIT}", "parameters averaged every 4 steps, 1 bit"),
     arm(f"LocalSGD(period=8) + {ONE_BIT}", "parameters averaged every 8 steps, 1 bit"),
+    arm("LocalSGD(period=8) + OneBit()", "every 8 steps, plain 1 bit"),
+    arm("LocalSGD(period=4, optimizer_state='align') + OneBit()", "every 4 steps, plain 1 bit, momentum aligned"),
     arm("LocalSGD(period=20)", "parameters averaged every 20 steps"),
     arm("LocalSGD(period=4, optimizer_state='average')", "every 4 steps, moments averaged"),
     arm("LocalSGD(period=4, optimizer_state='align')", "every 4 steps, momentum aligned"),

@@ -3,7 +3,8 @@
 The time is steps times seconds per step, and both are measured apart. Steps: benchmarks/ladder.py trains every arm at
 its own best learning rate, also for more steps than lock step; this program reads its runs. Seconds per step: real
 workers on emulated hosts train examples/bytelm.py, and DistributedDataParallel takes turns with them. Every measurement
-is one line of --times; a page consists of all of them. Writes docs/benchmarks/time-to-loss.md.
+is one line of --times; a page consists of all of them. On a grid of further networks the seconds are estimates, as
+`gossamer explain` makes them. Writes docs/benchmarks/time-to-loss.md.
 
     python benchmarks/ladder.py --rungs bytelm-57k-b2           # first: the losses
     python benchmarks/time_to_loss.py --rung bytelm-57k-b2 [--networks SPEC ...] [--arms NAME ...] [--rounds 2]
@@ -32,6 +33,10 @@ from benchmarks.provenance import QUICK, ROOT, commit, provenance, scratch
 from benchmarks.report import markdown, write_page
 from examples.bytelm import SIZES, ByteLM
 
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.comm.network import read_network
+from gossamer.plan.advise.prices import StepPricer
+from gossamer.plan.profile.profile_runs import profile_script
 from gossamer.plan.retained_benefit import text
 
 TIMES = ROOT / "benchmarks" / "results" / "step_times.jsonl"
@@ -46,13 +51,15 @@ BEST = [
     "every 16 steps, 1 bit, momentum aligned, outer rate 1.5",
     "DiLoCo 50, 1 bit",
 ]
+RATES, LATENCIES = ("1mbit", "10mbit", "100mbit", "1gbit"), ("1ms", "10ms", "100ms")
+GRID = [f"{rate},{latency}" for rate in RATES for latency in LATENCIES]
 BYTE_RUNGS = [name for name, rung in rungs().items() if name.startswith("bytelm-") and rung.optimizer == ADAMW]
 
 Curve = Sequence[tuple[float, float, float | None]]  # (steps made, bytes sent, held-out loss)
 
 
 class StepTime(TypedDict):
-    """One measurement. row: a peer or an arm; recipe: "" for a peer; seconds: of a step."""
+    """One measurement or estimate. row: a peer or an arm; recipe: "" for a peer; seconds: of a step."""
 
     network: str
     row: str
@@ -62,6 +69,7 @@ class StepTime(TypedDict):
     workers: int
     steps: int
     seconds: float
+    estimated: bool
     commit: str
 
 
@@ -134,21 +142,44 @@ def measure(network: str, args: argparse.Namespace) -> None:
                 taken = result.median
             else:
                 taken = seconds(ARMS[row].recipe, network, args, model)
-            line = StepTime(
-                network=network,
-                row=row,
-                recipe="" if row in PEERS else ARMS[row].recipe,
-                size=args.size,
-                batch=batch,
-                workers=args.workers,
-                steps=args.steps,
-                seconds=taken,
-                commit=commit(),
-            )
-            with args.times.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            store(network, row, taken, args)
             shown = f"{network}: round {number + 1} of {args.rounds}: {row}: {1000 * taken:.0f} ms"
             print(shown, file=sys.stderr, flush=True)
+
+
+def estimate(args: argparse.Namespace) -> None:
+    """Append the estimated seconds of a step of every arm, on the grid and on the measured networks.
+
+    The model's step is profiled with as many copies as workers, because the measured workers share the machine too.
+    """
+    batch = rungs()[args.rung].task.batch
+    script = ["--size", args.size, "--batch", str(batch), "--steps", "1000"]
+    example = ROOT / "examples" / "bytelm.py"
+    pricer = StepPricer(profile_script(example, script, resolve(None), args.workers, args.workers), args.workers)
+    for network in dict.fromkeys([*args.networks, *GRID]):
+        for row in [LOCK_STEP, *args.arms]:
+            there = read_network(network, args.workers)
+            found = pricer.step_time(resolve(ARMS[row].recipe, args.workers), there)
+            store(network, row, found.step_seconds, args, estimated=True)
+            shown = f"{network}: {row}: {1000 * found.step_seconds:.0f} ms, estimated"
+            print(shown, file=sys.stderr, flush=True)
+
+
+def store(network: str, row: str, taken: float, args: argparse.Namespace, estimated: bool = False) -> None:
+    line = StepTime(
+        network=network,
+        row=row,
+        recipe="" if row in PEERS else ARMS[row].recipe,
+        size=args.size,
+        batch=rungs()[args.rung].task.batch,
+        workers=args.workers,
+        steps=args.steps,
+        seconds=taken,
+        estimated=estimated,
+        commit=commit(),
+    )
+    with args.times.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def read_times(args: argparse.Namespace) -> list[StepTime]:
@@ -159,10 +190,10 @@ def read_times(args: argparse.Namespace) -> list[StepTime]:
     return [each for each in found if (each["size"], each["batch"], each["workers"]) == wanted]
 
 
-def by_row(times: Iterable[StepTime], network: str) -> dict[str, list[float]]:
+def by_row(times: Iterable[StepTime], network: str, estimated: bool = False) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for each in times:
-        if each["network"] == network:
+        if each["network"] == network and each["estimated"] == estimated:
             found.setdefault(each["row"], []).append(each["seconds"])
     return found
 
@@ -180,6 +211,49 @@ def table(times: Sequence[StepTime], network: str, found: Results) -> str:
     rows = [_row(name, each, baseline, found) for name, each in taken.items()]
     if free:
         rows = [{**_row(DDP, free, baseline, found), "arm": f"{DDP}, no network limit"}, *rows]
+    return markdown(rows, texts=2)
+
+
+def grid(times: Sequence[StepTime], found: Results) -> str:
+    """For each rate and round trip, the arm that reaches the loss first by its estimate."""
+    needed = {name: _mean_steps(found, name) for name in {each["row"] for each in times if each["estimated"]}}
+    rows = []
+    for rate in RATES:
+        row = {"": rate}
+        for latency in LATENCIES:
+            taken = by_row(times, f"{rate},{latency}", estimated=True)
+            ends = {
+                name: steps * statistics.median(taken[name])
+                for name, steps in needed.items()
+                if name in taken and steps is not None
+            }
+            if LOCK_STEP not in ends:
+                row[latency] = "not estimated"
+                continue
+            first = min(ends, key=lambda name: ends[name])
+            row[latency] = f"{first}: {ends[LOCK_STEP] / ends[first]:.1f} times"
+        rows.append(row)
+    return markdown(rows)
+
+
+def _mean_steps(found: Results, arm: str) -> float | None:
+    """None unless every seed reaches the loss."""
+    needed = steps(found, arm)
+    known = [each for each in needed if each is not None]
+    return statistics.fmean(known) if known and len(known) == len(needed) else None
+
+
+def accuracy(times: Sequence[StepTime], networks: Sequence[str]) -> str:
+    """Estimates beside measurements, on networks that have both. DDP is estimated as lock step."""
+    rows = []
+    for network in networks:
+        measured, guessed = by_row(times, network), by_row(times, network, estimated=True)
+        for name in guessed:
+            other = DDP if name == LOCK_STEP else name
+            if other in measured:
+                here, there = statistics.median(guessed[name]), statistics.median(measured[other])
+                line = {"network": network, "arm": other, "estimated": f"{1000 * here:.0f} ms"}
+                rows.append(line | {"measured": f"{1000 * there:.0f} ms", "ratio": f"{here / there:.2f}"})
     return markdown(rows, texts=2)
 
 
@@ -232,8 +306,11 @@ def main(args: argparse.Namespace) -> None:
     found = losses(args.runs, args.rung, args.seeds)
     for network in [UNLIMITED, *args.networks] if not args.report else []:
         measure(network, args)
+    if not args.report and not args.quick:
+        estimate(args)
     times = read_times(args)
-    networks = [name for name in dict.fromkeys(each["network"] for each in times) if name != UNLIMITED]
+    measured = dict.fromkeys(each["network"] for each in times if not each["estimated"])
+    networks = [name for name in measured if name != UNLIMITED]
     parts = [
         "# Time to a loss",
         f"Losses: {args.rung} of [retained benefit](ladder.md); {found.rung.about}. Every arm has its own best "
@@ -247,6 +324,16 @@ def main(args: argparse.Namespace) -> None:
         provenance(["python", "benchmarks/time_to_loss.py", "--rung", args.rung, "--size", args.size]),
         *(f"## {network}\n\n{table(times, network, found)}" for network in networks),
     ]
+    if any(each["estimated"] for each in times):
+        parts += [
+            "## Other networks, by estimate",
+            "The arm that reaches the loss first, and how many times sooner than lock step (`Dense()`), by link rate "
+            "and round trip. Steps are as above, seconds per step are estimates of `gossamer explain`. An arm is left "
+            "out unless all its seeds reach the loss.",
+            grid(times, found),
+            "Estimates beside the measurements above:",
+            accuracy(times, networks),
+        ]
     write_page(args.output, parts)
 
 

@@ -15,9 +15,12 @@ from benchmarks.network import Result
 from benchmarks.time_to_loss import (
     BYTE_RUNGS,
     DDP,
+    GRID,
     HOOK,
     TIMED,
     StepTime,
+    accuracy,
+    grid,
     losses,
     main,
     options,
@@ -114,7 +117,7 @@ def test_rung_without_both_baselines_is_refused_with_the_command(runs: Path) -> 
         losses(runs, OTHER_RUNG, 3)
 
 
-def time_of(row: str, seconds: float, network: str = "10mbit,100ms") -> StepTime:
+def time_of(row: str, seconds: float, network: str = "10mbit,100ms", estimated: bool = False) -> StepTime:
     recipe = ARMS[row].recipe if row in ARMS else ""
     return StepTime(
         network=network,
@@ -125,6 +128,7 @@ def time_of(row: str, seconds: float, network: str = "10mbit,100ms") -> StepTime
         workers=4,
         steps=8,
         seconds=seconds,
+        estimated=estimated,
         commit="",
     )
 
@@ -142,6 +146,15 @@ def test_time_is_steps_times_their_length(found: Results) -> None:
     assert "not trained" in untrained
     assert "**1.0 times**" in ddp
     assert "not trained" in hook
+
+
+def test_first_arm_on_a_grid_of_networks_is_estimated(found: Results) -> None:
+    times = [time_of(LOCK_STEP, 1.0, estimated=True), time_of(FEW, 0.2, estimated=True)]
+    times += [time_of(FEWEST, 0.01, estimated=True), time_of(DDP, 2.0), time_of(FEW, 0.1)]
+    assert grid(times, found).count(f"{FEW}: 8.0 times") == 1, "the fastest step never reaches the loss"
+    assert grid(times, found).count("not estimated") == len(GRID) - 1
+    lines = accuracy(times, ["10mbit,100ms"]).splitlines()[2:]
+    assert [line.split("|")[-2].strip() for line in lines] == ["0.50", "2.00"]
 
 
 def test_longer_trainings_are_interpolated_where_equal_steps_do_not_reach_the_loss(tmp_path: Path) -> None:
@@ -182,6 +195,7 @@ def test_page_names_the_model_that_is_timed(
 
     monkeypatch.setattr(time_to_loss, "seconds", seconds)
     monkeypatch.setattr(time_to_loss, "today", today)
+    monkeypatch.setattr(time_to_loss, "estimate", lambda args: None)
     page, times = tmp_path / "page.md", tmp_path / "times.jsonl"
     asked = ["--rung", RUNG, "--runs", str(runs), "--size", size, "--arms", FEW, "--rounds", "1"]
     asked += ["--times", str(times), "--output", str(page)]
