@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from benchmarks.virtual_workers import APART
 
 DENSE = "Dense()"
+LOCK_STEP, SILENCE = ENDS = "lock step", "silence"  # of the scale of the retained benefit
 FOUR_BITS = "Feedback(Sharded(Float4()))"
 SPARSELOCO = (
     "DiLoCo(period=30, outer_learning_rate=1.0, outer_momentum=0.0) + "
@@ -12,6 +13,7 @@ SPARSELOCO = (
 )
 PERIODS = 2, 4, 8, 16, 32  # of parameters that are averaged in one bit
 OUTER_RATES = (8, 1.5), (16, 1.5), (32, 2.0)  # periods, and by how much their mean difference is lengthened
+IN_TURN = (4, 1.0, 4), (16, 1.5, 4), (16, 2.0, 8), (32, 2.0, 8), (64, 2.0, 16)  # periods, outer rates, fragments
 ONE_BIT = f"Route(Feedback(Sharded(OneBit())), rest={FOUR_BITS})"
 
 
@@ -33,8 +35,8 @@ class Arm:
 
 
 RIVALS = [
-    Arm(name="lock step", recipe=DENSE),
-    Arm(name="silence", recipe=APART),
+    Arm(name=LOCK_STEP, recipe=DENSE),
+    Arm(name=SILENCE, recipe=APART),
     Arm(name="lock step, bfloat16", recipe="Dense(dtype='bfloat16')"),
     Arm(name="lock step, 20 batches accumulated", recipe="EveryStep(accumulate=20)"),
     Arm(name="lock step, 1/20 of the steps", recipe=DENSE, share=0.05),
@@ -50,8 +52,9 @@ def aligned(period: int) -> str:
     return f"LocalSGD(period={period}, optimizer_state='align')"
 
 
-def faster(period: int, rate: float) -> str:
-    return diloco(period, 0.0, rate, ", optimizer_state='align'")
+def faster(period: int, rate: float, fragments: int = 1) -> str:
+    parts = f", fragments={fragments}" if fragments > 1 else ""
+    return diloco(period, 0.0, rate, f"{parts}, optimizer_state='align'")
 
 
 def demo(density: float) -> str:
@@ -92,6 +95,13 @@ LOCAL = [
             f"{faster(period, rate)} + {ONE_BIT}", f"every {period} steps, 1 bit, momentum aligned, outer rate {rate:g}"
         )
         for period, rate in OUTER_RATES
+    ),
+    *(
+        arm(
+            f"{faster(period, rate, fragments)} + {ONE_BIT}",
+            f"{fragments} fragments, each every {period} steps, 1 bit, momentum aligned, outer rate {rate:g}",
+        )
+        for period, rate, fragments in IN_TURN
     ),
     arm(diloco(1, 0.0, 2.0), "parameters averaged every step, outer rate 2"),
     arm(diloco(4), "DiLoCo 4"),

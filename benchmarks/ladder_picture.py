@@ -6,7 +6,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from benchmarks.ladder_report import LOCK_STEP, SILENCE, Results
+from benchmarks.ladder_arms import LOCK_STEP, SILENCE
+from benchmarks.ladder_report import Results
 
 POINT, LIMIT, HARM, STRIPE = "#0072B2", "#D55E00", "#FBE3C0", "#F5F7F9"
 FONT = 8.5  # points

@@ -5,8 +5,9 @@ the best rate has a worse neighbor on both sides. The best rate is then trained 
 search continues if that makes another rate the best.
 
 The larger rungs have no search. Their learning rate is predicted: on every smaller rung of the family, the minimum of
-a parabola through the loss over the logarithm of the rate; over rungs, a power law of the parameters. After the
-reported seeds, half and twice the predicted rate are trained with the first tuning seed to confirm it.
+a parabola through the loss over the logarithm of the rate; over rungs, a power law of the parameters. Half and twice
+the predicted rate are trained with the first tuning seed to confirm it, and replace it if they are better: first for
+the ends of the scale, and for the other arms after the reported seeds.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from math import exp, log
 from typing import NamedTuple
 
 import numpy as np
-from benchmarks.ladder_arms import ARMS, Arm
+from benchmarks.ladder_arms import ARMS, ENDS, Arm
 from benchmarks.ladder_tasks import RATES, WORKERS, Rung, rungs
 from benchmarks.losses import number
 from benchmarks.virtual_workers import APART, Run
@@ -24,7 +25,7 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.errors import GossamerError
 
 TUNING_SEEDS = 100, 101  # no result is reported for these
-CONFIRMED_BY = 1.0, 2.0, 0.5  # times the predicted rate, with the first tuning seed
+DOUBLINGS = 3  # of a predicted rate, at most, up and down
 
 
 class LadderRun(Run):
@@ -108,7 +109,8 @@ def tuned_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float | No
     """The learning rate of an arm whose search is finished, or whose rate is predicted; else None."""
     arm = ARMS[arm].rate_of or arm
     if rungs()[rung].predicts:
-        return predicted_rate(runs, rung, arm)
+        tried = confirming_losses(runs, rung, arm)
+        return min(tried, key=lambda rate: tried[rate]) if tried else predicted_rate(runs, rung, arm)
     losses = tuning_losses(runs, rung, arm)
     return best_rate(losses) if losses and not next_tries(losses, first_rate(runs, rung, arm)) else None
 
@@ -153,27 +155,33 @@ def predicted_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float 
     return float(f"{exp(float(scale) + float(power) * log(rungs()[rung].parameters)):.1e}")
 
 
-def confirming_rates(predicted: float) -> list[float]:
-    return [float(f"{predicted * factor:.1e}") for factor in CONFIRMED_BY]
-
-
 def confirming_losses(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> dict[float, float]:
-    """Tuning loss by learning rate: the predicted one, its half and its double, as far as they are trained."""
+    """Tuning loss by learning rate, of the predicted rate and its trained multiples by powers of two."""
     predicted = predicted_rate(runs, rung, arm)
-    rates = confirming_rates(predicted) if predicted is not None else []
-    jobs = [Job(rung, arm, rate, TUNING_SEEDS[0]) for rate in rates]
-    return {job.learning_rate: number(runs[job]["held_out"]) for job in jobs if job in runs}
+    found: dict[float, float] = {}
+    for power in range(-DOUBLINGS, DOUBLINGS + 1) if predicted is not None else ():
+        job = Job(rung, arm, _multiple(predicted, power), TUNING_SEEDS[0])
+        if job in runs:
+            found[job.learning_rate] = number(runs[job]["held_out"])
+    return found
 
 
-def confirmations(runs: Mapping[Job, LadderRun], rung: str, arms: Iterable[str]) -> Iterator[Job]:
-    """Missing trainings that confirm predicted rates: all arms at the predicted rate, then at its multiples."""
-    predicted = {arm: predicted_rate(runs, rung, arm) for arm in arms}
-    rates = {arm: confirming_rates(rate) for arm, rate in predicted.items() if rate is not None}
-    for place in range(len(CONFIRMED_BY)):
-        for arm, mine in rates.items():
-            job = Job(rung, arm, mine[place], TUNING_SEEDS[0])
-            if job not in runs:
-                yield job
+def _multiple(rate: float | None, power: int) -> float:
+    assert rate is not None
+    return float(f"{rate * 2.0**power:.1e}")
+
+
+def confirmations(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> list[Job]:
+    """Trainings that confirm the predicted rate: itself, its double and its half, and further until the best rate has a
+    worse neighbor on both sides. Empty when it is confirmed."""
+    predicted = predicted_rate(runs, rung, arm)
+    if predicted is None:
+        return []
+    losses = confirming_losses(runs, rung, arm)
+    grid = [_multiple(predicted, power) for power in range(-DOUBLINGS, DOUBLINGS + 1)]
+    at = grid.index(min(losses, key=lambda rate: losses[rate])) if predicted in losses else DOUBLINGS
+    around = [grid[place] for place in (at, at + 1, at - 1) if 0 <= place < len(grid)]
+    return [Job(rung, arm, rate, TUNING_SEEDS[0]) for rate in around if rate not in losses]
 
 
 def first_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float:
@@ -200,13 +208,17 @@ def wanted(runs: Mapping[Job, LadderRun], names: Sequence[str], arms: Iterable[s
                 for rate, seed in next_tries(losses, first_rate(runs, rung, arm)):
                     if not only_first or seed == TUNING_SEEDS[0]:
                         yield Job(rung, arm, rate, seed)
+        searched = [arm for arm in chosen if not ARMS[arm].rate_of] if rungs()[rung].predicts else []
+        for arm in searched:
+            if arm in ENDS:
+                yield from confirmations(runs, rung, arm)
         for seed in range(seeds):
             for arm in chosen:
                 rate_or_none = tuned_rate(runs, rung, arm)
                 if rate_or_none is not None and Job(rung, arm, rate_or_none, seed) not in runs:
                     yield Job(rung, arm, rate_or_none, seed)
-        if rungs()[rung].predicts:
-            yield from confirmations(runs, rung, [arm for arm in chosen if not ARMS[arm].rate_of])
+        for arm in searched:
+            yield from confirmations(runs, rung, arm)
 
 
 def at_an_end(losses: Losses) -> bool:

@@ -8,7 +8,7 @@ from math import exp, inf, isfinite, log, log2, nan, sqrt
 from typing import Any
 
 import numpy as np
-from benchmarks.ladder_arms import ARMS, Arm
+from benchmarks.ladder_arms import ARMS, LOCK_STEP, SILENCE, Arm
 from benchmarks.ladder_plan import (
     Job,
     LadderRun,
@@ -29,7 +29,6 @@ from gossamer.plan.intervals import ConfidenceInterval, student_quantile
 from gossamer.plan.retained_benefit import MeasuredShare, retained_benefit, text
 
 FEW = 3  # seeds of a share that others may rely on
-LOCK_STEP, SILENCE = "lock step", "silence"
 BUDGETS = 10, 30, 100, 300, 1000, 5000  # times fewer bytes than lock step
 LEAST_GAP, LEAST_SPREADS = 0.15, 20.0  # of silence over lock step, for a task that can rank recipes
 LEAST_TAU = 0.6  # of the ranking between rungs
@@ -204,12 +203,9 @@ def _rate_note(each: Results, arm: str) -> str:
         return ""
     losses, rate = each.confirmed[arm], each.rates[arm]
     if rate not in losses or len(losses) < 2:
-        return " (predicted)"
-    best = min(losses, key=lambda other: losses[other])
-    others = ", ".join(f"{other:g}" for other in losses if other != rate)
-    if best == rate:
-        return f" (predicted; better than {others})"
-    return f" (predicted; {best:g} is better by {losses[rate] - losses[best]:.3f})"
+        return " (predicted, not confirmed)"
+    others = ", ".join(f"{other:g}" for other in sorted(losses) if other != rate)
+    return f" (tried: {others})"
 
 
 def _recipe(arm: Arm, rung: Rung) -> str:

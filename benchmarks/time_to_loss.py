@@ -23,9 +23,9 @@ from typing import TypedDict
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.ladder import RUNS, read  # found only after the line above
-from benchmarks.ladder_arms import ARMS
+from benchmarks.ladder_arms import ARMS, LOCK_STEP, SILENCE
 from benchmarks.ladder_plan import steps_of
-from benchmarks.ladder_report import LOCK_STEP, SILENCE, Results, results
+from benchmarks.ladder_report import Results, results
 from benchmarks.ladder_tasks import ADAMW, rungs, size
 from benchmarks.network import UNLIMITED, today
 from benchmarks.pace import seconds

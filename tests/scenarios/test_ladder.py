@@ -19,6 +19,7 @@ from benchmarks.ladder_plan import (
     LadderRun,
     at_an_end,
     best_rate,
+    confirmations,
     is_current,
     next_tries,
     parabola_minimum,
@@ -294,14 +295,27 @@ def test_rate_of_a_larger_model_follows_a_power_law() -> None:
     assert predicted_rate(one_size, PREDICTED, LOCK_STEP) is None
 
 
-def test_predicted_rung_is_reported_first_and_confirmed_afterwards() -> None:
+def test_predicted_rate_is_confirmed_and_replaced_by_a_better_one() -> None:
     runs = two_sizes()
     rate = predicted_rate(runs, PREDICTED, LOCK_STEP)
     assert rate is not None
-    jobs = list(wanted(runs, [PREDICTED], [LOCK_STEP], 2))
-    assert [(job.learning_rate, job.seed) for job in jobs[:3]] == [(rate, 0), (rate, 1), (rate, FIRST)]
-    assert [job.learning_rate / rate for job in jobs[3:]] == pytest.approx([2, 0.5], rel=0.05)
-    assert {job.seed for job in jobs[3:]} == {FIRST}
+    assert tuned_rate(runs, PREDICTED, LOCK_STEP) == rate
+    tried = []
+    while jobs := confirmations(runs, PREDICTED, LOCK_STEP):
+        job = jobs[0]
+        tried.append(round(job.learning_rate / rate, 1))
+        runs[job] = run_of(*job, 1.0 + abs(log(job.learning_rate / (2 * rate))), 4e8)
+    assert tried == [1.0, 2.0, 4.0], "further until the best rate has a worse neighbor on both sides"
+    assert tuned_rate(runs, PREDICTED, LOCK_STEP) == pytest.approx(2 * rate, rel=0.05)
+
+
+def test_ends_of_the_scale_are_confirmed_before_the_reported_seeds_and_other_arms_after_them() -> None:
+    runs = two_sizes()
+    for rung in (SMALL, LARGE):
+        runs |= curved(rung, FEW, 0.01, 1.6)
+    jobs = list(wanted(runs, [PREDICTED], [FEW, LOCK_STEP], 2))
+    order = list(dict.fromkeys((job.arm, job.seed) for job in jobs))
+    assert order == [(LOCK_STEP, FIRST), (FEW, 0), (LOCK_STEP, 0), (FEW, 1), (LOCK_STEP, 1), (FEW, FIRST)]
 
 
 def test_prediction_is_compared_with_the_runs() -> None:
@@ -312,11 +326,11 @@ def test_prediction_is_compared_with_the_runs() -> None:
         for factor in (1.0, 2.0):
             rate = float(f"{factor * line['learning_rate']:.1e}")
             for seed in (0, 1, FIRST):
-                loss = 1.1 * line["held_out"] - (factor == 2.0) * 0.25
+                loss = 1.1 * line["held_out"] + (factor == 2.0) * 0.25
                 runs[Job(PREDICTED, line["arm"], rate, seed)] = run_of(PREDICTED, line["arm"], rate, seed, loss, 4e8)
     page = page_part(results(runs, [SMALL, LARGE, PREDICTED], 3), [], predicted)
     assert page.count("| +10.0 % |") == 2
-    assert "is better by 0.250)" in page
+    assert f"{predicted[0]['learning_rate']:g} (tried: " in page
 
 
 # -- the program -----------------------------------------------------------------------------------------------------

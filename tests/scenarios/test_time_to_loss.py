@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from benchmarks import time_to_loss
-from benchmarks.ladder_arms import ARMS
+from benchmarks.ladder_arms import ARMS, LOCK_STEP, SILENCE
 from benchmarks.ladder_plan import TUNING_SEEDS, LadderRun, meaning
-from benchmarks.ladder_report import LOCK_STEP, SILENCE, Results
+from benchmarks.ladder_report import Results
 from benchmarks.ladder_tasks import WORKERS, rungs
 from benchmarks.network import Result
 from benchmarks.time_to_loss import (
