@@ -83,16 +83,16 @@ bench-network: $(READY) ## step times on emulated networks beside torch's own ho
 bench-recipes: $(READY) ## what recipes cost in loss, and what their bytes would have bought otherwise; writes docs/benchmarks/recipes.md
 	$(BIN)/python benchmarks/recipes.py
 
-bench-compressors: $(READY) ## how fast every compressor is on one core; writes docs/compressors.md
+bench-compressors: $(READY) ## how fast every compressor is on one core; writes docs/benchmarks/compressors.md
 	mkdir -p runs
 	$(BIN)/gossamer bench compressors --json runs/compressors.json
 	$(BIN)/python benchmarks/page.py --speed runs/compressors.json
 
-bench-convergence: $(READY) ## what every compressor costs in loss (20 minutes); writes docs/compressors.md
-	$(BIN)/python benchmarks/convergence.py --page docs/compressors.md
+bench-convergence: $(READY) ## what every compressor costs in loss (20 minutes); writes docs/benchmarks/compressors.md
+	$(BIN)/python benchmarks/convergence.py --page docs/benchmarks/compressors.md
 
-bench-adaptive: $(READY) ## Adaptive(TopK) beside TopK for as many bytes; writes its part of docs/compressors.md
-	$(BIN)/python benchmarks/adaptive.py --page docs/compressors.md
+bench-adaptive: $(READY) ## Adaptive(TopK) beside TopK for as many bytes; writes its part of docs/benchmarks/compressors.md
+	$(BIN)/python benchmarks/adaptive.py --page docs/benchmarks/compressors.md
 
 # Two passes: what only a GPU can show, and the kernels' own tests, compiled for it instead of interpreted.
 gpu-test: export PYTHONDONTWRITEBYTECODE :=

@@ -10,12 +10,12 @@ from gossamer.algorithms.collectives import RingAllReduce
 
 pytestmark = pytest.mark.nightly
 
-PAGE = (ROOT / "docs" / "collectives.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "explanation" / "collectives.md").read_text(encoding="utf-8")
 
 
 def check_page(specs, workers):
     for line in rows(specs, workers):
-        assert line in PAGE, "write: python benchmarks/collective_prices.py, into docs/collectives.md"
+        assert line in PAGE, "write: python benchmarks/collective_prices.py, into docs/explanation/collectives.md"
 
 
 def test_the_page_has_the_prices_as_they_are():

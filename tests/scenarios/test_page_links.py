@@ -34,6 +34,11 @@ def dead(page: Path) -> Iterator[str]:
             yield link
 
 
+def named(text: str) -> set[str]:
+    """Pages that a source file, a program or a test names by their path."""
+    return set(re.findall(r"(?<![\w./-])docs/[\w./-]+\.md\b", text))
+
+
 def missing(index: Path, pages: list[Path]) -> set[Path]:
     """Pages that the index does not link to."""
     found = links(index.read_text(encoding="utf-8"))
@@ -50,7 +55,26 @@ def test_every_page_is_in_the_index() -> None:
     assert missing(ROOT / "docs" / "README.md", sorted((ROOT / "docs").rglob("*.md"))) == set()
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+SOURCES = [path for name in ("src", "tests", "benchmarks", "examples") for path in (ROOT / name).rglob("*.py")]
+
+
+NOT_WRITTEN = {"docs/benchmarks/time-to-loss.md", "docs/page.md"}  # by a benchmark of days; by a test in its own folder
+
+
+def test_pages_that_sources_name_by_path_exist() -> None:
+    files = [path for path in [*SOURCES, ROOT / "Makefile", ROOT / "pyproject.toml"] if path != Path(__file__)]
+    pages = {(name, path.name) for path in files for name in named(path.read_text(encoding="utf-8")) - NOT_WRITTEN}
+    assert {(name, file) for name, file in pages if not (ROOT / name).exists()} == set()
+
+
+def test_a_page_named_in_a_source_is_seen() -> None:
+    assert named("See docs/loops.md, docs/how-to/a-b.md.") == {"docs/loops.md", "docs/how-to/a-b.md"}
+
+
+ANSWERS = [page for folder in ("how-to", "reference") for page in sorted((ROOT / "docs" / folder).rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", ANSWERS, ids=lambda page: page.stem)
 def test_a_page_begins_with_what_it_answers(page: Path) -> None:
     """A question in the first paragraph."""
     title, first = page.read_text(encoding="utf-8").split("\n\n")[:2]
