@@ -12,7 +12,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-nightly test-frameworks frameworks test-plain check kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
+.PHONY: help demo test test-nightly test-frameworks frameworks test-plain check docs docs-serve docs-version kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
 	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-ladder bench-time-to-loss bench-lost-workers clean
 
 help: ## show this list
@@ -58,6 +58,17 @@ check: $(READY) ## formatting, lint, types, architecture
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Not in `make check`: it imports torch and reads every docstring. .ci/run builds it. A broken link or a missing page is an error.
+DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+docs: $(READY) ## build the documentation site into build/site, strictly
+	$(DOCS) build
+
+docs-serve: $(READY) ## show the site at localhost:8000, and build it again after each change
+	$(DOCS) serve
+
+docs-version: $(READY) ## add the site to the branch gh-pages as a version: make docs-version VERSION=0.3
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
 
 kernels: ## compile the C++ kernels again
 	$(PYTHON) kernels-src/build.py kernels
