@@ -68,7 +68,7 @@ docs-serve: $(READY) ## show the site at localhost:8000, and build it again afte
 	$(DOCS) serve
 
 docs-version: $(READY) ## add the site to the branch gh-pages as a version: make docs-version VERSION=0.3
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
+	DOCS_VERSIONS=mike NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
 
 kernels: ## compile the C++ kernels again
 	$(PYTHON) kernels-src/build.py kernels

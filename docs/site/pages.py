@@ -33,6 +33,13 @@ TITLES = {
 }
 #: Base classes and names that `gossamer` exports next to the terms of recipes.
 CORE = ("init", "World", "attach", "Session", "Recipe", "recipe", "register", "Shard")
+FORMER = (
+    "ask_to_stop",
+    "merged",
+    "reset",
+    "stopping",
+    "weight",
+)  # names of Session; reference/api.md has their new ones
 CALLS = ("mean", "gather", "average_", "ddp_hook")
 HOROVOD = "gossamer.horovod"
 BASES = ("Strategy", "Compressor", "Codec", "Topology")
@@ -94,9 +101,13 @@ def summary(module: str) -> str:
 
 def entry(module: str, name: str, *, bare: bool = False) -> str:
     """A directive of mkdocstrings. bare: without methods, which only the library calls."""
-    members = PUBLIC.get(f"{module}.{name}")
-    options = f"\n        members: {json.dumps([] if bare else members)}" if bare or members else ""
-    return f"::: {module}.{name}\n" + (f"    options:{options}\n" if options else "") + "\n"
+    members = [member for member in PUBLIC.get(f"{module}.{name}", ()) if member not in FORMER]
+    options = ""
+    if bare:
+        options = "        members: []\n"
+    elif members:  # which users never construct
+        options = f"        members: {json.dumps(members)}\n        merge_init_into_class: false\n"
+    return f"::: {module}.{name}\n" + (f"    options:\n{options}" if options else "") + "\n"
 
 
 # -- command line ------------------------------------------------------------------------------------------------------
@@ -144,12 +155,11 @@ RAISING = re.compile(r"^(?!Assertion|Attribute|Key)\w*(?:Error|Lost|Shortage|Not
 
 
 def messages_page() -> str:
-    """A table of messages for each class of errors, from the `raise` statements of the sources."""
-    found: dict[str, dict[str, str]] = defaultdict(dict)
+    """A list of messages for each class of errors, from the calls that make them in the sources."""
+    found: dict[str, set[str]] = defaultdict(set)
     for path in sorted(SOURCE.rglob("*.py")):
-        place = str(path.relative_to(SOURCE).with_suffix(""))
         for kind, message in raised(ast.parse(path.read_text(encoding="utf-8"))):
-            found[kind].setdefault(message, place)
+            found[kind].add(message)
     lines = [
         "# Errors by message",
         "",
@@ -158,9 +168,7 @@ def messages_page() -> str:
         "",
     ]
     for kind in sorted(found):
-        lines += [f"## {kind}", "", "| message | module |", "|---|---|"]
-        lines += [f"| {escaped(text)} | `{place}` |" for text, place in sorted(found[kind].items())]
-        lines.append("")
+        lines += [f"## {kind}", "", *(f"- {escaped(text)}" for text in sorted(found[kind])), ""]
     return "\n".join(lines)
 
 
@@ -246,3 +254,21 @@ def linked_files(pages: dict[str, str]) -> set[str]:
     """Files of the repository, such as examples, that these pages link to; the site has copies of them."""
     found = {target(page, link[1]) for page, text in pages.items() for link in LINK.findall(text)}
     return {name.removeprefix("source/") for name in found if name and name.startswith("source/")}
+
+
+PATH_AS_TEXT = re.compile(r"\[[\w./-]+\.md\]\(([\w./-]+\.md)(#[^)\s]*)?\)")
+
+
+def with_titles(page: str, markdown: str, titles: dict[str, str]) -> str:
+    """The Markdown of a page in which links with a path as their text have the title of their target instead."""
+
+    def titled(link: re.Match[str]) -> str:
+        name = posixpath.normpath(posixpath.join(posixpath.dirname(page), link[1]))
+        return f"[{titles[name]}]({link[1]}{link[2] or ''})" if name in titles else link[0]
+
+    return PATH_AS_TEXT.sub(titled, markdown)
+
+
+def title(markdown: str) -> str:
+    """The first heading of a page."""
+    return markdown.partition("\n")[0].removeprefix("# ")
