@@ -27,7 +27,7 @@ def links(page: str) -> list[str]:
 
 
 GENERATED = re.compile(
-    r"reference/(?:cli|errors-by-message|api/[\w.]+)\.md$"
+    r"reference/(?:cli|errors-by-message|api/[\w.-]+)\.md$"
 )  # by the build of the site, which checks them
 
 
