@@ -12,7 +12,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-nightly test-frameworks frameworks test-plain check kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
+.PHONY: help demo test test-nightly test-frameworks frameworks test-plain check docs docs-serve docs-version kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
 	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-ladder bench-time-to-loss bench-lost-workers clean
 
 help: ## show this list
@@ -59,6 +59,17 @@ check: $(READY) ## formatting, lint, types, architecture
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Not in `make check`: it imports torch and reads every docstring. .ci/run builds it. A broken link or a missing page is an error.
+DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+docs: $(READY) ## build the documentation site into build/site, strictly
+	$(DOCS) build
+
+docs-serve: $(READY) ## show the site at localhost:8000, and build it again after each change
+	$(DOCS) serve
+
+docs-version: $(READY) ## add the site to the branch gh-pages as a version: make docs-version VERSION=0.3
+	DOCS_VERSIONS=mike NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
+
 kernels: ## compile the C++ kernels again
 	$(PYTHON) kernels-src/build.py kernels
 
@@ -83,16 +94,16 @@ bench-network: $(READY) ## step times on emulated networks beside torch's own ho
 bench-recipes: $(READY) ## what recipes cost in loss, and what their bytes would have bought otherwise; writes docs/benchmarks/recipes.md
 	$(BIN)/python benchmarks/recipes.py
 
-bench-compressors: $(READY) ## how fast every compressor is on one core; writes docs/compressors.md
+bench-compressors: $(READY) ## how fast every compressor is on one core; writes docs/benchmarks/compressors.md
 	mkdir -p runs
 	$(BIN)/gossamer bench compressors --json runs/compressors.json
 	$(BIN)/python benchmarks/page.py --speed runs/compressors.json
 
-bench-convergence: $(READY) ## what every compressor costs in loss (20 minutes); writes docs/compressors.md
-	$(BIN)/python benchmarks/convergence.py --page docs/compressors.md
+bench-convergence: $(READY) ## what every compressor costs in loss (20 minutes); writes docs/benchmarks/compressors.md
+	$(BIN)/python benchmarks/convergence.py --page docs/benchmarks/compressors.md
 
-bench-adaptive: $(READY) ## Adaptive(TopK) beside TopK for as many bytes; writes its part of docs/compressors.md
-	$(BIN)/python benchmarks/adaptive.py --page docs/compressors.md
+bench-adaptive: $(READY) ## Adaptive(TopK) beside TopK for as many bytes; writes its part of docs/benchmarks/compressors.md
+	$(BIN)/python benchmarks/adaptive.py --page docs/benchmarks/compressors.md
 
 # Two passes: what only a GPU can show, and the kernels' own tests, compiled for it instead of interpreted.
 gpu-test: export PYTHONDONTWRITEBYTECODE :=

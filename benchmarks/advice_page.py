@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/advise.md: the page of an advice, light, dark and as on a phone.
+"""Draw the pictures of docs/how-to/advise.md: the page of an advice, light, dark and as on a phone.
 
     python benchmarks/advice_page.py                    # bytelm base at 100mbit,20ms: half an hour
     python benchmarks/advice_page.py --advice FILE      # of an advice that is there
@@ -22,7 +22,7 @@ from gossamer.plan.advise.advice_file import read_advice
 from gossamer.plan.advise.page import write_advice_page
 
 ROOT = Path(__file__).resolve().parents[1]
-PICTURES = ROOT / "docs" / "advise"
+PICTURES = ROOT / "docs" / "how-to" / "advise"
 SIZES = {"": 1280, "-phone": 400}
 SCRIPT = ["examples/bytelm.py", "--size", "base", "--steps", "100000", "--evaluate-every", "100000"]
 

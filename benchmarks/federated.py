@@ -5,8 +5,8 @@ drawn around 5 ms a sample, ten of them at once. A run ends once the mean of its
 is 95 %. Each row is tuned alike: every learning rate of the grid on a seed of its own, and the one with the fewest
 bytes up is then run on five other seeds. Runs are kept in runs/federated.json: what is there is not trained again.
 
-    python benchmarks/federated.py --page docs/federated-compression.md  # trains missing runs, then writes
-    python benchmarks/federated.py --report --page docs/federated-compression.md
+    python benchmarks/federated.py --page docs/benchmarks/federated-compression.md  # trains missing runs, then writes
+    python benchmarks/federated.py --report --page docs/benchmarks/federated-compression.md
     python benchmarks/federated.py --quick                      # everything once, a few rounds
 """
 

@@ -114,7 +114,8 @@ def jobs(args: argparse.Namespace) -> list[Job]:
 
 def quick(args: argparse.Namespace) -> None:
     """Everything once, in seconds; the numbers mean nothing."""
-    args.steps, args.seeds, args.recipes, args.page = 8, [0, 1], QUICK, scratch(ROOT / "docs" / "local.md")
+    args.steps, args.seeds, args.recipes = 8, [0, 1], QUICK
+    args.page = scratch(ROOT / "docs" / "benchmarks" / "local.md")
     args.results = args.results.with_name(f"quick-{args.results.name}")
 
 

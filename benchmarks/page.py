@@ -1,4 +1,4 @@
-"""Page writer: fills docs/compressors.md with rules from the docstrings, and speeds from a file of measurements.
+"""Page writer: fills docs/benchmarks/compressors.md with rules from the docstrings, and measured speeds.
 
     python benchmarks/page.py [--speed FILE.json] [--quick]
 
@@ -23,7 +23,7 @@ from gossamer.algorithms.recipes.catalog import NOUNS
 from gossamer.algorithms.recipes.fields import signature
 from gossamer.plan.bench import ABOUT, BenchmarkResult, cells, remarks
 
-PAGE = ROOT / "docs" / "compressors.md"
+PAGE = ROOT / "docs" / "benchmarks" / "compressors.md"
 LINES = re.compile(r"(law|bytes|source):\s*(.*)")
 
 
@@ -101,7 +101,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Write what docs/compressors.md lists.")
+    parser = argparse.ArgumentParser(description="Write what docs/benchmarks/compressors.md lists.")
     parser.add_argument("--speed", type=Path, metavar="FILE.json", help="what gossamer bench compressors wrote")
     parser.add_argument("--quick", action="store_true", help="write a copy of the page, to see that it runs")
     main(parser.parse_args())

@@ -1,7 +1,8 @@
 """Scale: what recipes would send, and how long a step would take, with up to 10,000 workers.
 
 Nothing is run: operations of the real compressors over meta tensors, priced on networks that are not there; only
-encoding and decoding are timed on this machine. Writes docs/scale.md between its markers, and docs/scale.png.
+encoding and decoding are timed on this machine. Writes docs/benchmarks/scale.md between its markers, and scale.png
+next to it.
 
     python benchmarks/scale.py [--workers N ...] [--parameters N ...] [--networks SPEC ...] [--recipes RECIPE ...]
     python benchmarks/scale.py --quick          # 16 and 64 workers and two recipes, into runs/quick
@@ -28,7 +29,7 @@ from gossamer.plan.cost.workload_profile import WorkloadProfile
 from gossamer.plan.profile.profile_runs import assume_profile
 from gossamer.plan.profile.synthetic_shapes import assumed
 
-PAGE, PICTURE = ROOT / "docs" / "scale.md", ROOT / "docs" / "scale.png"
+PAGE, PICTURE = ROOT / "docs" / "benchmarks" / "scale.md", ROOT / "docs" / "benchmarks" / "scale.png"
 WORKERS, PARAMETERS = [16, 100, 1000, 10_000], [100_000_000, 1_000_000_000]
 NETWORKS = ["10gbit,1ms", "1gbit,10ms", "100mbit,50ms"]
 STEP_SECONDS = {100_000_000: 0.3, 1_000_000_000: 2.0}

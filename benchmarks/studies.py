@@ -1,4 +1,4 @@
-"""Studies: the trainings that one part of docs/compressors.md is written from."""
+"""Studies: the trainings that one part of docs/benchmarks/compressors.md is written from."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace

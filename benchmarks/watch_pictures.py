@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/watch.md: every tab of the page, light and dark, and the terminal view.
+"""Draw the pictures of docs/how-to/watch.md: every tab of the page, light and dark, and the terminal view.
 
     python benchmarks/watch_pictures.py                # of benchmarks/slow_loader.py: two minutes; needs root
     python benchmarks/watch_pictures.py --run FOLDER   # of another run
@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.watching import browser  # found only after the line above
 
 ROOT = Path(__file__).resolve().parents[1]
-PICTURES = ROOT / "docs" / "watch"
+PICTURES = ROOT / "docs" / "how-to" / "watch"
 TABS = ("overview", "workers", "network", "compression", "log")
 SIZES = {"": (1280, 860), "-phone": (375, 740)}
 DRAWN_MS = 600  # until a tab's answers are drawn

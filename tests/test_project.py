@@ -219,7 +219,7 @@ def _missing_modules(page: str) -> set[str]:
     return {path for path in inside if not (package / path).is_dir() and not (package / f"{path}.py").exists()}
 
 
-@pytest.mark.parametrize("name", ["docs/design.md", "docs/glossary.md", "docs/tools.md"])
+@pytest.mark.parametrize("name", ["docs/design.md", "docs/reference/glossary.md", "docs/reference/tools.md"])
 def test_modules_in_the_prose_exist(name: str) -> None:
     assert _missing_modules(read(name)) == set()
 
@@ -235,7 +235,7 @@ def _recipe_terms(page: str) -> list[str]:
 
 
 def test_recipes_in_the_list_are_real() -> None:
-    terms = _recipe_terms(read("docs/recipes.md"))
+    terms = _recipe_terms(read("docs/reference/recipes.md"))
     assert {term.split("(")[0] for term in terms} == set(NOUNS)
     for term in terms:
         noun = NOUNS[term.split("(")[0]]

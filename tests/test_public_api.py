@@ -49,7 +49,7 @@ def names_of(place: str) -> list[str]:
 
 @pytest.mark.parametrize("place", FROZEN)
 def test_public_names_change_deliberately_only(place: str) -> None:
-    """Edit tests/public_api.json, CHANGELOG.md and docs/api.md with a change of the public API."""
+    """Edit tests/public_api.json, CHANGELOG.md and docs/reference/api.md with a change of the public API."""
     assert names_of(place) == FROZEN[place]
 
 
@@ -71,7 +71,7 @@ def test_every_listed_name_exists(place: str) -> None:
 
 
 def test_the_page_lists_every_public_module_and_no_other() -> None:
-    page = (ROOT / "docs" / "api.md").read_text()
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
     assert re.findall(r"^\| `(gossamer[\w.]*)` \|", page, re.MULTILINE) == MODULES
 
 

@@ -4,7 +4,7 @@ The public API: `init`, `attach` and the session that it returns; every term of 
 devices that keep their data; `gossamer.parallel` for layers on several workers; `gossamer.engine` for arrays of other
 frameworks, `gossamer.jax`, `gossamer.keras` and `gossamer.tensorflow` for these, `gossamer.horovod` for Horovod
 scripts; `gossamer.extend` for terms of your own; `gossamer.errors` and `gossamer.events`; the adapters in
-`gossamer.integrations`. All other modules are internal and may change. docs/api.md has the list.
+`gossamer.integrations`. All other modules are internal and may change. docs/reference/api.md has the list.
 """
 
 # ruff: noqa: F403, F405 (only type checkers read the star imports)

@@ -1,4 +1,4 @@
-"""Arrays: train under any recipe without a torch model, as from JAX, TensorFlow or numpy. See docs/arrays.md."""
+"""Arrays: train under any recipe without a torch model, as from JAX, TensorFlow or numpy. See docs/how-to/arrays.md."""
 
 from importlib import import_module
 

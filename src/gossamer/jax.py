@@ -1,4 +1,4 @@
-"""JAX: train pytrees under any recipe, or average gradients within jit. See docs/integrations/jax.md."""
+"""JAX: train pytrees under any recipe, or average gradients within jit. See docs/how-to/integrations/jax.md."""
 
 from importlib import import_module
 

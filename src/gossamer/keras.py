@@ -4,7 +4,8 @@
     model.compile(optimizer, loss="mse")
     model.fit(x, y, callbacks=[gossamer.keras.GossamerCallback()])
 
-The arrays travel by a `gossamer.engine.Session`, so all backends send the same bytes. docs/integrations/keras.md.
+The arrays travel by a `gossamer.engine.Session`, so all backends send the same bytes.
+See docs/how-to/integrations/keras.md.
 """
 
 from __future__ import annotations
@@ -356,7 +357,7 @@ def refuse_tf_strategy() -> None:
         raise AttachError(
             f"{type(tf.distribute.get_strategy()).__name__} averages gradients itself, and Gossamer would average them "
             "a second time. Build the model outside of strategy.scope(), and start one process for each replica: "
-            "gossamer run --workers 4 train.py. docs/integrations/tensorflow.md has the recipe of each strategy."
+            "gossamer run --workers 4 train.py. docs/how-to/integrations/tensorflow.md has the recipe of each strategy."
         )
 
 

@@ -5,7 +5,7 @@
     tape = gossamer.tensorflow.DistributedGradientTape(tape, "TopK(0.01)")
     optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
 
-docs/integrations/tensorflow.md has the recipe of each tf.distribute strategy.
+docs/how-to/integrations/tensorflow.md has the recipe of each tf.distribute strategy.
 """
 
 from __future__ import annotations

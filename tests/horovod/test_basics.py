@@ -52,7 +52,7 @@ def test_a_job_of_one() -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_the_example_of_the_page_runs() -> None:
-    page = (ROOT / "docs" / "integrations" / "horovod.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "integrations" / "horovod.md").read_text()
     code, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)
@@ -61,7 +61,7 @@ def test_the_example_of_the_page_runs() -> None:
 
 
 def test_every_name_of_the_page_is_there() -> None:
-    _, _, page = (ROOT / "docs" / "integrations" / "horovod.md").read_text().partition("## Names for torch")
+    _, _, page = (ROOT / "docs" / "how-to" / "integrations" / "horovod.md").read_text().partition("## Names for torch")
     table = "\n".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
     named = set(re.findall(r"`([\w.]+)`", table)) - {
         "_async",

@@ -10,12 +10,13 @@ from gossamer.algorithms.collectives import RingAllReduce
 
 pytestmark = pytest.mark.nightly
 
-PAGE = (ROOT / "docs" / "collectives.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "benchmarks" / "collective-prices.md").read_text(encoding="utf-8")
+EXPLAINED = (ROOT / "docs" / "explanation" / "collectives.md").read_text(encoding="utf-8")
 
 
 def check_page(specs, workers):
     for line in rows(specs, workers):
-        assert line in PAGE, "write: python benchmarks/collective_prices.py, into docs/collectives.md"
+        assert line in PAGE, "write: python benchmarks/collective_prices.py, into docs/benchmarks/collective-prices.md"
 
 
 def test_the_page_has_the_prices_as_they_are():
@@ -30,7 +31,7 @@ def test_other_prices_are_not_on_the_page():
 
 def test_the_page_has_the_hops_as_they_are():
     hops = [(hop.round, hop.does.value, hop.peer, hop.first) for hop in RingAllReduce().hops(0, 3)]
-    assert repr(hops) in re.sub(r"\n +", " ", PAGE)
+    assert repr(hops) in re.sub(r"\n +", " ", EXPLAINED)
 
 
 def test_a_network_with_too_few_hosts_is_left_out(capsys):

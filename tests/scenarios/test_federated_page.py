@@ -14,7 +14,7 @@ from support.paths import ROOT
 from gossamer.comm.environment.run_settings import tls_contexts
 from gossamer.comm.rpc.sockets import Tls
 
-PAGE = (ROOT / "docs" / "federated-deployment.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "federated-deployment.md").read_text(encoding="utf-8")
 
 
 def tls(folder: Path) -> Tls:

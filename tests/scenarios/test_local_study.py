@@ -183,7 +183,7 @@ def test_baselines_have_no_retained_benefit_nor_has_a_task_without_a_price_of_si
 
 
 def test_committed_page_retains_what_its_losses_say() -> None:
-    page = (ROOT / "docs" / "local.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "benchmarks" / "local.md").read_text(encoding="utf-8")
     lines = {line["recipe"]: line for line in rows(page) if "retained" in line and "gap" in line}
     shown = {name: line["retained"] for name, line in lines.items() if line["retained"]}
     assert len(shown) > 10
@@ -248,7 +248,7 @@ def test_a_picture_holds_what_the_table_says(tmp_path: Path, monkeypatch: pytest
 
 def test_a_picture_is_drawn_again_from_the_page(tmp_path: Path) -> None:
     page = tmp_path / "local.md"
-    page.write_text((ROOT / "docs" / "local.md").read_text(encoding="utf-8"), encoding="utf-8")
+    page.write_text((ROOT / "docs" / "benchmarks" / "local.md").read_text(encoding="utf-8"), encoding="utf-8")
     main(options().parse_args(["--redraw", str(page)]))
     assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 

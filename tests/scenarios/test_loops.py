@@ -1,4 +1,4 @@
-"""Loops of docs/loops.md, docs/loops-advanced.md and the README: each trains, in one process and on two workers."""
+"""Loops of docs/how-to/loops.md, loops-advanced.md and the README: each trains, in one process and on two workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The listener of docs/exporters.md receives the events that the page names, until it unsubscribes."""
+"""The listener of docs/how-to/exporters.md receives the events that the page names, until it unsubscribes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.paths import ROOT
 from gossamer import events
 from gossamer.events import Noticed
 
-PAGE = (ROOT / "docs" / "exporters.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "exporters.md").read_text(encoding="utf-8")
 
 
 def test_the_page_s_listener_hears_steps_and_notices(capsys: pytest.CaptureFixture[str]) -> None:

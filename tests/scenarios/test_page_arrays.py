@@ -1,4 +1,4 @@
-"""docs/arrays.md: its loops train, alone and with others."""
+"""docs/how-to/arrays.md: its loops train, alone and with others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.virtual_workers import Worker, cluster
 import gossamer
 from gossamer import engine
 
-PAGE = (ROOT / "docs" / "arrays.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "arrays.md").read_text()
 LOOPS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 

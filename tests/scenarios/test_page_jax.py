@@ -1,4 +1,4 @@
-"""docs/integrations/jax.md: its loops train, and the examples that it names run."""
+"""docs/how-to/integrations/jax.md: its loops train, and the examples that it names run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.virtual_workers import Worker, cluster
 
 import gossamer.jax
 
-PAGE = (ROOT / "docs" / "integrations" / "jax.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "integrations" / "jax.md").read_text()
 BETWEEN, WITHIN, ELASTIC, ORDERED = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""docs/pipeline.md: its script trains, as it stands."""
+"""docs/how-to/pipeline.md: its script trains, as it stands."""
 
 from pathlib import Path
 
@@ -11,7 +11,9 @@ from support.processes import succeed
 @pytest.mark.processes
 def test_the_script_on_the_page_trains(tmp_path: Path) -> None:
     (script,) = [
-        code for language, code in FENCE.findall((ROOT / "docs" / "pipeline.md").read_text()) if language == "python"
+        code
+        for language, code in FENCE.findall((ROOT / "docs" / "how-to" / "pipeline.md").read_text())
+        if language == "python"
     ]
     program = tmp_path / "train.py"
     program.write_text("import torch\n\ntorch.set_num_threads(1)\n" + script)

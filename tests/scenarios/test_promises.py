@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 TESTS = Path(__file__).parent.parent
-PAGE = TESTS.parent / "docs" / "promises.md"
+PAGE = TESTS.parent / "docs" / "reference" / "promises.md"
 
 
 def numbers_on(page: str) -> list[int]:

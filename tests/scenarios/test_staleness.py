@@ -1,4 +1,4 @@
-"""The benchmark of staleness gives the numbers that docs/servers.md prints, on any machine."""
+"""The benchmark of staleness gives the numbers that docs/benchmarks/staleness.md prints, on any machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.paths import BENCHMARKS
 
 pytestmark = pytest.mark.nightly
 
-DOCS = BENCHMARKS.parent / "docs" / "servers.md"
+DOCS = BENCHMARKS.parent / "docs" / "benchmarks" / "staleness.md"
 
 
 @pytest.mark.parametrize("text", ["ParameterServer('stale', staleness=4)", "ParameterServer('sync')"])

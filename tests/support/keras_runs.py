@@ -32,7 +32,7 @@ def joined_in_second_epoch(fit: Callable[[Worker], Any], values: Callable[[Any],
 
 def examples(name: str) -> dict[str, Any]:
     """The names that the examples of a page define, in a world of one."""
-    text = (ROOT / "docs" / "integrations" / name).read_text()
+    text = (ROOT / "docs" / "how-to" / "integrations" / name).read_text()
     known: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

@@ -1,4 +1,4 @@
-"""Page figures: what docs/trade-offs.md tells of a recipe, by the code and by the pages where it was measured."""
+"""Page figures: cells of docs/reference/trade-offs.md, computed by the code or read from pages of measurements."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def measured(page: str, heading: str, recipe: str, column: str) -> str:
 
 
 def held_out(task: str, recipe: str) -> str:
-    """The loss of a task of docs/compressors.md."""
-    return measured("docs/compressors.md", f"### {task}", recipe, "held-out loss")
+    """The loss of a task of docs/benchmarks/compressors.md."""
+    return measured("docs/benchmarks/compressors.md", f"### {task}", recipe, "held-out loss")
 
 
 def local_loss(recipe: str) -> str:
-    return measured("docs/local.md", "<!-- written by a program: local -->", recipe, "held-out loss")
+    return measured("docs/benchmarks/local.md", "<!-- written by a program: local -->", recipe, "held-out loss")
 
 
 def encoding_speed(recipe: str) -> str:
-    """GB/s of gradient on one core, compiled, from docs/compressors.md."""
-    page = (ROOT / "docs" / "compressors.md").read_text(encoding="utf-8")
+    """GB/s of gradient on one core, compiled, from docs/benchmarks/compressors.md."""
+    page = (ROOT / "docs" / "benchmarks" / "compressors.md").read_text(encoding="utf-8")
     for name in (recipe, f"Feedback({recipe})"):
         if found := re.search(rf"^\| {re.escape(name)} \| native \| [\d,]+ \| ([\d.]+) \|", page, re.MULTILINE):
             return found[1]

@@ -1,4 +1,4 @@
-"""Page loops: the Python blocks of docs/loops.md and docs/loops-advanced.md, run alone or by each of several workers.
+"""Page loops: the Python blocks of docs/how-to/loops.md and loops-advanced.md, run alone or by each of several workers.
 
 python page_loops.py DIRECTORY runs all of them in turn and prints a digest of what each ended with.
 """
@@ -18,7 +18,8 @@ from support.paths import ROOT
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.train.checkpoint import digest
 
-PAGES = [ROOT / "docs" / name for name in ("loops.md", "loops-advanced.md")]  # the first has the common setup
+HOW_TO = ROOT / "docs" / "how-to"
+PAGES = [HOW_TO / "loops.md", HOW_TO / "loops-advanced.md"]  # the first has the common setup
 
 
 class Loop(NamedTuple):

@@ -154,7 +154,7 @@ def best_work(network: str, seconds: float) -> float:
 
 
 def _report() -> None:
-    """The tables of docs/auto.md: python tests/support/virtual_ladder.py"""
+    """The tables of docs/explanation/auto.md: python tests/support/virtual_ladder.py"""
     print("| network | chosen | after steps | progress relative to the best rung, in 1000 s |\n|---|---|---|---:|")
     for network in (
         "10gbit,0.1ms",

@@ -1,5 +1,5 @@
 """Horovod's API on Gossamer: scripts that import Horovod run unchanged, under any recipe. See
-docs/integrations/horovod.md.
+docs/how-to/integrations/horovod.md.
 
     import gossamer.horovod.torch as hvd
 
@@ -26,8 +26,8 @@ __version__ = "0.28.1"  # of Horovod, whose API this is
 
 UNAVAILABLE = {
     "mxnet": "MXNet is retired. Train with torch: import gossamer.horovod.torch as hvd.",
-    "spark": "start workers by `gossamer run --as-horovod`, or on a cluster as docs/clusters.md says.",
-    "ray": "use gossamer.integrations.ray: docs/integrations/ray.md.",
+    "spark": "start workers by `gossamer run --as-horovod`, or on a cluster as docs/how-to/clusters.md says.",
+    "ray": "use gossamer.integrations.ray: docs/how-to/integrations/ray.md.",
     "run": "start the script by `gossamer run --as-horovod --workers 4 train.py`.",
     "runner": "start the script by `gossamer run --as-horovod --workers 4 train.py`.",
     "data": "use torch's DataLoader with num_workers.",

@@ -22,7 +22,7 @@ class TensorCompressor:
 
 @dataclass(frozen=True, kw_only=True)
 class Compressors:
-    """The compressors of a framework. DistributedOptimizer takes any recipe: see docs/integrations/horovod.md."""
+    """The compressors of a framework. DistributedOptimizer takes any recipe."""
 
     fp16: type[TensorCompressor]
     none: type[TensorCompressor] = TensorCompressor

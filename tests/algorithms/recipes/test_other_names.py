@@ -56,13 +56,13 @@ def test_every_name_is_answered_with_its_recipe(other: OtherName):
 
 
 def test_the_page_has_the_table_of_the_command():
-    page = (ROOT / "docs" / "other-names.md").read_text()
+    page = (ROOT / "docs" / "reference" / "other-names.md").read_text()
     assert table() in page, "the page has another table: paste the output of other_names.table()"
 
 
 @pytest.mark.parametrize("other", [each for each in OTHER_NAMES if each.use], ids=lambda other: other.names[0])
 def test_lines_to_write_name_pages_that_exist(other: OtherName):
-    for page in re.findall(r"docs/[a-z-]+\.md", other.use):
+    for page in re.findall(r"docs/[a-z/-]+\.md", other.use):
         assert (ROOT / page).is_file()
 
 
@@ -100,7 +100,10 @@ def test_names_of_the_field_are_known(name: str):
             ],
         ),
         ("FedSGD() + Int8()", ["FedAvg(fraction=1.0, local_steps=1)"]),
-        ("FSDP", ["is not a recipe", 'attach(model, optimizer, recipe, mesh=mesh["replicate"])', "docs/sharded.md"]),
+        (
+            "FSDP",
+            ["is not a recipe", 'attach(model, optimizer, recipe, mesh=mesh["replicate"])', "docs/how-to/sharded.md"],
+        ),
         ("Krum", ["has no equivalent", "it keeps one contribution"]),
         ("Moshpit", ["has no equivalent", "Gossip() + RandomPeers()"]),
     ],

@@ -199,7 +199,7 @@ def test_synchronized_statistics_equal_those_of_the_joined_batch() -> None:
 
 
 def test_every_name_of_the_page_is_there() -> None:
-    text = (ROOT / "docs" / "integrations" / "horovod.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "integrations" / "horovod.md").read_text()
     page = text.partition("## TensorFlow and Keras")[2].partition("## Names for torch")[0].partition("| names")[2]
     table = "\n".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
     homes = [hvd, hvd_keras, hvd_keras.callbacks, hvd_keras.elastic, hvd.elastic]

@@ -14,8 +14,8 @@ class Auto(Term):
     """Begin with local steps, or with Dense(), and change the recipe as links and gradients are measured.
 
     Args:
-        most_steps: limit of the steps to the same loss, relative to Dense(), as measured in docs/auto.md; 1.0 allows
-            Dense() in float32 and bfloat16, and Int8().
+        most_steps: limit of the steps to the same loss, relative to Dense(), measured in docs/how-to/auto.md; 1.0
+            allows Dense() in float32 and bfloat16, and Int8().
         local_steps: whether workers may train with local steps (DiLoCo). Use False for a loop that evaluates or saves
             its own model outside of session.averaged_parameters.
     """

@@ -33,7 +33,7 @@ class OtherName:
 
     @property
     def row(self) -> str:
-        """The row of this method in the table of docs/other-names.md."""
+        """The row of this method in the table of docs/reference/other-names.md."""
         names = ", ".join(f"`{name}`" for name in self.names)
         if self.use:
             return f"| {names} | {self.origin} | {self.use} |"
@@ -44,16 +44,17 @@ class OtherName:
 
 _SHARDED = (
     'Shard the model with torch, and write attach(model, optimizer, recipe, mesh=mesh["replicate"]): the recipe runs '
-    "between replicas (docs/sharded.md)."
+    "between replicas (docs/how-to/sharded.md)."
 )
 _PIPELINE = (
     "Split the model with torch.distributed.pipelining; gossamer.parallel.boundary(codec, shape) compresses "
-    "activations (docs/pipeline.md), and attach(..., mesh=...) averages between replicas."
+    "activations (docs/how-to/pipeline.md), and attach(..., mesh=...) averages between replicas."
 )
 _REMOTE = (
-    "Write gossamer.parallel.remote(module, rank=1, optimizer=...) to run a layer on another rank (docs/remote.md)."
+    "Write gossamer.parallel.remote(module, rank=1, optimizer=...) to run a layer on "
+    "another rank (docs/how-to/remote.md)."
 )
-_ELASTIC = "Write gossamer run --workers 2:8 train.py: workers can fail or join at any time (docs/elastic.md)."
+_ELASTIC = "Write gossamer run --workers 2:8 train.py: workers can fail or join at any time (docs/how-to/elastic.md)."
 _BACKEND = "gossamer.init() selects the transport, so no recipe names it. Write a strategy, such as LocalSGD(8)."
 _NO_LAMB = "its layerwise learning rates need norms that Adam's momentum does not have"
 _OUTER_ASYNC = "its outer step does not wait for all workers, and a DiLoCo round does"
@@ -375,7 +376,7 @@ def normalized(name: str) -> str:
 
 
 def table() -> str:
-    """Return the table of docs/other-names.md, as Markdown: a row for each method."""
+    """Return the table of docs/reference/other-names.md, as Markdown: a row for each method."""
     return "\n".join(["| there | of | here |", "|---|---|---|", *(other.row for other in OTHER_NAMES)])
 
 

@@ -6,9 +6,9 @@ have to be longer. Factors of strategies and compressors multiply. Priors only o
 race's measurements replace them. They are no retained benefit: those that do not come from docs/benchmarks/ladder.md
 were measured at the learning rate of Dense(), not at the recipe's own.
 
-source: docs/compressors.md ("bytelm-adamw", "bytelm", 100 steps, training loss; "AdamW"),
+source: docs/benchmarks/compressors.md ("bytelm-adamw", "bytelm", 100 steps, training loss; "AdamW"),
         docs/benchmarks/ladder.md (bytelm-57k-b2, 2221 steps, held out, AdamW, each at its own learning rate),
-        docs/local.md (1000 steps, held out, AdamW at 0.001; "conclusions"). All of the small byte model: on
+        docs/benchmarks/local.md (1000 steps, held out, AdamW at 0.001; "conclusions"). All of the small byte model: on
         another model the order may differ. Values marked ASSUMED are between measured ones, or come from trainings of
         200 steps with one seed, which are too short to rank recipes.
 """
@@ -41,11 +41,11 @@ from gossamer.train.moments.aligned_moment import ALIGNABLE
 # -- expected loss of a recipe -----------------------------------------------------------------------------------------
 
 
-#: Nats that Dense() gains from 50 to 100 steps, over ln 2: docs/compressors.md, bytelm-adamw and bytelm.
+#: Nats that Dense() gains from 50 to 100 steps, over ln 2: docs/benchmarks/compressors.md, bytelm-adamw and bytelm.
 ADAM_NATS_PER_E_FOLD = (2.911 - 2.659) / log(2)
 SGD_NATS_PER_E_FOLD = (2.790 - 2.638) / log(2)
 
-COMPRESSORS, LOCAL, LADDER = "docs/compressors.md", "docs/local.md", "docs/benchmarks/ladder.md"
+COMPRESSORS, LOCAL, LADDER = "docs/benchmarks/compressors.md", "docs/benchmarks/local.md", "docs/benchmarks/ladder.md"
 ASSUMED = "assumed, only to order candidates for a race"
 
 

@@ -29,7 +29,7 @@ class LadderRung:
     steps_adaptive: float  # with Adam and similar optimizers, which move all entries about equally far
     steps_sgd: float
     #: Of gradients, encoded and decoded by one core, used before this rung was tried: half of the rate in
-    #: docs/trade-offs.md for encoding alone
+    #: docs/reference/trade-offs.md for encoding alone
     codec_bytes_per_second: float = inf
 
     @property
@@ -45,10 +45,11 @@ class LadderRung:
 
 _APART = DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5)
 
-#: From weak to strong. Sources: docs/benchmarks/recipes.md (Int8; PowerSGD and TopK with AdamW), docs/trade-offs.md
-#: (Float4; PowerSGD and TopK with SGD), docs/benchmarks/advice.md (local steps: five tasks in 150 steps and seven in
-#: 450, where the median of all ratios is 1.27 for LocalSGD and 1.16 for DiLoCo; 1.25 for DiLoCo is assumed, since its
-#: ratio is larger if each recipe has its own learning rate, as in docs/benchmarks/ladder.md).
+#: From weak to strong. Sources: docs/benchmarks/recipes.md (Int8; PowerSGD and TopK with AdamW),
+#: docs/reference/trade-offs.md (Float4; PowerSGD and TopK with SGD), docs/benchmarks/advice.md (local steps: five tasks
+#: in 150 steps and seven in 450, where the median of all ratios is 1.27 for LocalSGD and 1.16 for DiLoCo; 1.25 for
+#: DiLoCo is assumed, since its ratio is larger if each recipe has its own learning rate, as in
+#: docs/benchmarks/ladder.md).
 RUNGS: tuple[LadderRung, ...] = (
     LadderRung(written=Dense(), steps_adaptive=1.0, steps_sgd=1.0),
     LadderRung(written=Dense(dtype="bfloat16"), steps_adaptive=1.0, steps_sgd=1.0, codec_bytes_per_second=11.2e9),

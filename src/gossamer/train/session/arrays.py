@@ -84,7 +84,7 @@ class ArraySession(SessionCore):
     Raises:
         AttachError: for arrays that cannot be served, and recipes that share the work of an optimizer (DGC, OneBitAdam,
             LocalSGD(optimizer_state=...)), which this session does not know; in an elastic run for `replicas`, and for
-            recipes that docs/elastic.md excludes.
+            recipes that docs/how-to/elastic.md excludes.
         RecipeError: for a recipe that cannot be read.
         MismatchError: where ranks are not alike.
     """
