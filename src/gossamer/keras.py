@@ -367,6 +367,8 @@ def refuse_tf_strategy() -> None:
 class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Ends epochs, averages metrics, evaluates averaged parameters and saves checkpoints, on all ranks together.
 
+    - Weights that are not trained, such as BatchNormalization's statistics, begin with rank 0's values. A newcomer to
+      an elastic run receives those of another worker.
     - Ranks may have different numbers of batches: at the end of an epoch a rank waits for the others, and a rank that
       missed steps takes over parameters and the optimizer's state.
     - Logs of an epoch are means over all ranks, before later callbacks read them.
@@ -408,6 +410,7 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if self.model.built and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
         if optimizer.built:
+            self._agree_on_statistics()
             optimizer.exchange.raises = False
         if optimizer.built and optimizer.exchange.joined:
             optimizer.exchange.joined = False
@@ -424,8 +427,24 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         exchange = self.optimizer.exchange
         exchange.raises = False
         exchange.raise_failure()
+        self._agree_on_statistics()
+        if exchange.is_elastic and self.model.non_trainable_weights:
+            exchange.hold_statistics([_numpy(each.value) for each in self._statistics()])
         if exchange.session.should_stop:
             self.model.stop_training = True
+
+    def _agree_on_statistics(self) -> None:
+        """Begin with the frozen weights and the statistics of batches that rank 0 has, or the others of a newcomer."""
+        exchange = self.optimizer.exchange
+        if not exchange.began:
+            variables = self._statistics()
+            _assign(variables, exchange.begin_with([_numpy(each.value) for each in variables]))
+
+    def _statistics(self) -> list[Any]:
+        """Weights that are not trained, without the states of random generators, which each rank has of its own."""
+        if keras.backend.backend() == "jax":
+            self.model.jax_state_sync()  # during fit a compiled step has their values
+        return list(self.model.non_trainable_weights)
 
     def on_test_begin(self, logs: Any = None) -> None:
         optimizer = self.optimizer

@@ -21,10 +21,13 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.torch.mpi_ops import rank, HorovodInternalError as same
 from horovod.torch.compression import Compression
 from horovod.torch.elastic import TorchState
+from horovod.torch.elastic.state import TorchState as of_part
+import horovod.torch.elastic.sampler
+assert of_part is TorchState and horovod.torch.elastic.sampler.ElasticSampler is hvd.elastic.ElasticSampler
 from horovod.common.util import gloo_built
 from horovod.common.elastic import State
 assert HorovodInternalError is same and hvd.elastic.TorchState is TorchState and issubclass(TorchState, State)
-for name in ("horovod.mxnet", "horovod.spark", "horovod.nothing"):
+for name in ("horovod.mxnet", "horovod.spark.keras", "horovod.ray", "horovod.nothing"):
     try:
         __import__(name)
     except ImportError as error:

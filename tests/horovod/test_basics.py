@@ -101,9 +101,11 @@ def test_process_sets_work_within_themselves() -> None:
         rows = hvd.allgather(torch.tensor([rank]), process_set=mine).tolist()
         root = hvd.broadcast(torch.tensor([rank]), mine.ranks[-1], process_set=mine).item()
         objects = hvd.allgather_object(rank, process_set=mine)
-        places = even.rank(), even.size(), odd.rank()
-        with pytest.raises(hvd.HorovodInternalError, match="included"):
-            hvd.allreduce(torch.ones(1), process_set=odd if mine is even else even)
+        places = mine.rank(), even.size()
+        other = odd if mine is even else even
+        for call in (lambda: hvd.allreduce(torch.ones(1), process_set=other), other.rank):
+            with pytest.raises(ValueError, match="included"):
+                call()
         with pytest.raises(ValueError, match="duplicate"):
             hvd.add_process_set([0, 2])
         removed = hvd.remove_process_set(odd), hvd.remove_process_set(odd)
@@ -112,13 +114,69 @@ def test_process_sets_work_within_themselves() -> None:
         return total, rows, root, objects, places, removed
 
     first, second, third = horovod(work, 3)
-    assert first == (2, [0, 2], 2, [0, 2], (0, 2, -1), (True, False))
-    assert second == (1, [1], 1, [1], (-1, 2, 0), (True, False))
-    assert third == (2, [0, 2], 2, [0, 2], (1, 2, -1), (True, False))
+    assert first == (2, [0, 2], 2, [0, 2], (0, 2), (True, False))
+    assert second == (1, [1], 1, [1], (0, 2), (True, False))
+    assert third == (2, [0, 2], 2, [0, 2], (1, 2), (True, False))
 
 
-@pytest.mark.parametrize("ranks", [[0, 5], [], ["a"]])
-def test_wrong_process_sets_are_refused(ranks: list[Any]) -> None:
+def test_an_unknown_process_set_is_refused() -> None:
+    def work(rank: int) -> None:
+        invented = hvd.ProcessSet([0])
+        for number in (None, 10):
+            invented.process_set_id = number
+            with pytest.raises(ValueError, match="add_process_set"):
+                hvd.allreduce(torch.ones(1), process_set=invented)
+
+    horovod(work)
+
+
+def test_the_number_of_a_removed_process_set_is_used_again() -> None:
+    def work(rank: int) -> list[str]:
+        first, second = hvd.add_process_set([0]), hvd.add_process_set([1])
+        hvd.remove_process_set(first)
+        third = hvd.add_process_set([0, 2])
+        return [str(first), str(second), str(third)]
+
+    expected = [
+        "ProcessSet(process_set_id=None, ranks=[0], mpi_comm=None)",
+        "ProcessSet(process_set_id=2, ranks=[1], mpi_comm=None)",
+        "ProcessSet(process_set_id=1, ranks=[0, 2], mpi_comm=None)",
+    ]
+    assert horovod(work, 3) == [expected] * 3
+
+
+def test_an_optimizer_trains_after_its_process_set_was_removed_and_added_again() -> None:
+    def work(rank: int) -> list[float]:
+        pair = hvd.add_process_set([0, 2])
+        x = torch.nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([x], lr=1.0), process_set=pair)
+        found = []
+        for _ in range(2):
+            x.grad = torch.tensor([[1.0, 2.0, 4.0][rank]])
+            optimizer.step()
+            found.append(x.item())
+            hvd.remove_process_set(pair)
+            hvd.add_process_set(pair)
+        return found
+
+    assert horovod(work, 3) == [[-2.5, -5.0], [-2.0, -4.0], [-2.5, -5.0]]
+
+
+def test_init_with_duplicate_process_sets_may_be_repeated() -> None:
+    enter(WorkerScope())
+    try:
+        for wrong in ([[0], [0]], [[0, 1]]):
+            with pytest.raises(ValueError, match=r"process set|ranks"):
+                hvd.init(process_sets=list(map(hvd.ProcessSet, wrong)))
+            assert not hvd.is_initialized()
+        hvd.init(process_sets=[])
+        assert hvd.size() == 1
+    finally:
+        hvd.shutdown()
+
+
+@pytest.mark.parametrize("ranks", [[0, 5], [], ["a"], 2])
+def test_wrong_process_sets_are_refused(ranks: Any) -> None:
     def work(rank: int) -> None:
         with pytest.raises(ValueError, match=r"ranks"):
             hvd.add_process_set(ranks)

@@ -85,8 +85,8 @@ def run_suite(
         done = 0
         for name in left:
             here = [each.get(name, ("failed", "the process ended, or the test hung")) for each in told]
-            if not any(name in each for each in told):
-                break
+            if not all(name in each for each in told) and (done or not any(name in each for each in told)):
+                break  # a rank stopped before, and others failed for want of it: the next run repeats this test
             worst = next((each for each in here if each[0] == "failed"), here[0])
             results[name] = worst
             print(f"{workers} workers: {name} {worst[0]} {worst[1]}", flush=True)
@@ -202,6 +202,7 @@ def named(test: Any) -> str:
 def work(path: Path, module: str, tests: Path, hide_muon: bool) -> None:
     """Run tests until one fails on some ranks."""
     stand_in_for_what_the_suite_imports()
+    compare_as_numpy_1_does()
     if module != "test_torch":
         stand_in_for_private_names_of_tensorflow()
     if hide_muon:
@@ -238,6 +239,16 @@ def stand_in_for_what_the_suite_imports() -> None:
     threads.in_thread = None
     environment: Any = sys.modules["horovod.runner.common.util.env"]
     environment.get_env_rank_and_size = lambda: (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+
+
+def compare_as_numpy_1_does() -> None:
+    """The suite compares errors in float16 with 1e-8, which NumPy 2 rounds to zero in float16."""
+    less = unittest.TestCase.assertLess
+
+    def widened(self: unittest.TestCase, a: Any, b: Any, *args: Any) -> None:
+        less(self, float(a) if getattr(a, "dtype", None) == "float16" else a, b, *args)
+
+    unittest.TestCase.assertLess = widened  # type: ignore[assignment, method-assign]
 
 
 def stand_in_for_private_names_of_tensorflow() -> None:

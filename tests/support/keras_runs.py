@@ -14,15 +14,19 @@ from support.paths import ROOT
 from support.virtual_workers import Worker
 
 
-def joined_in_second_epoch(fit: Callable[[Worker], Any], values: Callable[[Any], Any]) -> list[Any]:
+def joined_in_second_epoch(
+    fit: Callable[[Worker], Any], values: Callable[[Any], Any], more: Callable[[Any], Any] | None = None
+) -> list[Any]:
     """Two workers fit for two epochs, and a third one joins in the second: by number the steps, the epochs made, the
-    optimizer's variables and the parameters. fit: returns the fitted model. values: of variables."""
+    optimizer's variables and the parameters. fit: returns the fitted model. values: of variables. more: of the model,
+    in place of the parameters."""
 
     def work(worker: Worker) -> Any:
         model = fit(worker)
         worker.array_sessions.append(model.optimizer.session)
         steps, moments = model.optimizer.session.steps, values(model.optimizer.inner.variables)
-        return steps, len(model.history.epoch), moments, values(model.trainable_variables)
+        shown = values(model.trainable_variables) if more is None else more(model)
+        return steps, len(model.history.epoch), moments, shown
 
     alone = ElasticRun(2)
     alone(work)

@@ -262,6 +262,51 @@ def elastic() -> Any:
     return joined_in_second_epoch(fit, values)
 
 
+def normalized(rank: int, built: bool = True) -> keras.Model:
+    """Each rank has its own statistics of batches, weights of a frozen layer, and seed of dropout."""
+    mean, kernel = (keras.initializers.Constant(value) for value in (1000.0 * rank, rank))
+    layers = [
+        keras.layers.BatchNormalization(momentum=0.9, moving_mean_initializer=mean, name="normal"),
+        keras.layers.Dense(2, kernel_initializer=kernel, trainable=False, name="frozen"),
+        keras.layers.Dropout(0.5, seed=rank, name="dropout"),
+        keras.layers.Dense(1, name="second"),
+    ]
+    return keras.Sequential([keras.layers.Input((6,)), *layers] if built else layers, name="m")
+
+
+def with_statistics(worker: Worker, steps: int, epochs: int, built: bool = True) -> keras.Model:
+    with device(worker.rank):
+        model = normalized(worker.rank, built)
+        optimizer = adapter.GossamerOptimizer(keras.optimizers.SGD(0.01), "Dense()", transport=worker.transport)
+        model.compile(optimizer, loss="mse")
+        x, y = batches("network", 0, 1)
+        model.fit(
+            np.tile(x, (steps, 1)), np.tile(y, (steps, 1)), batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0,
+            callbacks=callback(),
+        )  # fmt: skip
+        return model
+
+
+@scenario
+def statistics() -> Any:
+    """Both ranks have the same data."""
+
+    def work(worker: Worker, built: bool) -> Any:
+        model = with_statistics(worker, 1, 1, built)
+        seeds = [each for each in model.non_trainable_variables if "seed" in each.path]
+        model.optimizer.session.close()
+        return values(model.non_trainable_weights), values(seeds)
+
+    return [cluster(lambda worker: work(worker, built), 2) for built in (True, False)]  # noqa: B023
+
+
+@scenario
+def elastic_statistics() -> Any:
+    return joined_in_second_epoch(
+        lambda worker: with_statistics(worker, 4, 2), lambda _: None, lambda model: values(model.non_trainable_weights)
+    )
+
+
 @scenario
 def stopped() -> Any:
     """Rank 1 asks to stop after two steps of five."""

@@ -31,6 +31,8 @@ UNAVAILABLE = {
     "run": "start the script by `gossamer run --as-horovod --workers 4 train.py`.",
     "runner": "start the script by `gossamer run --as-horovod --workers 4 train.py`.",
     "data": "use torch's DataLoader with num_workers.",
+    "tensorflow.data": "use tf.data with Dataset.shard(hvd.size(), hvd.rank()).",
+    "tensorflow.gradient_aggregation": "write hvd.DistributedOptimizer(optimizer, backward_passes_per_step=4).",
 }
 
 

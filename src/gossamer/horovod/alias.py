@@ -17,6 +17,8 @@ MOVED = {  # of Horovod's modules, where their names are here
     "horovod.common": HOME,
     "horovod.torch.mpi_ops": f"{HOME}.torch",
     "horovod.torch.compression": f"{HOME}.torch.ops",
+    "horovod.torch.elastic.state": f"{HOME}.torch.elastic",
+    "horovod.torch.elastic.sampler": f"{HOME}.torch.elastic",
     "horovod.tensorflow.mpi_ops": f"{HOME}.tensorflow",
     "horovod.tensorflow.compression": f"{HOME}.tensorflow.ops",
     "horovod.common.process_sets": f"{HOME}.basics",
@@ -38,7 +40,12 @@ class HorovodFinder(MetaPathFinder, Loader):
         """An empty module, until exec_module puts another in its place."""
 
     def exec_module(self, module: ModuleType) -> None:
-        sys.modules[module.__name__] = _module(module.__name__)
+        found = sys.modules[module.__name__] = _module(module.__name__)
+        for name in MOVED:  # parts of a package that is one module here, whose parts Python does not look for
+            owner, _, part = name.rpartition(".")
+            if owner == module.__name__ and not hasattr(found, "__path__"):
+                sys.modules[name] = found
+                setattr(found, part, found)
 
 
 def _module(name: str) -> ModuleType:

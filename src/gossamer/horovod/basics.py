@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -40,11 +41,13 @@ class ProcessSet:
     """
 
     process_set_id: int | None = None
+    mpi_comm: None = None  # there is no MPI
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        self._ranks: list[int] | None = sorted(ranks)
-        if any(type(rank) is not int for rank in self._ranks):
+        given = list(ranks) if isinstance(ranks, Iterable) else [ranks]
+        if not isinstance(ranks, Iterable) or any(type(rank) is not int for rank in given):
             raise ValueError("ProcessSet takes a list of ranks. Example: ProcessSet([0, 2])")
+        self._ranks: list[int] | None = sorted(given)
 
     @property
     def ranks(self) -> list[int]:
@@ -62,14 +65,17 @@ class ProcessSet:
         return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """This rank's place in the set, -1 outside of it; None before the set is added."""
+        """This rank's place in the set; None before the set is added. Raises ValueError outside of the set."""
         if self.process_set_id is None:
             return None
-        return self.ranks.index(rank()) if self.included() else -1
+        if not self.included():
+            raise ValueError(f"rank {rank()} is not in {self}. Call rank() only where process_set.included().")
+        return self.ranks.index(rank())
 
     def __repr__(self) -> str:
         known = self._ranks is not None or is_initialized()
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks if known else None})"
+        ranks = self.ranks if known else None
+        return f"ProcessSet(process_set_id={self.process_set_id}, {ranks=}, mpi_comm={self.mpi_comm})"
 
 
 global_process_set = ProcessSet([])
@@ -91,20 +97,24 @@ class Context:
         self.cross_rank, self.cross_size = names.index(hosts[rank]), len(names)
         self._lanes: dict[int, Lane] = {0: self._lane(everyone, range(size))}
         self._sets: dict[int, ProcessSet] = {0: global_process_set}
-        self._next_set, self._next_handle, self._sessions = 1, 0, 0
+        self._next_handle, self._sessions = 0, 0
         self._handles: dict[int, PendingCall] = {}
         self.exchanges: WeakKeyDictionary[Any, None] = WeakKeyDictionary()  # of optimizers, in the order of their first
 
     def _lane(self, transport: Transport, ranks: Sequence[int]) -> Lane:
         return Lane(transport, ranks, self._settings, lambda: self.timeline)
 
+    def check_known(self, process_set: ProcessSet) -> None:
+        """Raises ValueError for a set that was not added, or was removed."""
+        if process_set.process_set_id not in self._sets:
+            raise ValueError(f"{process_set} is not known. Call hvd.add_process_set on every rank first.")
+
     def lane(self, process_set: ProcessSet) -> Lane:
-        """Raises HorovodInternalError where this rank has no part in the set."""
+        """Raises ValueError for a set that is not known, and where this rank is not in the set."""
+        self.check_known(process_set)
         number = process_set.process_set_id
-        if number is None or number not in self._sets:
-            raise HorovodInternalError(f"{process_set} is not known. Call add_process_set on every rank first.")
         if number not in self._lanes:
-            raise HorovodInternalError(
+            raise ValueError(
                 f"rank {self.rank} is not in {process_set}. Make the call only where process_set.included()."
             )
         return self._lanes[number]
@@ -123,16 +133,14 @@ class Context:
         return LaneTransport(self.lane(process_set), f"session {self._sessions}")
 
     def add(self, process_set: ProcessSet) -> None:
-        if any(known.ranks == process_set.ranks for known in self._sets.values()):
-            raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
-        if not process_set.ranks or not 0 <= process_set.ranks[0] <= process_set.ranks[-1] < self.size:
-            raise ValueError(f"{process_set} must have ranks from 0 to {self.size - 1}")
+        """Raises ValueError for ranks that the job does not have, or that another set has."""
+        _check_new([process_set], [known.ranks for known in self._sets.values()], self.size)
         included = self.rank in process_set.ranks
         transport = self._make(process_set.ranks if included else [self.rank])
-        process_set.process_set_id, self._next_set = self._next_set, self._next_set + 1
-        self._sets[process_set.process_set_id] = process_set
+        number = next(number for number in count(1) if number not in self._sets)  # the same on every rank
+        process_set.process_set_id, self._sets[number] = number, process_set
         if included:
-            self._lanes[process_set.process_set_id] = self._lane(transport, process_set.ranks)
+            self._lanes[number] = self._lane(transport, process_set.ranks)
         else:
             transport.close()
 
@@ -140,6 +148,9 @@ class Context:
         number = process_set.process_set_id
         if not number or number not in self._sets:
             return False
+        for exchange in list(self.exchanges):
+            if exchange.process_set is process_set:
+                exchange.restart()
         self.barrier()  # or a rank would close connections that others still read
         del self._sets[number]
         process_set.process_set_id = None
@@ -186,6 +197,18 @@ class Context:
             self.timeline.close()
 
 
+def _check_new(process_sets: Sequence[ProcessSet], known: Sequence[Sequence[int]], size: int) -> None:
+    """Raises ValueError for ranks that are not those of a job of this size, and for duplicates, also of known sets."""
+    taken = list(map(list, known))
+    for each in process_sets:
+        ranks = [*range(size)] if each._ranks is None else each._ranks
+        if ranks in taken:
+            raise ValueError(f"Attempted to add a duplicate process set: {each}")
+        if not ranks or not 0 <= ranks[0] <= ranks[-1] < size:
+            raise ValueError(f"{each} must have ranks from 0 to {size - 1}")
+        taken.append(ranks)
+
+
 _contexts: WeakKeyDictionary[WorkerScope, Context] = WeakKeyDictionary()
 
 
@@ -210,6 +233,7 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
         process_sets: Sets to add at once; "dynamic" and None: none.
 
     Raises:
+        ValueError: for duplicate process sets, and ranks that the job does not have. init may then be called again.
         AttachError: in an elastic run of Gossamer.
         gossamer.errors.ConnectError: where workers do not come.
     """
@@ -223,13 +247,15 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
             "gossamer run --as-horovod --workers 4 --max-restarts 3: hvd.elastic.run continues from its last commit."
         )
     world = current_world()
+    given = process_sets if isinstance(process_sets, list | tuple) else ()
+    _check_new(given, [range(world.size)], world.size)
     events.emit(events.WithoutSession(trains=False))
 
     def make(ranks: Sequence[int]) -> Transport:
         return transport_for(world, resolve(None, world.size), None if len(ranks) == world.size else list(ranks))
 
     place(Context(world.rank, world.local_rank, world.size, make))
-    for process_set in process_sets if isinstance(process_sets, list | tuple) else ():
+    for process_set in given:
         context().add(process_set)
 
 
@@ -283,7 +309,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Add a set of ranks; every rank of the job calls it. Returns the set.
 
     Raises:
-        ValueError: for a set of the same ranks as another.
+        ValueError: for a set of the same ranks as another, or with ranks that the job does not have.
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     context().add(added)
@@ -291,7 +317,9 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a set; every rank of the job calls it. False for a set that is not known, and for the global one."""
+    """Remove a set; every rank of the job calls it. False for a set that is not known, and for the global one.
+
+    Optimizers of the set begin their recipe again when it is added again. Later sets may have its number."""
     return context().remove(process_set)
 
 

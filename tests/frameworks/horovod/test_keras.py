@@ -17,6 +17,7 @@ from support.tensorflow_training import agree, batch, build, weights  # noqa: E4
 import gossamer.horovod.keras as hvd  # noqa: E402
 import gossamer.horovod.tensorflow as hvd_tensorflow  # noqa: E402
 from gossamer.horovod.exceptions import HorovodInternalError  # noqa: E402
+from gossamer.horovod.tensorflow.callbacks import BestModel, callback_class  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves
 
@@ -53,6 +54,37 @@ def test_metrics_are_means_over_the_ranks() -> None:
     (first, mean), (second, other) = horovod(work)
     assert mean == other == [pytest.approx((first[0] + second[0]) / 2)]
     assert first != second
+
+
+@pytest.mark.parametrize("package", ["keras", "tf_keras"])
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_the_best_model_is_saved_by_the_first_rank_alone(package: str, weights_only: bool, tmp_path: Path) -> None:
+    library = keras if package == "keras" else pytest.importorskip("tf_keras")
+    kind = callback_class(BestModel, "BestModelCheckpoint", library.callbacks.ModelCheckpoint, __name__)
+    suffix = ".weights.h5" if weights_only else ".keras"
+
+    def work(rank: int) -> Any:
+        model = build(library, rank)
+        model.compile(library.optimizers.SGD(0.0), loss="mse", run_eagerly=True)
+        best = kind(monitor="loss", save_weights_only=weights_only)
+        if rank == 0:
+            with pytest.raises(ValueError, match="filepath"):
+                fitted(model, rank, callbacks=[best])
+        best.filepath = str(tmp_path / f"rank{rank}{suffix}")
+        fitted(model, rank, 2, [best])
+        before = (tmp_path / f"rank0{suffix}").stat().st_mtime_ns if rank == 0 else 0
+        fitted(model, rank, 2, [best])  # the loss is the same, so not better
+        assert rank or (tmp_path / f"rank0{suffix}").stat().st_mtime_ns == before
+        return weights(model)
+
+    first, _ = horovod(work)
+    assert [each.name for each in tmp_path.iterdir()] == [f"rank0{suffix}"]
+    saved = build(library, 5)
+    if weights_only:
+        saved.load_weights(tmp_path / f"rank0{suffix}")
+    else:
+        saved = library.models.load_model(tmp_path / f"rank0{suffix}")
+    np.testing.assert_array_equal(weights(saved), first)
 
 
 def test_learning_rates_warm_up_to_the_initial_one_and_then_follow_the_schedule() -> None:

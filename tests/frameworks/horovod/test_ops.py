@@ -154,6 +154,29 @@ def test_a_call_that_differs_between_ranks_is_also_tensorflows_error() -> None:
     horovod(work)
 
 
+@pytest.mark.parametrize("session", [True, False], ids=["session", "eager"])
+def test_a_call_of_another_ranks_process_set_is_an_invalid_argument(session: bool) -> None:
+    def work(rank: int) -> None:
+        sets = hvd.add_process_set([0]), hvd.add_process_set([1])
+        own, other = sets[rank], sets[1 - rank]
+        invented = hvd.ProcessSet([rank])
+        invented.process_set_id = 10
+
+        def value(process_set: Any) -> Any:
+            if not session:
+                return hvd.allreduce(tf.ones(2), process_set=process_set).numpy()
+            with tf.Graph().as_default(), tf.compat.v1.Session() as run:
+                return run.run(hvd.allreduce(tf.ones(2), process_set=process_set))
+
+        assert value(own).tolist() == [1, 1]
+        with pytest.raises(tf.errors.InvalidArgumentError, match="included"):
+            value(other)
+        with pytest.raises(ValueError, match="add_process_set"):
+            value(invented)
+
+    horovod(work)
+
+
 def test_names_that_need_sessions_of_tensorflow_1_name_the_alternative() -> None:
     with pytest.raises(RuntimeError, match=r"hvd\.broadcast_variables"):
         hvd.broadcast_global_variables(0)
@@ -161,8 +184,8 @@ def test_names_that_need_sessions_of_tensorflow_1_name_the_alternative() -> None
         _ = hvd.BroadcastGlobalVariablesHook
     with pytest.raises(ValueError, match="TensorFlowState"):
         hvd.elastic.TensorFlowState()
-    with pytest.raises(NotImplementedError, match=r"hvd\.DistributedGradientTape"):
-        hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
+    with pytest.raises(NotImplementedError, match=r"tf\.keras\.optimizers"):
+        hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1), backward_passes_per_step=2)
 
 
 def test_dtypes_that_do_not_travel_name_the_call_to_write() -> None:

@@ -257,6 +257,53 @@ def test_a_process_set_averages_among_its_ranks() -> None:
     assert horovod(work, 3) == [-2.5, -2.0, -2.5]
 
 
+def test_a_tape_leaves_gradients_of_ranks_outside_the_process_set_as_they_are() -> None:
+    def work(rank: int) -> list[float]:
+        pair = hvd.add_process_set([0, 2])
+        x, y = tf.Variable(0.0), tf.constant(0.0)
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(y)
+            loss = (x + y) * [1.0, 2.0, 4.0][rank]
+        taped = hvd.DistributedGradientTape(tape, process_set=pair)
+        return [float(taped.gradient(loss, source)) for source in (x, y)]
+
+    assert horovod(work, 3) == [[2.5, 2.5], [2.0, 2.0], [2.5, 2.5]]
+
+
+@pytest.mark.parametrize("resource", [True, False], ids=["resource", "reference"])
+@pytest.mark.parametrize("recipe", [None, "TopK(1.0)"])
+def test_an_optimizer_of_tensorflow_1_averages_in_a_session(resource: bool, recipe: str | None) -> None:
+    v1 = tf.compat.v1
+
+    def work(rank: int) -> list[Any]:
+        pair = hvd.add_process_set([0, 2])
+        with tf.Graph().as_default(), v1.Session() as session:
+            x = v1.get_variable("x", initializer=[1.0 + rank], use_resource=resource)
+            inner = v1.train.MomentumOptimizer(1.0, 0.5)
+            optimizer = hvd.DistributedOptimizer(inner, process_set=pair, recipe=recipe)
+            step = optimizer.minimize(x * [1.0, 2.0, 4.0][rank])
+            session.run(v1.global_variables_initializer())
+            found = []
+            for _ in range(2):
+                session.run(step)
+                found.append(float(session.run(x)[0]))
+            assert optimizer.get_slot_names() == ["momentum"]
+            assert [each.shape for each in optimizer.variables()] == [optimizer.get_slot(x, "momentum").shape]
+        return found
+
+    assert horovod(work, 3) == [[-1.5, -5.25], [0.0, -3.0], [-1.5, -5.25]]
+
+
+def test_an_optimizer_of_tensorflow_1_averages_eagerly() -> None:
+    def work(rank: int) -> float:
+        x = tf.Variable([0.0])
+        optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0))
+        optimizer.apply_gradients(optimizer.compute_gradients(lambda: x * (1.0 + rank), [x]))
+        return float(x[0])
+
+    assert horovod(work) == [-1.5] * 2
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [

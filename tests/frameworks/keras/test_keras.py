@@ -94,6 +94,20 @@ def test_a_newcomer_to_an_elastic_run_receives_epoch_parameters_and_moments(resu
     assert [newcomer[0], *newcomer[2:]] == [first[0], *first[2:]]
 
 
+def test_ranks_begin_with_the_same_statistics_and_frozen_weights_and_keep_their_seeds(result: Results) -> None:
+    for (weights, seeds), (weights_there, seeds_there) in result["statistics"]:  # built before fit, and by fit
+        assert weights == weights_there
+        assert len(weights) == 4  # mean and variance; kernel and bias of the frozen layer
+        assert seeds != seeds_there
+
+
+def test_a_newcomer_to_an_elastic_run_receives_statistics_and_frozen_weights(result: Results) -> None:
+    first, second, newcomer = result["elastic_statistics"]
+    assert first[3] == second[3]
+    assert newcomer[1] == 1
+    np.testing.assert_allclose(np.concatenate(newcomer[3]), np.concatenate(first[3]), atol=0.5)  # its own began at 2000
+
+
 def test_a_request_to_stop_ends_fit_on_all_ranks_after_the_same_step(result: Results) -> None:
     (steps, parameters), (steps_there, parameters_there) = result["stopped"]
     assert steps == steps_there == 3

@@ -186,6 +186,64 @@ class LearningRateWarmup(LearningRateSchedule):
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")
 
 
+class BestModel(KerasCallback):
+    """Saves the model when a metric of an epoch is the best so far, on rank 0 only. Every rank may have the callback.
+
+    The trainer sets the attribute filepath before training. Callbacks before this one, such as MetricAverageCallback,
+    change the metric.
+
+    Args:
+        monitor, verbose, save_weights_only, mode, save_freq: As for the ModelCheckpoint of Keras.
+
+    Attributes:
+        filepath: The file, such as "best.keras", or "best.weights.h5" with save_weights_only=True.
+
+    Raises:
+        ValueError: when training begins on rank 0 and filepath is not set.
+
+    Example:
+        >>> best = hvd.callbacks.BestModelCheckpoint(monitor="val_loss")
+        >>> best.filepath = "best.keras"
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        *,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+    ) -> None:
+        base: Any = super()
+        base.__init__(
+            filepath="best.weights.h5" if save_weights_only else "best.keras",  # Keras requires one here
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        self.filepath: Any = None
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        if rank() == 0 and self.filepath is None:
+            raise ValueError('BestModelCheckpoint has no file. Write callback.filepath = "best.keras" before fit().')
+        base: Any = super()
+        base.on_train_begin(logs)
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        base: Any = super()
+        if rank() == 0:
+            base.on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        base: Any = super()
+        if rank() == 0:
+            base.on_epoch_end(epoch, logs)
+
+
 # -- elastic -----------------------------------------------------------------------------------------------------------
 
 

@@ -9,13 +9,26 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from gossamer.horovod import elastic
-from gossamer.horovod.elastic import ObjectState, PartsState, State, StatePart
+from gossamer.horovod.basics import init, rank, shutdown
+from gossamer.horovod.elastic import ObjectState, PartsState, State, StatePart, run_fn
 from gossamer.horovod.exceptions import HorovodInternalError
-from gossamer.horovod.tensorflow.functions import broadcast_variables
+from gossamer.horovod.tensorflow.functions import broadcast_object, broadcast_object_fn, broadcast_variables
 from gossamer.horovod.tensorflow.optimizer import variables_of
 from gossamer.train.session.array_exchange import array_of, tensor_of
 
-__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
+__all__ = [
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "init",
+    "rank",
+    "run",
+    "run_fn",
+    "shutdown",
+]
 
 Result = TypeVar("Result")
 

@@ -60,8 +60,8 @@ class VariableExchange(RecipeExchange):
         found = host_call(self._average, [*values, *gradients], [*dtypes, tf.bool, tf.bool])
         count = len(self.variables)
         means, fresh, (used, changed) = found[:count], found[count : 2 * count], found[2 * count :]
-        self._assign_where(changed, fresh)
-        return [tf.ensure_shape(mean, each.shape) for mean, each in zip(means, gradients, strict=True)], used
+        with tf.control_dependencies([self._assign_where(changed, fresh)]):  # or a session would leave it out
+            return [tf.ensure_shape(mean, each.shape) for mean, each in zip(means, gradients, strict=True)], used
 
     def took_step(self) -> None:
         """The optimizer made its step, or left it out as `average` returned."""
@@ -72,13 +72,18 @@ class VariableExchange(RecipeExchange):
     def _values(self) -> list[Any]:
         return [tf.convert_to_tensor(each) for each in self.variables]
 
-    def _assign_where(self, changed: Any, values: Sequence[Any]) -> None:
-        def assign() -> bool:
-            for variable, new in zip(self.variables, values, strict=True):
-                variable.assign(tf.ensure_shape(new, variable.shape))
+    def _assign_where(self, changed: Any, values: Sequence[Any]) -> Any:
+        def assign() -> Any:
+            pairs = zip(self.variables, values, strict=True)
+            return [variable.assign(tf.ensure_shape(new, variable.shape)) for variable, new in pairs]
+
+        def assign_in_function() -> bool:
+            assign()
             return True
 
-        tf.cond(tf.ensure_shape(changed, ()), assign, lambda: False)
+        if not tf.compat.v1.executing_eagerly_outside_functions():  # tf.cond cannot assign in a graph with sessions
+            return tf.group(assign())
+        return tf.cond(tf.ensure_shape(changed, ()), assign_in_function, lambda: False)
 
     # -- on the host ---------------------------------------------------------------------------------------------------
 
@@ -172,7 +177,7 @@ def averaged(
     """
     found = list(gradients)
     ranks = len(process_set.ranks)
-    if ranks == 1 or not process_set.included():
+    if exchanges_nothing(process_set):
         return found, True, None
     sent, sparse = [], []
     for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
@@ -192,6 +197,11 @@ def averaged(
     exchange = exchange_of([variables[place] for place in sent])
     means, used = exchange.average([tf.convert_to_tensor(gradients[place]) for place in sent])
     return _replaced(found, sent, means), used, exchange
+
+
+def exchanges_nothing(process_set: ProcessSet) -> bool:
+    """Whether gradients stay as they are: this rank is alone in the set, or not in it."""
+    return len(process_set.ranks) == 1 or not process_set.included()
 
 
 def _replaced(values: list[Any], places: Sequence[int], new: Sequence[Any]) -> list[Any]:

@@ -90,17 +90,22 @@ def collective(
         shapes: of the results, as far as they are known.
         finish: The call's answer as pairs of a result and the array whose dtype it has; None: a tensor for each input.
         more: dtypes of further results.
+
+    Raises:
+        ValueError: for a process set that is not known, also while a graph is built. Where this rank is not in the set
+            it is also a tf.errors.InvalidArgumentError.
     """
+    context().check_known(process_set)
     name = _graph_name(kind, name, tensors)
     dtypes = [*(each.dtype for each in tensors), *more]
 
     def perform(*arrays: Array) -> list[Any]:
         here = context()
         try:
-            call = make(tuple(map(tensor_of, arrays)))
+            handle = here.submit(make(tuple(map(tensor_of, arrays))), name, process_set)
         except ValueError as failure:
             raise InvalidCallError(str(failure)) from failure
-        answer = here.synchronize(here.submit(call, name, process_set))
+        answer = here.synchronize(handle)
         pairs = zip(answer, arrays, strict=True) if finish is None else finish(answer)
         return [array_of(found, arrays[like] if isinstance(like, int) else like) for found, like in pairs]
 

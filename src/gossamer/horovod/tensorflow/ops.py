@@ -33,6 +33,7 @@ class TensorFlowHalfCompressor(TensorCompressor):
 
 
 Compression = Compressors(fp16=TensorFlowHalfCompressor)
+Compressor, NoneCompressor, FP16Compressor = TensorCompressor, Compression.none, Compression.fp16  # Horovod's names
 
 
 # -- allreduce ---------------------------------------------------------------------------------------------------------

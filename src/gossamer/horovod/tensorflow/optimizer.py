@@ -1,6 +1,6 @@
 """DistributedOptimizer: a Keras optimizer whose gradients, or variables, are exchanged as a Gossamer recipe says.
 
-Optimizers of Keras 3, and of Keras 2 in the package tf_keras with its legacy ones, are wrapped alike.
+Optimizers of Keras 3, of Keras 2 in the package tf_keras with its legacy ones, and of tf.compat.v1.train.
 """
 
 from __future__ import annotations
@@ -79,10 +79,11 @@ class DistributedState:
         self.given: tuple[Any, VariableExchange | None] | None = None  # by compute_gradients, for the step that follows
 
 
-class KerasSteps:
-    """The methods that DistributedOptimizer adds to the class of the optimizer that it wraps."""
+class AveragedGradients:
+    """Gradients of an optimizer, averaged by one exchange for each list of variables."""
 
     _distributed: DistributedSettings
+    _sees_steps = True  # as for VariableExchange
 
     @property
     def _state(self) -> DistributedState:
@@ -92,16 +93,49 @@ class KerasSteps:
         return state
 
     @property
-    def _agg_helper(self) -> GradientAggregation | None:  # Horovod's name
-        return self._state.aggregation
-
-    @property
     def process_set(self) -> ProcessSet:
         return self._distributed.process_set
 
     def register_local_var(self, var: Any) -> None:
         """Leave the gradient of a variable as it is on this rank, divided by the number of ranks."""
         self._state.local.add(id(var))
+
+    def _averaged(
+        self, gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> tuple[list[Any], Any, VariableExchange | None]:
+        settings, local = self._distributed, self._state.local
+        return averaged(
+            self._exchange_of,
+            gradients,
+            variables,
+            local=lambda each: id(each) in local,
+            scale_local=settings.scale_local_gradients,
+            sparse_as_dense=settings.sparse_as_dense,
+            process_set=settings.process_set,
+            op=settings.op,
+        )
+
+    def _exchange_of(self, variables: Sequence[Any]) -> VariableExchange:
+        """That of earlier steps with the same variables."""
+        key, settings = tuple(map(id, variables)), self._distributed
+        known, owner = self._state.exchanges, weakref.ref(self)
+
+        def state() -> list[Any]:
+            return [] if (optimizer := owner()) is None else variables_of(optimizer)
+
+        if key not in known:
+            known[key] = VariableExchange(
+                variables, settings.process_set, settings.recipe, settings.op, state, self._sees_steps
+            )
+        return known[key]
+
+
+class KerasSteps(AveragedGradients):
+    """The methods that DistributedOptimizer adds to the class of the optimizer that it wraps."""
+
+    @property
+    def _agg_helper(self) -> GradientAggregation | None:  # Horovod's name
+        return self._state.aggregation
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None, **options: Any) -> list[tuple[Any, Any]]:
         """Pairs (gradient, variable), averaged unless several backward passes add up before a step.
@@ -134,33 +168,6 @@ class KerasSteps:
         found, used, exchange = self._averaged(gradients, variables)
         self._state.given = used, exchange
         return found
-
-    def _averaged(
-        self, gradients: Sequence[Any], variables: Sequence[Any]
-    ) -> tuple[list[Any], Any, VariableExchange | None]:
-        settings, local = self._distributed, self._state.local
-        return averaged(
-            self._exchange_of,
-            gradients,
-            variables,
-            local=lambda each: id(each) in local,
-            scale_local=settings.scale_local_gradients,
-            sparse_as_dense=settings.sparse_as_dense,
-            process_set=settings.process_set,
-            op=settings.op,
-        )
-
-    def _exchange_of(self, variables: Sequence[Any]) -> VariableExchange:
-        """That of earlier steps with the same variables."""
-        key, settings = tuple(map(id, variables)), self._distributed
-        known, owner = self._state.exchanges, weakref.ref(self)
-
-        def state() -> list[Any]:
-            return [] if (optimizer := owner()) is None else variables_of(optimizer)
-
-        if key not in known:
-            known[key] = VariableExchange(variables, settings.process_set, settings.recipe, settings.op, state)
-        return known[key]
 
     def _step_with(self, gradients: Sequence[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> None:
         """Exchange gradients, make a step by `apply`, and exchange variables, where the recipe does so."""
@@ -234,6 +241,42 @@ class Keras2Steps(KerasSteps):
         return own.iterations
 
 
+class LegacyDistributedOptimizer(AveragedGradients, tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+    """An optimizer of TensorFlow 1 whose compute_gradients() averages, in graphs with sessions and eagerly.
+
+    A graph with a session does not report that a step was made, so its recipes are those of a tape.
+    """
+
+    _sees_steps = False
+
+    def __init__(self, optimizer: Any, name: str | None, use_locking: bool, settings: DistributedSettings) -> None:
+        super().__init__(use_locking, name or f"Distributed{type(optimizer).__name__}")
+        self._optimizer, self._distributed = optimizer, settings
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Pairs (gradient, variable) of the optimizer, averaged. Arguments are those of its own method."""
+        pairs = self._optimizer.compute_gradients(*args, **kwargs)
+        variables = [variable for _, variable in pairs]
+        means, _, _ = self._averaged([gradient for gradient, _ in pairs], variables)
+        return [*zip(means, variables, strict=True)]
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer's own."""
+        return self._optimizer.apply_gradients(*args, **kwargs)
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer's own."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self) -> Any:
+        """As the optimizer's own."""
+        return self._optimizer.get_slot_names()
+
+    def variables(self) -> Any:
+        """As the optimizer's own."""
+        return self._optimizer.variables()
+
+
 def variables_of(optimizer: Any) -> list[Any]:
     """The variables of an optimizer of Keras 3 or 2."""
     found = optimizer.variables
@@ -256,6 +299,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     *,
+    use_locking: bool = False,
     recipe: Written = None,
 ) -> Any:
     """An optimizer of the same class whose steps exchange gradients first, as the recipe says.
@@ -264,8 +308,10 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     finite is skipped on all ranks. The first step gives all ranks the variables of rank 0.
 
     Args:
-        optimizer: of Keras 3 or Keras 2. The new one shares its variables.
-        name, device_dense, device_sparse: Not used.
+        optimizer: of Keras 3 or Keras 2; the new one shares its variables. Or one of tf.compat.v1.train, whose
+            compute_gradients() then averages as DistributedGradientTape does; recipes are those of a tape.
+        name, use_locking: of an optimizer of tf.compat.v1.train.
+        device_dense, device_sparse: Not used.
         compression: Compression.fp16 is the recipe Dense(dtype="float16").
         sparse_as_dense: Average tf.IndexedSlices by the recipe, as dense tensors. Else their rows are gathered.
         gradient_predivide_factor: Changes rounding only in Horovod, and nothing here.
@@ -278,19 +324,13 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         recipe: A recipe of Gossamer; `gossamer run --recipe` replaces it. Dense() by default.
 
     Raises:
-        ValueError: for an object that is not a Keras optimizer, and for one that is wrapped already.
-        NotImplementedError: for Adasum, and for optimizers of TensorFlow 1.
+        ValueError: for an object that is not an optimizer, and for one that is wrapped already.
+        NotImplementedError: for Adasum, and for backward_passes_per_step with an optimizer of tf.compat.v1.train.
     """
     check_reduction(op, gradient_predivide_factor, backward_passes_per_step)
     check_groups(num_groups, groups)
-    if isinstance(optimizer, KerasSteps):
+    if isinstance(optimizer, AveragedGradients):
         raise ValueError("this optimizer is a DistributedOptimizer already. Wrap the optimizer of Keras, once.")
-    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        raise NotImplementedError(
-            f"tf.compat.v1.train.{type(optimizer).__name__} is an optimizer of TensorFlow 1. Write "
-            "hvd.DistributedOptimizer(tf.keras.optimizers.Adam(1e-3)), or average the gradients by "
-            "hvd.DistributedGradientTape(tape)."
-        )
     if not hasattr(optimizer, "apply_gradients"):
         raise ValueError(
             f"{type(optimizer).__name__} is not a Keras optimizer. Write "
@@ -305,6 +345,14 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        if backward_passes_per_step > 1:
+            raise NotImplementedError(
+                f"backward_passes_per_step needs an optimizer of Keras, and {type(optimizer).__name__} is one of "
+                "TensorFlow 1. Write hvd.DistributedOptimizer(tf.keras.optimizers.Adam(1e-3), "
+                f"backward_passes_per_step={backward_passes_per_step})."
+            )
+        return LegacyDistributedOptimizer(optimizer, name, use_locking, settings)
     inner = type(optimizer)
     steps = Keras3Steps if hasattr(optimizer, "apply") else Keras2Steps
     # the name and module of the class are the inner one's, so that a saved model loads without Horovod

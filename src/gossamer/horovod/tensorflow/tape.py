@@ -12,7 +12,7 @@ from gossamer.horovod.basics import Average, ProcessSet, global_process_set
 from gossamer.horovod.calls import ReductionOp
 from gossamer.horovod.compression import TensorCompressor
 from gossamer.horovod.exchange import check_reduction, recipe_of
-from gossamer.horovod.tensorflow.exchange import VariableExchange, averaged, check_groups
+from gossamer.horovod.tensorflow.exchange import VariableExchange, averaged, check_groups, exchanges_nothing
 from gossamer.horovod.tensorflow.ops import Compression, grouped_allreduce
 from gossamer.train.session.recipe_choice import Written
 
@@ -81,6 +81,8 @@ class DistributedTape(tensorflow.DistributedGradientTape):
         return [pair for local, pair in pairs if local], [pair for local, pair in pairs if not local]
 
     def _reduced(self, gradients: Sequence[Any]) -> list[Any]:
+        if exchanges_nothing(self.process_set):
+            return list(gradients)
         sent = {place: each for place, each in enumerate(gradients) if each is not None}
         reduced = grouped_allreduce([*sent.values()], op=self.op, process_set=self.process_set) if sent else []
         found = dict(zip(sent, reduced, strict=True))
@@ -89,7 +91,7 @@ class DistributedTape(tensorflow.DistributedGradientTape):
     def _exchange_of(self, variables: Sequence[Any]) -> VariableExchange:
         """That of earlier steps with the same variables."""
         known = variables[0].__dict__.setdefault(ATTRIBUTE, {})
-        key = (tuple(map(id, variables)), self.process_set.process_set_id, self.op, repr(self._recipe))
+        key = (tuple(map(id, variables)), self.process_set, self.op, repr(self._recipe))
         if key not in known:
             known[key] = VariableExchange(variables, self.process_set, self._recipe, self.op, sees_steps=False)
         exchange: VariableExchange = known[key]

@@ -11,12 +11,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Sampler
 
-from gossamer.horovod.basics import rank, size
-from gossamer.horovod.elastic import ObjectState, PartsState, State, StatePart, run
+from gossamer.horovod.basics import init, rank, shutdown, size
+from gossamer.horovod.elastic import ObjectState, PartsState, State, StatePart, run, run_fn
 from gossamer.horovod.objects import broadcast_object
 from gossamer.horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
-__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
+__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "init", "run", "run_fn", "shutdown"]
 
 
 class ElasticSampler(Sampler[int]):

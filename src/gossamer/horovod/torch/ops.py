@@ -49,6 +49,7 @@ class HalfCompressor(TensorCompressor):
 
 
 Compression = Compressors(fp16=HalfCompressor)
+Compressor, NoneCompressor, FP16Compressor = TensorCompressor, Compression.none, Compression.fp16  # Horovod's names
 
 
 def apply_compressed(

@@ -17,10 +17,12 @@ from gossamer.comm.elastic.joined_run import is_elastic
 from gossamer.comm.elastic.transport import ElasticTransport
 from gossamer.errors import Stopped
 from gossamer.train.engine.arrays import Array, as_tensor
+from gossamer.train.session import startup_checks
 from gossamer.train.session.arrays import ArraySession
 from gossamer.train.session.recipe_choice import Written
 
 T = TypeVar("T")
+STATISTICS = "statistics"
 
 
 def names_of(variables: Sequence[Any]) -> list[str]:
@@ -58,6 +60,7 @@ class ArrayExchange:
         session: The session.
         is_elastic: Whether workers come and go.
         joined: Whether this worker joined workers that train already.
+        began: Whether `begin_with` was called.
         held: In an elastic run the arrays of the loop that a newcomer receives: moments, and the epoch.
         failure: The first error of the session; later calls then send nothing.
         raises: Whether calls raise the error. JAX and TensorFlow replace it by an error of their own, so a
@@ -72,6 +75,7 @@ class ArrayExchange:
         moments: Sequence[Array] = (),
     ) -> None:
         self.names = list(variables)
+        self.began = False
         self.is_elastic = is_elastic() or isinstance(options.get("transport"), ElasticTransport)
         self.held: dict[str, Tensor] = {}
         if self.is_elastic:
@@ -104,6 +108,29 @@ class ArrayExchange:
         """The values of the optimizer's arrays after a step, for newcomers to an elastic run."""
         if self.is_elastic:
             self.held.update({f"{number:05}": tensor_of(each).clone() for number, each in enumerate(moments)})
+
+    def begin_with(self, statistics: Sequence[Array]) -> list[Tensor]:
+        """The values to begin with of arrays that each worker changes by itself, such as statistics of batches.
+
+        They are rank 0's, or for a newcomer to an elastic run those of a worker that trains. Every rank calls it once.
+
+        Raises:
+            MismatchError: ranks gave other shapes or dtypes.
+        """
+        found = [tensor_of(each).clone() for each in statistics]
+        if not self.joined:
+            group = self.session._group
+            startup_checks.hand_out(found, group.all_gather_text, group.broadcast_)
+        elif held := self.session._changes.mine.get(STATISTICS):
+            found = [*held]
+        self.began = True
+        self.hold_statistics(found)
+        return found
+
+    def hold_statistics(self, statistics: Sequence[Array]) -> None:
+        """The values of these arrays after a step, for newcomers to an elastic run."""
+        if self.is_elastic:
+            self.session._changes.mine = {STATISTICS: [tensor_of(each).clone() for each in statistics]}
 
     @property
     def rank(self) -> int:

@@ -8,6 +8,7 @@ from gossamer.horovod.tensorflow import callbacks
 from gossamer.horovod.tensorflow.callbacks import callback_class
 
 __all__ = [
+    "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
@@ -16,6 +17,9 @@ __all__ = [
 
 Callback = tf.keras.callbacks.Callback
 
+BestModelCheckpoint = callback_class(
+    callbacks.BestModel, "BestModelCheckpoint", tf.keras.callbacks.ModelCheckpoint, __name__
+)
 BroadcastGlobalVariablesCallback = callback_class(
     callbacks.BroadcastVariables, "BroadcastGlobalVariablesCallback", Callback, __name__
 )
