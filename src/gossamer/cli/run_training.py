@@ -35,13 +35,13 @@ from gossamer.comm.rpc.sockets import Tls
 from gossamer.comm.runtime.signal_handlers import handling
 from gossamer.errors import PeerLost
 from gossamer.events import Ended
-from gossamer.launch.failure import Failure, Origin, Outcome
-from gossamer.launch.job import Elasticity, Job, Serving, WorkerRange
-from gossamer.launch.process_logs import log_path
-from gossamer.launch.rendezvous import Met, nobody_asks
-from gossamer.launch.signal_forwarding import FORWARDED, SignalForwarder
-from gossamer.launch.stack_dumps import StackRequests
-from gossamer.launch.startup import Startup
+from gossamer.launcher.failure import Failure, Origin, Outcome
+from gossamer.launcher.job import Elasticity, Job, Serving, WorkerRange
+from gossamer.launcher.process_logs import log_path
+from gossamer.launcher.rendezvous import Met, nobody_asks
+from gossamer.launcher.signal_forwarding import FORWARDED, SignalForwarder
+from gossamer.launcher.stack_dumps import StackRequests
+from gossamer.launcher.startup import Startup
 from gossamer.observe import record as records
 from gossamer.observe.control_sequences import SafeConsole, without_controls
 from gossamer.observe.live import LiveView
