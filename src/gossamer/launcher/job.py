@@ -24,6 +24,7 @@ class Job:
     script: Path  # a file, or the dotted name of a module
     as_module: bool = False
     arguments: tuple[str, ...] = ()  # the script's
+    name: str = ""  # shown for the program; empty for the script and its arguments
     workers: int = 2  # on this machine
     nodes: int = 1
     node_rank: int = 0
@@ -70,7 +71,7 @@ class Job:
 
     @property
     def command(self) -> str:
-        return shlex.join(self._program)
+        return self.name or shlex.join(self._program)
 
     @property
     def worker_arguments(self) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ class Startup:
         for stage, text in REACHED.items():
             reached = sum(self._files.has_reached(stage, rank) for rank in self._job.local_ranks)
             if reached < count:
-                where = text.format(reached=reached, count=count, script=self._job.script.name)
+                where = text.format(reached=reached, count=count, script=self._job.name or self._job.script.name)
                 return f"starting {workers} · {where} · {waited}"
         return f"{workers} attached, before the first step · {waited}"
 
