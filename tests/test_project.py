@@ -28,7 +28,7 @@ from gossamer.algorithms.recipes.recipe import resolve
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-MAY_IMPORT_TORCH_DISTRIBUTED = {"comm", "launch", "train/session", "integrations", "train/sharding"}
+MAY_IMPORT_TORCH_DISTRIBUTED = {"comm", "launcher", "train/session", "integrations", "train/sharding"}
 LONGEST_FILE = 600  # lines
 NO_GROUP = {"train/checkpoint/dcp.py"}  # reads and writes torch's file format in one process
 

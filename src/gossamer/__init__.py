@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     )
     from gossamer.algorithms.strategies.federated import Median, MultiKrum, SecureAggregation, TrimmedMean, WeightedMean
     from gossamer.algorithms.topologies import *
+    from gossamer.cli.launch import launch
+    from gossamer.observe.saved_record import Record
     from gossamer.train.sampler import Shard
     from gossamer.train.session.attach import attach
     from gossamer.train.session.average import average_
@@ -96,6 +98,7 @@ __all__ = [
     "RandomPeers",
     "RandomProjection",
     "Recipe",
+    "Record",
     "Ring",
     "Rotated",
     "Route",
@@ -124,6 +127,7 @@ __all__ = [
     "ddp_hook",
     "gather",
     "init",
+    "launch",
     "mean",
     "recipe",
     "register",
@@ -155,6 +159,8 @@ HOMES = (  # of the names in __all__, those that are imported sooner first
     "world",
     "train.session.ddp_hook",
     "train.session.attach",
+    "observe.saved_record",
+    "cli.launch",
 )
 
 if not TYPE_CHECKING:  # or every misspelled name would have a type

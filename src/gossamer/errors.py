@@ -23,6 +23,7 @@ __all__ = [
     "RemoteError",
     "Stopped",
     "StoreError",
+    "WorkerFailed",
 ]
 
 
@@ -108,6 +109,20 @@ class CheckpointError(GossamerError):
 
 class StoreError(GossamerError):
     """A run's store is missing, invalid, or was written by a newer version."""
+
+
+class WorkerFailed(GossamerError):
+    """A worker of gossamer.launch failed; the message has its rank, its error and its traceback.
+
+    Args:
+        message: the whole text.
+        rank: of the worker that failed first.
+        traceback: of the worker, as text; empty if its process was killed.
+    """
+
+    def __init__(self, message: str, rank: int, traceback: str = "") -> None:
+        super().__init__(message)
+        self.rank, self.traceback = rank, traceback
 
 
 def require(condition: bool, message: str) -> None:

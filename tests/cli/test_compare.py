@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from support.command_line import output_of
 
 from gossamer.cli import compare
-from gossamer.cli.compare import compare_command, failure_text
+from gossamer.cli.compare import compare_command, failure_text, latex_text
 
 TRAIN = """
 import torch
@@ -36,14 +37,22 @@ def run(*arguments: str) -> tuple[int, str]:
     return output_of(compare_command, *arguments)
 
 
+def test_a_latex_table_escapes_special_characters() -> None:
+    table = latex_text(["recipe", "50 %"], [["Adaptive(TopK(0.01), {a_b})", "3 µs"]])
+    assert r"recipe & 50 \% \\" in table
+    assert r"\{a\_b\}) & 3 \textmu{}s \\" in table
+    assert r"\begin{tabular}{lr}" in table
+
+
 @pytest.mark.processes
 def test_two_recipes_are_trained_and_compared(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN.format(log="session.log(loss=1 / (step + 1))"))
-    files = {name: tmp_path / name for name in ("found.json", "page.html", "curves.png")}
+    files = {name: tmp_path / name for name in ("found.json", "page.html", "curves.png", "rows.csv", "table.tex")}
     code, said = run(
         *("--recipe", "Dense()", "--recipe", "TopK(density=0.1)", "--until", "loss<0.1"),
         *("--json", str(files["found.json"]), "--page", str(files["page.html"]), "--plot", str(files["curves.png"])),
+        *("--csv", str(files["rows.csv"]), "--latex", str(files["table.tex"])),
         str(script),
     )
     assert code == 0, said
@@ -55,6 +64,15 @@ def test_two_recipes_are_trained_and_compared(tmp_path: Path) -> None:
     assert sparse["bytes_sent_per_step"]["accounted"] < dense["bytes_sent_per_step"]["accounted"]
     assert found["comparison"]["rows"][0]["seconds_to_target"] is not None
     assert "to loss<0.1" in said
+    with files["rows.csv"].open() as file:
+        first, second = csv.DictReader(file)
+    assert (first["recipe"], second["recipe"]) == ("Dense()", "TopK(density=0.1)")
+    assert float(second["bytes_per_step"]) == sparse["bytes_sent_per_step"]["accounted"]
+    assert float(first["seconds_to_target"]) == found["comparison"]["rows"][0]["seconds_to_target"]
+    assert first["money"] == ""
+    table = files["table.tex"].read_text()
+    assert table.count(r"\\") == 3
+    assert "waiting" in table
     page = files["page.html"].read_text()
     assert "TopK(density=0.1)" in page
     assert "://" not in page  # no address: nothing is fetched

@@ -19,7 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(run_training, "_run", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr(run_training, "run_job", lambda *_: pytest.fail("it was started"))
     monkeypatch.setattr(run_training, "enter", lambda *_: pytest.fail("a namespace was entered"))
     return tmp_path
 

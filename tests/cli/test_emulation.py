@@ -19,7 +19,7 @@ from gossamer.base.run_files import RunFiles, write_json
 from gossamer.cli import emulation
 from gossamer.cli.emulation import Emulation, RunFaultTarget, emulate, enter, schedule
 from gossamer.comm.network import read_network
-from gossamer.launch.job import Job
+from gossamer.launcher.job import Job
 from gossamer.plan.emulation import EmulatedNetwork, EmulationPlan, plan, read_fault
 from gossamer.plan.emulation.namespaces import EmulationError
 

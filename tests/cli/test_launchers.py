@@ -13,7 +13,7 @@ from support.command_line import refusal
 from gossamer.cli.emulation import PORT, Emulation
 from gossamer.cli.launchers import check_emulation, elastic_starter, read_elasticity
 from gossamer.cli.options import Machines, WorkerCount, read_address
-from gossamer.launch.job import Elasticity, Job, WorkerRange, loopback, read_worker_range
+from gossamer.launcher.job import Elasticity, Job, WorkerRange, loopback, read_worker_range
 from gossamer.observe.live import LiveView
 from gossamer.observe.telemetry import MachineDesk
 from gossamer.plan.emulation import EmulationPlan

@@ -9,7 +9,7 @@ import pytest
 from support.command_line import refusal
 
 from gossamer.cli.resize import find_run
-from gossamer.launch.coordinator import RUN_CARD, RunCard
+from gossamer.launcher.coordinator import RUN_CARD, RunCard
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from support.processes import SOON_SECONDS, all_end_soon, engine_files_left_open
 from gossamer.cli import launchers
 from gossamer.cli.main import gossamer
 from gossamer.comm.network import read_network
-from gossamer.launch.job import Serving
+from gossamer.launcher.job import Serving
 from gossamer.plan.emulation import plan
 
 TRAINING = """

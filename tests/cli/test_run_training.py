@@ -19,8 +19,8 @@ from gossamer.base.run_files import RunFiles
 from gossamer.cli import run_training
 from gossamer.cli.main import gossamer
 from gossamer.events import Event, Joined, WithoutSession
-from gossamer.launch.job import Job
-from gossamer.launch.startup import StageMarks
+from gossamer.launcher.job import Job
+from gossamer.launcher.startup import StageMarks
 from gossamer.observe import record as records
 from gossamer.observe.telemetry import open_store
 

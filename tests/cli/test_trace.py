@@ -133,7 +133,7 @@ def test_operators_that_there_will_not_be_are_refused_before_anything_is_made(
     two = ("--workers", "2", "--trace", "all", "--torch-profiler")
     assert "does not have (2, 7): ranks are 0 to 1. Write --torch-profiler 1, or all" in refused(*two, "1,7,2")
     assert "Write --torch-profiler 0,1, or all" in refused(*two, "2")
-    monkeypatch.setattr("gossamer.cli.run_training._run", lambda *about: 0)
+    monkeypatch.setattr("gossamer.cli.run_training.run_job", lambda *about: 0)
     with pytest.raises(AssertionError):  # ranks that there are lead to a run
         refusal("run", *two, "0,1", str(script))
 

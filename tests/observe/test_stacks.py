@@ -10,7 +10,7 @@ from gossamer.observe import stacks
 from gossamer.observe.stacks import Frame, newest_dump, side_by_side, where
 
 PACKAGE = stacks.PACKAGE
-START = f"""  File "{PACKAGE}launch/worker.py", line 99 in _run_program
+START = f"""  File "{PACKAGE}launcher/worker.py", line 99 in _run_program
   File "<frozen runpy>", line 88 in _run_code
 """
 LANE = f"""Thread 0x00007f0000000002 (most recent call first):

@@ -15,7 +15,7 @@ from gossamer.cli.record import _find
 from gossamer.comm.environment.run_token import check_token_file, read_token
 from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
-from gossamer.launch.coordinator import RUN_CARD, read_run_card
+from gossamer.launcher.coordinator import RUN_CARD, read_run_card
 from gossamer.observe.event_log import read_entries
 from gossamer.observe.stacks import read_stacks
 from gossamer.observe.trace.span_files import read_span_file

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from gossamer.cli.main import gossamer
-from gossamer.launch import process
+from gossamer.launcher import process
 from gossamer.train.synchronizers.peer_endpoints import DEAD_AFTER_SECONDS
 
 pytestmark = [

@@ -14,11 +14,11 @@ from torch.distributed import HashStore, PrefixStore
 
 from gossamer.cli.main import gossamer
 from gossamer.comm.environment import worker_registry
-from gossamer.launch.failure import Outcome
-from gossamer.launch.fixed_run import launch
-from gossamer.launch.job import Job
-from gossamer.launch.process import ManagedProcess
-from gossamer.launch.served_run import ServedRun
+from gossamer.launcher.failure import Outcome
+from gossamer.launcher.fixed_run import launch
+from gossamer.launcher.job import Job
+from gossamer.launcher.process import ManagedProcess
+from gossamer.launcher.served_run import ServedRun
 
 RECIPE = "Gossip('pairwise')"
 

@@ -12,7 +12,7 @@ from support.processes import engine_files_left_open
 from gossamer.algorithms.recipes.other_names import OTHER_NAMES
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.cli.main import gossamer
-from gossamer.launch import process
+from gossamer.launcher import process
 
 SCRIPT = """
 import torch

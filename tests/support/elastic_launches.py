@@ -12,9 +12,9 @@ from typing import Any
 from support.elastic_policies import VirtualCoordinator
 from support.served_launches import TINY_WORKER
 
-from gossamer.launch.elastic_run import Coordinate, launch_members
-from gossamer.launch.failure import Outcome
-from gossamer.launch.job import Elasticity, Job, WorkerRange
+from gossamer.launcher.elastic_run import Coordinate, launch_members
+from gossamer.launcher.failure import Outcome
+from gossamer.launcher.job import Elasticity, Job, WorkerRange
 
 WORKER = """
 import os, signal, sys, time

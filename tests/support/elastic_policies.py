@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from gossamer.launch.elastic_policy import ElasticOrders, ElasticPolicy, ElasticWorker
-from gossamer.launch.failure import Failure, Origin
-from gossamer.launch.restart_policy import RestartBudget
+from gossamer.launcher.elastic_policy import ElasticOrders, ElasticPolicy, ElasticWorker
+from gossamer.launcher.failure import Failure, Origin
+from gossamer.launcher.restart_policy import RestartBudget
 
 numbers = count(1000)
 

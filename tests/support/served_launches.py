@@ -9,9 +9,9 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from gossamer.launch.failure import Outcome
-from gossamer.launch.job import Job, Serving
-from gossamer.launch.served_run import launch_peers
+from gossamer.launcher.failure import Outcome
+from gossamer.launcher.job import Job, Serving
+from gossamer.launcher.served_run import launch_peers
 
 # Starts in no time, unlike one that imports torch; tests of launch_peers also start the real one
 TINY_WORKER = """

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from gossamer.launch.failure import Outcome
+from gossamer.launcher.failure import Outcome
 
 
 class LaunchedRun(Protocol):

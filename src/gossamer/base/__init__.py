@@ -18,6 +18,7 @@ runner        runs a script over a transport, all workers' scripts in one proces
 virtual_clock   events in the order of virtual time
 flight_recorder  the latest operations of this process, in a ring, and the one it waits for now
 figures       pictures as files, by matplotlib, in one style
+html_table    names and values as HTML, for notebooks
 run_files     the run's private directory: output, start, end and failure reports by rank and attempt
 units         numbers as text: 1.2 MB, 34 ms, 12 %
 

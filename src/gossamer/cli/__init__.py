@@ -3,6 +3,7 @@
 main.py               the entry point; a command is registered by its line in COMMANDS
 run.py                gossamer run: a script on several workers, recorded; worker.py: the program of each worker
 run_training.py       the run itself, which needs torch, until its record; dry_run.py: its plan
+launch.py             gossamer.launch: a function on several workers, from a notebook or a script
 launchers.py          launchers of a run: a fixed number of workers, with servers, elastic
 log_folder.py         the folder of a run's logs, locked by one run
 script_terms.py       compressors and strategies that the training script defines

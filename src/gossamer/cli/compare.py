@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import shlex
@@ -111,6 +113,8 @@ def different_recipes(context: click.Context, option: click.Parameter, recipes: 
 @output_option("json", "Write the comparison as JSON.")
 @output_option("plot", "Draw the curves (PNG).")
 @output_option("page", "Write an HTML page.")
+@output_option("csv", "Write a row for each recipe, as CSV.")
+@output_option("latex", "Write the table for LaTeX, with booktabs.")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def compare_command(
@@ -129,6 +133,8 @@ def compare_command(
     json_file: Path | None,
     plot_file: Path | None,
     page_file: Path | None,
+    csv_file: Path | None,
+    latex_file: Path | None,
     script: Path,
     arguments: tuple[str, ...],
 ) -> None:
@@ -196,6 +202,10 @@ def compare_command(
             "unlimited": floor,
         }
         write(json_file, content)
+    if csv_file:
+        csv_file.write_text(csv_text(found, recipes, columns), encoding="utf-8")
+    if latex_file:
+        latex_file.write_text(latex_text(header, lines), encoding="utf-8")
     _draw(header, lines, recipes, records, workers, network, plot_file, page_file)
     if failed is not None:
         console.print()
@@ -344,6 +354,43 @@ def table_text(
     ]
     header = [name for name in lines[0] if any(line[name] is not None for line in lines)]
     return header, [[line[name] or "-" for name in header] for line in lines]
+
+
+def csv_text(found: Comparison, recipes: Sequence[str], columns: Mapping[str, Sequence[str | None]]) -> str:
+    """CSV with a row for each recipe: the fields of ComparisonRow, in SI units, and the additional columns. A missing
+    value is empty."""
+    target = io.StringIO()
+    fields = [name for name in ComparisonRow.__dataclass_fields__ if name != "recipe"]
+    writer = csv.writer(target, lineterminator="\n")
+    writer.writerow(["recipe", "loss_metric", *fields, *(name.replace(" ", "_") for name in columns)])
+    for place, (row, recipe) in enumerate(zip(found.rows, recipes, strict=True)):
+        values = [getattr(row, name) for name in fields]
+        writer.writerow([recipe, found.metric, *values, *(cells[place] for cells in columns.values())])
+    return target.getvalue()
+
+
+LATEX = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
+LATEX |= {"^": r"\textasciicircum{}", "µ": r"\textmu{}", "<": r"\textless{}", ">": r"\textgreater{}"}
+
+
+def latex_text(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A LaTeX tabular of the table, which needs \\usepackage{booktabs}."""
+
+    def row(cells: Sequence[str]) -> str:
+        return " & ".join("".join(LATEX.get(sign, sign) for sign in cell) for cell in cells) + r" \\"
+
+    return "\n".join(
+        [
+            rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
+            r"\toprule",
+            row(header),
+            r"\midrule",
+            *map(row, lines),
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
 
 
 def _show(found: Comparison, header: Sequence[str], lines: Sequence[Sequence[str]], console: Console) -> None:

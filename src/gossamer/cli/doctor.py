@@ -19,8 +19,8 @@ from gossamer.base.units import bytes_text, seconds_text
 from gossamer.cli.console import Say, progress, table
 from gossamer.cli.emulation import Emulation, emulate, enter
 from gossamer.cli.options import Machines, emulation_option, machine_options, output_option
-from gossamer.launch.fixed_run import launch
-from gossamer.launch.job import Job
+from gossamer.launcher.fixed_run import launch
+from gossamer.launcher.job import Job
 from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.terminal import ranks_text
 from gossamer.plan import doctor as package

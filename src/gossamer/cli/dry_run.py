@@ -11,7 +11,7 @@ from pathlib import Path
 from gossamer.algorithms.recipes.recipe import automatic, resolve
 from gossamer.cli.console import echo
 from gossamer.comm.network import Network
-from gossamer.launch.job import Elasticity, Job, Serving
+from gossamer.launcher.job import Elasticity, Job, Serving
 from gossamer.observe.terminal import ranks_text
 
 PRIVATE = ".run-*"  # private folder of the run, removed at its end

@@ -15,7 +15,7 @@ from pathlib import Path
 from gossamer.base.run_files import RunFiles
 from gossamer.cli.worker import HEADER_BYTES
 from gossamer.comm.network import Network
-from gossamer.launch.job import Job
+from gossamer.launcher.job import Job
 from gossamer.observe.record import NO_NETWORK, Record
 from gossamer.plan.emulation import EmulatedNetwork, EmulationPlan, Fault, Schedule, plan
 from gossamer.plan.emulation.capabilities import reentering

@@ -12,12 +12,12 @@ import click
 from gossamer.cli.emulation import PORT, Emulation
 from gossamer.cli.options import Machines
 from gossamer.comm.environment import interfaces
-from gossamer.launch.elastic_run import coordinate_run, launch_members
-from gossamer.launch.failure import Outcome
-from gossamer.launch.fixed_run import launch
-from gossamer.launch.job import LOOPBACK, MOST_WORKERS, Elasticity, Job, Serving, WorkerRange
-from gossamer.launch.rendezvous import Met, nobody_asks
-from gossamer.launch.served_run import launch_peers
+from gossamer.launcher.elastic_run import coordinate_run, launch_members
+from gossamer.launcher.failure import Outcome
+from gossamer.launcher.fixed_run import launch
+from gossamer.launcher.job import LOOPBACK, MOST_WORKERS, Elasticity, Job, Serving, WorkerRange
+from gossamer.launcher.rendezvous import Met, nobody_asks
+from gossamer.launcher.served_run import launch_peers
 from gossamer.observe.live import LiveView
 from gossamer.observe.telemetry import MachineDesk
 from gossamer.plan.emulation import EmulationPlan

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from gossamer.launch import parent_watchdog
+from gossamer.launcher import parent_watchdog
 from gossamer.observe.control_sequences import without_controls
 
 LOCK_FILE = ".lock"

@@ -19,7 +19,7 @@ from gossamer.base.spans import active
 from gossamer.base.spans.step_range import StepRange, read_steps
 from gossamer.comm.network import Network, read_network
 from gossamer.errors import AttachError, ConnectError, GossamerError, RecipeError
-from gossamer.launch.job import WorkerRange, interfaces, read_worker_range
+from gossamer.launcher.job import WorkerRange, interfaces, read_worker_range
 from gossamer.observe.exporters.destination import FORMS, read_destination
 
 Command = Callable[..., Any]
@@ -189,7 +189,7 @@ class Machines:
                 f"--node-rank must be in 0..{self.nodes - 1} for --nnodes {self.nodes}, got {self.node_rank}."
             )
         if self.rendezvous is not None:
-            from gossamer.launch.rendezvous import split_endpoint
+            from gossamer.launcher.rendezvous import split_endpoint
 
             split_endpoint(self.rendezvous)
 

@@ -14,8 +14,8 @@ from gossamer.comm.environment.run_settings import run_tls, tls_contexts
 from gossamer.comm.environment.run_token import check_token_file
 from gossamer.comm.rpc.sockets import Tls
 from gossamer.errors import ConnectError
-from gossamer.launch.coordinator import RunCard, read_run_card
-from gossamer.launch.job import MOST_WORKERS
+from gossamer.launcher.coordinator import RunCard, read_run_card
+from gossamer.launcher.job import MOST_WORKERS
 
 SECONDS = 5.0  # for the coordinator to answer
 NEITHER = (

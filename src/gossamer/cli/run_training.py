@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -35,13 +35,13 @@ from gossamer.comm.rpc.sockets import Tls
 from gossamer.comm.runtime.signal_handlers import handling
 from gossamer.errors import PeerLost
 from gossamer.events import Ended
-from gossamer.launch.failure import Failure, Origin, Outcome
-from gossamer.launch.job import Elasticity, Job, Serving, WorkerRange
-from gossamer.launch.process_logs import log_path
-from gossamer.launch.rendezvous import Met, nobody_asks
-from gossamer.launch.signal_forwarding import FORWARDED, SignalForwarder
-from gossamer.launch.stack_dumps import StackRequests
-from gossamer.launch.startup import Startup
+from gossamer.launcher.failure import Failure, Origin, Outcome
+from gossamer.launcher.job import Elasticity, Job, Serving, WorkerRange
+from gossamer.launcher.process_logs import log_path
+from gossamer.launcher.rendezvous import Met, nobody_asks
+from gossamer.launcher.signal_forwarding import FORWARDED, SignalForwarder
+from gossamer.launcher.stack_dumps import StackRequests
+from gossamer.launcher.startup import Startup
 from gossamer.observe import record as records
 from gossamer.observe.control_sequences import SafeConsole, without_controls
 from gossamer.observe.live import LiveView
@@ -136,7 +136,8 @@ def run_training(
         show_plan(job, serving, elasticity, network, fault_texts, [file for file in (json_file, plot_file) if file])
         return 0
     with page_beside(job.logs, watch):
-        return _run(job, Surroundings(network, planned, faults, serving, elasticity, forecast), json_file, plot_file)
+        around = Surroundings(network, planned, faults, serving, elasticity, forecast)
+        return run_job(job, around, json_file, plot_file)
 
 
 def _settings(**told: object) -> dict[str, str]:
@@ -150,17 +151,36 @@ class Surroundings:
 
     network: Network | None  # to emulate; None for none
     planned: EmulationPlan | None  # of the emulation
-    faults: tuple[Fault, ...]
-    serving: Serving | None  # None without dedicated servers
-    elasticity: Elasticity | None  # None for a fixed number of workers
-    forecast: Forecast  # empty without the option
+    faults: tuple[Fault, ...] = ()
+    serving: Serving | None = None  # None without dedicated servers
+    elasticity: Elasticity | None = None  # None for a fixed number of workers
+    forecast: Forecast = field(default_factory=dict)  # empty without the option
 
 
-def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path | None) -> int:
-    console, aside = SafeConsole(highlight=False), SafeConsole(stderr=True, highlight=False)
+def run_job(
+    job: Job,
+    around: Surroundings,
+    json_file: Path | None = None,
+    plot_file: Path | None = None,
+    *,
+    explain: Callable[[Job, Outcome, dict[str, object] | None], None] | None = None,
+    status: Callable[[str], None] | None = None,
+) -> int:
+    """Run a job to its end, show and record it. Return the exit code.
+
+    Args:
+        job: the program, its processes and machines.
+        around: its network, faults, servers and elasticity.
+        json_file: a second file for the record.
+        plot_file: file for a picture of its curves.
+        explain: called with the job, the outcome and the last checkpoint unless the run finished. None prints them.
+        status: shows the line of progress where there is no terminal, as in a notebook. None prints it now and then.
+    """
+    console = SafeConsole(highlight=False, force_jupyter=False)
+    aside = SafeConsole(stderr=True, highlight=False)
     with private_directory(job.logs) as directory:
         live = LiveView(directory, job.local_ranks, Startup(job, RunFiles(directory)))
-        terminal = Terminal(live, console, aside)
+        terminal = Terminal(live, console, aside if status is None else console, status=status)
         facts = _facts(job, around)
         stacks = StackRequests(RunFiles(directory), job.logs, terminal.note)
         forwarder = SignalForwarder(RunFiles(directory), stacks, terminal.note)
@@ -190,7 +210,7 @@ def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path
             if record is not None and (told := verdict(around.forecast, record)):
                 terminal.note(told)
             if outcome.exit_code:
-                explain_end(job, outcome, live.progress.checkpoint)
+                (explain or explain_end)(job, outcome, live.progress.checkpoint)
     return outcome.exit_code
 
 
@@ -318,7 +338,7 @@ def report(
     if not ranks:
         if ended == "finished":
             text = WITHOUT_SESSION if _communicated(job, directory) else NEVER_ATTACHED
-            terminal.note(text.format(script=job.script))
+            terminal.note(text.format(script=job.name or job.script))
         records.discard_logs(directory)
         return None
     record = records.merge(ranks, network, ended)

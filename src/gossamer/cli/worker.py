@@ -11,9 +11,9 @@ from gossamer import events
 from gossamer.base.run_files import RUN_DIRECTORY, RunFiles
 from gossamer.comm.environment.run_settings import restarts_alone
 from gossamer.comm.runtime.open_sessions import open_sessions
-from gossamer.launch import worker
-from gossamer.launch.stack_dumps import DumpOnSignal
-from gossamer.launch.startup import StageMarks
+from gossamer.launcher import worker
+from gossamer.launcher.stack_dumps import DumpOnSignal
+from gossamer.launcher.startup import StageMarks
 from gossamer.observe.aside_log import Aside
 from gossamer.observe.recorder import Recorder
 from gossamer.observe.target import TargetWatch, read_target

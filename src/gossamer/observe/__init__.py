@@ -11,6 +11,7 @@ terminal           shows a run: worker lines, progress, closing table
 control_sequences  removes terminal control sequences from the output of workers
 reporter           progress, record and exporters of a session without a launcher
 record             the run's record, merged from those of its ranks
+saved_record       gossamer.Record: a record of a file, as a table and as a pandas frame
 comparison         records compared: speed, loss at equal time and steps, cost
 plot               records as a picture (matplotlib)
 panels             contents of pictures and pages of records: curves, and bars of a step

@@ -30,6 +30,8 @@ class Terminal:
 
     Worker lines go to `console`, standard output. Without a terminal, the launcher's progress (every few seconds) and
     notes go to `aside`, standard error.
+
+    status: shows the progress in place of such lines, as in a notebook cell.
     """
 
     def __init__(
@@ -38,8 +40,9 @@ class Terminal:
         console: Console,
         aside: Console,
         clock: Callable[[], float] = time.monotonic,
+        status: Callable[[str], None] | None = None,
     ) -> None:
-        self._live = live
+        self._live, self._status_line = live, status
         self._console = console
         self._aside = console if console.is_terminal else aside
         self._clock = clock
@@ -72,7 +75,9 @@ class Terminal:
         """Read the live files; without a terminal print a line of progress every few seconds."""
         for sentence in self._live.look():
             self.note(sentence)
-        if not self._console.is_terminal and self._clock() >= self._next_plain:
+        if self._status_line is not None:
+            self._status_line(str(self._live.progress))
+        elif not self._console.is_terminal and self._clock() >= self._next_plain:
             self._next_plain = self._clock() + PLAIN_SECONDS
             self._aside.print(f"gossamer: {self._live.progress}", soft_wrap=True, markup=False, highlight=False)
             if self._bar is not None:

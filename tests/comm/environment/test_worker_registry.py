@@ -7,7 +7,7 @@ import pytest
 from gossamer.comm.environment import worker_registry
 from gossamer.comm.environment.worker_registry import claim_end, has_ended, mark_end, publish, published
 from gossamer.errors import ConnectError
-from gossamer.launch.rendezvous import serve_store
+from gossamer.launcher.rendezvous import serve_store
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from gossamer import events
 from gossamer.base.run_files import RunFiles
 from gossamer.comm.runtime import open_sessions as registry
 from gossamer.comm.runtime.open_sessions import open_sessions
-from gossamer.launch import worker
+from gossamer.launcher import worker
 from gossamer.train.session.session import Session
 
 SCRIPT = """

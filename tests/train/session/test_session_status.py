@@ -25,6 +25,7 @@ def shown(recipe: object, world: int, steps: int, directory: Path | None = None)
             train_step(model, optimizer, step, worker.rank)
         if directory is not None:
             session.save(directory)
+        assert repr(session.recipe) in session._repr_html_()
         return repr(session)
 
     texts: list[str] = cluster(work, world)

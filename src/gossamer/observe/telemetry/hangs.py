@@ -15,7 +15,7 @@ from typing import Any
 
 from gossamer.base.run_files import RunFiles
 from gossamer.errors import GossamerError
-from gossamer.launch.stack_dumps import ask
+from gossamer.launcher.stack_dumps import ask
 from gossamer.observe.stacks import newest_dump, read_stacks, side_by_side
 from gossamer.observe.telemetry.stragglers import AWAY, HANG, HANG_OVER
 

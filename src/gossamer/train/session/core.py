@@ -150,6 +150,9 @@ class SessionCore(ABC):
     def __repr__(self) -> str:
         return self.status.text(self._parameters.values())
 
+    def _repr_html_(self) -> str:
+        return self.status.html(self._parameters.values())
+
     # -- in the loop -----------------------------------------------------------------------------------------------
 
     @property

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gossamer import events
 from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.base.html_table import html_table
 from gossamer.base.spans import active
 from gossamer.base.transport import Transport
 from gossamer.base.units import bytes_text, seconds_text
@@ -124,13 +125,31 @@ class SessionStatus:
         )
 
     def text(self, parameters: Iterable[Tensor]) -> str:
+        facts = self._facts(parameters)
         lines = [
-            f"Session: rank {self._rank} of {self._world}, step {self._step()}",
-            f"recipe: {self.recipe!r}",
-            f"sent: {', '.join(self._traffic(_nbytes(parameters)))}",
-            f"record: {self.record or 'none'}; checkpoint: {self.checkpoint or 'none yet'}",
+            f"Session: rank {facts['rank']}, step {facts['step']}",
+            f"recipe: {facts['recipe']}",
+            f"sent: {facts['sent']}",
+            f"record: {facts['record']}; checkpoint: {facts['checkpoint']}",
         ]
         return "\n  ".join(lines)
+
+    def html(self, parameters: Iterable[Tensor]) -> str:
+        """The same as a table, for a notebook, with the statistics of the last step and of the run."""
+        parameters = list(parameters)
+        stats = self.stats(parameters)
+        statistics = {"last step": str(stats.last_step), "run": str(stats.run)}
+        return html_table((self._facts(parameters) | statistics).items())
+
+    def _facts(self, parameters: Iterable[Tensor]) -> dict[str, str]:
+        return {
+            "rank": f"{self._rank} of {self._world}",
+            "step": str(self._step()),
+            "recipe": repr(self.recipe),
+            "sent": ", ".join(self._traffic(_nbytes(parameters))),
+            "record": self.record or "none",
+            "checkpoint": self.checkpoint or "none yet",
+        }
 
     def _traffic(self, gradient_bytes: int) -> Iterator[str]:
         dense = self._dense_bytes(gradient_bytes)

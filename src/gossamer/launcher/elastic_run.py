@@ -1,0 +1,315 @@
+"""Elastic run: a job whose workers join and leave while the others train, with its coordinator."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shlex
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from gossamer.base.peer_ops import Answer, Ask
+from gossamer.base.run_files import RunFiles, Stage, read_json
+from gossamer.comm.environment.network_interfaces import interface_towards
+from gossamer.comm.environment.run_settings import tls_contexts
+from gossamer.comm.environment.run_token import check_token_file, make_token_file
+from gossamer.comm.environment.wait_timeout import timeout_seconds
+from gossamer.comm.rpc.sockets import Tls
+from gossamer.launcher.coordinator import CoordinatorLink, LocalCoordinator, RemoteCoordinator, RunCard, check_joinable
+from gossamer.launcher.elastic_policy import ElasticOrders, ElasticPolicy
+from gossamer.launcher.failure import Outcome
+from gossamer.launcher.job import Elasticity, Job
+from gossamer.launcher.process import ManagedProcess
+from gossamer.launcher.process_logs import Show, WorkerLog
+from gossamer.launcher.rendezvous import in_namespace
+from gossamer.launcher.supervisor import Supervisor
+
+JOURNAL = "coordinator-journal"
+NOTE_DELAY_SECONDS = 1.0
+NO_WAY_BACK = (
+    "if this launcher is killed, the run ends. With --listen HOST:PORT and --token-file FILE, the same command would "
+    "continue the run with the workers of other machines"
+)
+# Variables of runs with a fixed number of workers; an outer launcher may have set them
+FOREIGN = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
+    *("GOSSAMER_SERVERS", "GOSSAMER_SERVER", "GOSSAMER_JOURNAL", "GOSSAMER_REJOIN", "GOSSAMER_REGISTRY"),
+)
+
+
+Staffed = Callable[[int, int], None]
+Coordinate = Callable[[Job, Elasticity, Path, Path, Callable[[str], None]], CoordinatorLink]
+
+
+def coordinate_run(
+    job: Job,
+    elasticity: Elasticity,
+    token_file: Path,
+    directory: Path,
+    note: Callable[[str], None],
+    beside: Mapping[str, Callable[[Ask], Answer]] | None = None,
+) -> CoordinatorLink:
+    """Start the coordinator of this launcher, or check that another launcher's is reachable (--join).
+
+    `beside`: additional request handlers, see CoordinatorServer.
+
+    Raises:
+        ConnectError: within two seconds, if the port is in use, no coordinator answers, or it has another token.
+    """
+    token = hashlib.sha256(token_file.read_bytes()).digest()
+    folder = job.settings.get("GOSSAMER_TLS")
+    tls = Tls(*tls_contexts(folder)) if folder else None
+    if elasticity.coordinator is not None:
+        check_joinable(elasticity.coordinator, token, tls)
+        return RemoteCoordinator(elasticity.coordinator)
+    assert elasticity.listen is not None
+    journal = journal_path(job, elasticity, token) or directory / JOURNAL
+    serve = partial(LocalCoordinator, elasticity.range, elasticity.listen, token, journal, note, tls, beside)
+    return serve() if elasticity.network is None else in_namespace(elasticity.network, serve)
+
+
+def journal_path(job: Job, elasticity: Elasticity, token: bytes) -> Path | None:
+    """Path of the coordinator's journal, the same for every start of this command.
+
+    None if a restarted coordinator could not be found by workers of other launchers: its port or its token would differ
+    in each start. The journal is next to the folder of logs, since the default folder has another name in each start;
+    if that place is not writable, it is in the folder. Its name is a hash of the address and the token.
+    """
+    emulated = elasticity.network is not None  # then this launcher has all workers
+    if job.token_file is None or elasticity.listen is None or not elasticity.listen[1] or emulated:
+        return None
+    host, port = elasticity.listen
+    name = hashlib.sha256(b"journal" + token + f"{host}:{port}".encode()).hexdigest()[:16]
+    logs = job.logs.absolute()
+    return (logs.parent if os.access(logs.parent, os.W_OK) else logs) / f".{JOURNAL}-{name}"
+
+
+def launch_members(
+    job: Job,
+    elasticity: Elasticity,
+    directory: Path,
+    *,
+    show: Show,
+    note: Callable[[str], None],
+    tick: Callable[[], None],
+    staffed: Staffed = lambda workers, places: None,
+    coordinate: Coordinate = coordinate_run,
+) -> Outcome:
+    """Run `job` until no worker is left, by the rules of `ElasticPolicy`. Call it in the main thread.
+
+    A request to stop ends the run if this launcher has the coordinator: all workers save and end. If it joined another
+    launcher's run, only its own workers leave.
+
+    Args:
+        job, directory, show, note, tick: see `launch`.
+        elasticity: range of workers and the coordinator's address.
+        staffed: called with (workers, slots) when the number of training workers, or of this machine's slots, changes.
+        coordinate: starts or finds the coordinator.
+    """
+    token_file = check_token_file(job.token_file) if job.token_file else make_token_file(directory)
+    delayed = DelayedNotes(note)
+    coordinator = coordinate(job, elasticity, token_file, directory, delayed)
+    card: Path | None = None
+    try:
+        coordinator.settle(note)
+        leads = elasticity.coordinator is None
+        supervisor = Supervisor(RunFiles(directory), job.grace_seconds, note, tick)
+        join_command = _join_command(job, coordinator.address, token_file) if leads else None
+        orders = ElasticOrders(
+            initial=job.workers,
+            least=elasticity.range.least,
+            patience_seconds=timeout_seconds(),
+            linger_seconds=job.grace_seconds,
+            join_command=join_command,
+            logs=job.logs,
+        )
+        run = ElasticRun(job, elasticity, orders, supervisor, coordinator, token_file, show, delayed, staffed)
+        card = RunCard(coordinator.address, token_file).write(job.logs) if leads else None
+        if leads and elasticity.network is None and not coordinator.address[0].startswith("127."):
+            note(f"to add workers from other machines: {join_command}")
+            if journal_path(job, elasticity, b"") is None:
+                note(NO_WAY_BACK)
+        return supervisor.run(run)
+    finally:
+        if card is not None:
+            card.unlink(missing_ok=True)
+        coordinator.close()
+
+
+class ElasticRun(ElasticPolicy["MemberProcess"]):
+    """One launcher's part of an elastic run: the policy together with its processes."""
+
+    def __init__(
+        self,
+        job: Job,
+        elasticity: Elasticity,
+        orders: ElasticOrders,
+        supervisor: Supervisor,
+        coordinator: CoordinatorLink,
+        token_file: Path,
+        show: Show,
+        delayed: DelayedNotes,
+        staffed: Staffed,
+    ) -> None:
+        super().__init__(orders, self._add_worker, coordinator, supervisor.note)
+        self._job, self._supervisor, self._show = _towards(job, coordinator.address), supervisor, show
+        self._delayed, self._staffed, self._told_staff = delayed, staffed, (-1, -1)
+        self._environment = _shared_environment(
+            self._job, supervisor.files.directory, coordinator.address, str(elasticity.range), token_file
+        )
+
+    def look(self, now: float) -> bool:
+        goes_on = super().look(now)
+        if goes_on:
+            self._delayed.look(now, lambda: self.is_finishing)
+            if self._told_staff != (staff := (self.training, len(self.workers))):
+                self._told_staff = staff
+                self._staffed(*staff)
+        return goes_on
+
+    def _add_worker(self, place: int, initial: bool) -> MemberProcess:
+        process = MemberProcess(self._job, place, self._supervisor, self._environment, self._show, initial=initial)
+        return self._supervisor.add(process)
+
+
+class MemberProcess(ManagedProcess):
+    """One worker slot of this launcher. Each start is a new member with a new number. Implements ElasticWorker.
+
+    shared_environment: variables that all workers have. initial: whether the first start is one of the run's first
+    workers, which initialize the same parameters and receive none.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        place: int,
+        supervisor: Supervisor,
+        shared_environment: Mapping[str, str],
+        show: Show,
+        *,
+        initial: bool,
+    ) -> None:
+        self.members: list[int] = []
+        self._initial, self._shared_environment = initial, shared_environment
+        super().__init__(
+            place,
+            supervisor.files,
+            supervisor.orphan_reaper,
+            (sys.executable, *job.worker_arguments),
+            self._member_environment,
+            WorkerLog(job, place, supervisor.files, show),
+            job.prefix,
+            job.max_restarts,
+        )
+
+    @property
+    def member(self) -> int:
+        return self.members[-1]
+
+    @property
+    def attached(self) -> bool:
+        return self.lives and self._files.has_reached(Stage.ATTACHED, self.number)
+
+    @property
+    def has_ever_attached(self) -> bool:
+        return self._files.has_ever_reached(Stage.ATTACHED, self.number)
+
+    @property
+    def holds_state(self) -> bool:
+        return self.attached or (self.lives and self._initial and self.attempt == 0)
+
+    @property
+    def has_left(self) -> bool:
+        return self._files.has_reached(Stage.LEFT, self.number)
+
+    @property
+    def is_finishing(self) -> bool:
+        finished = self.lives and self._files.finished(self.number, self.attempt).exists()
+        return finished and not self.has_left
+
+    @property
+    def lost_residual(self) -> str:
+        told = read_json(self._files.residual(self.number, self.attempt))
+        if not told or not told["norm"]:
+            return ""
+        return f"Its residual, of norm {told['norm']:.3g} after step {told['step']}, is lost with it"
+
+    def start(self) -> None:
+        self.members.append(secrets.randbits(63))
+        super().start()
+
+    def _member_environment(self, attempt: int) -> Mapping[str, str]:
+        place = str(self.number)
+        return {
+            **self._shared_environment,
+            "RANK": place,
+            "LOCAL_RANK": place,
+            "GOSSAMER_PLACE": place,
+            "GOSSAMER_MEMBER": str(self.member),
+            "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        }
+
+
+class DelayedNotes:
+    """Delays the notes of a coordinator by a second and drops them if the run ends meanwhile.
+
+    A coordinator sees connections close before the launcher knows that their workers have finished. Its threads call
+    this object; the launcher's thread calls `look`.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._waiting: deque[tuple[float, str]] = deque()
+
+    def __call__(self, text: str) -> None:
+        self._waiting.append((time.monotonic(), text))
+
+    def look(self, now: float, is_over: Callable[[], bool]) -> None:
+        while self._waiting and self._waiting[0][0] <= now - NOTE_DELAY_SECONDS:
+            if is_over():
+                self._waiting.clear()
+                return
+            self._note(self._waiting.popleft()[1])
+
+
+def _join_command(job: Job, address: tuple[str, int], token_file: Path) -> str:
+    """The command that starts one more worker, also on another machine that has a copy of the token."""
+    host, port = address
+    words = ["gossamer", "run", "--join", f"{host}:{port}", "--token-file", str(token_file)]
+    alike = {
+        "--recipe": job.recipe,
+        "--collective": job.settings.get("GOSSAMER_COLLECTIVE"),
+        "--tls": job.settings.get("GOSSAMER_TLS"),
+    }
+    options = [word for option, value in alike.items() if value for word in (option, value)]
+    return f"{shlex.join([*words, '--workers', '1', *options])} {job.command}"
+
+
+def _shared_environment(
+    job: Job, directory: Path, address: tuple[str, int], range_: str, token_file: Path
+) -> Mapping[str, str]:
+    """Environment of all workers. It contains the path of the token file, not the secret."""
+    host, port = address
+    inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    name = hashlib.sha256(b"name of the run" + token_file.read_bytes()).hexdigest()
+    added = job.environment(directory)
+    return inherited | {name: value for name, value in added.items() if name not in FOREIGN} | {
+        "GOSSAMER_COORDINATOR": f"{host}:{port}",
+        "GOSSAMER_ELASTIC": range_,
+        "GOSSAMER_RUN": name[:16],  # the same in all launchers of the run
+        "GOSSAMER_TOKEN_FILE": str(token_file),
+    }  # fmt: skip
+
+
+def _towards(job: Job, address: tuple[str, int]) -> Job:
+    """The job with the interface towards its coordinator, where its workers listen for each other."""
+    if job.interface is not None or address[0].startswith("127."):
+        return job
+    return replace(job, interface=interface_towards(address[0]))

@@ -1,0 +1,201 @@
+"""Job: a run's script, processes and machines, its servers or elasticity, and its workers' environment."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gossamer.base.run_files import RUN_DIRECTORY
+from gossamer.errors import RecipeError, require
+
+LOOPBACK = "127.0.0.1"
+MOST_WORKERS = 2**16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """`workers` processes on each of `nodes` machines run `script`; this is machine `node_rank` of them."""
+
+    script: Path  # a file, or the dotted name of a module
+    as_module: bool = False
+    arguments: tuple[str, ...] = ()  # the script's
+    name: str = ""  # shown for the program; empty for the script and its arguments
+    workers: int = 2  # on this machine
+    nodes: int = 1
+    node_rank: int = 0
+    rendezvous: str | None = None  # HOST:PORT where the machines meet; None for one machine
+    token_file: Path | None = None  # file of the run's secret; None for a new secret, on one machine only
+    interface: str | None = None  # the network interface to use; None for the default
+    recipe: str | None = None  # the command line's
+    max_restarts: int = 0
+    grace_seconds: float = 30.0  # for workers to save, once the launcher was asked to stop
+    logs: Path  # directory with one log file per rank
+    worker_module: str = "gossamer.launcher.worker"  # `python -m` runs it
+    prefix: tuple[str, ...] = ()  # before every worker's command; ${local_rank} is replaced by its local rank
+    settings: Mapping[str, str] = field(default_factory=dict)  # added to the workers' environment
+
+    def __post_init__(self) -> None:
+        require(self.workers >= 1, f"workers must be at least 1, got {self.workers}")
+        require(
+            self.nodes == 1 or self.rendezvous is not None,
+            "several machines need a rendezvous: rendezvous='HOST:PORT'",
+        )
+        require(0 <= self.node_rank < self.nodes, f"node_rank must be in 0..{self.nodes - 1}, got {self.node_rank}")
+
+    @property
+    def local_ranks(self) -> range:
+        """Global ranks of this machine's workers."""
+        return range(self.node_rank * self.workers, (self.node_rank + 1) * self.workers)
+
+    @property
+    def outlives_losses(self) -> bool:
+        """Whether the other workers continue without a lost worker and readmit it, as with pairwise gossip.
+
+        Only the recipe of the command line is known here. Workers on an emulated network have no rendezvous store.
+        """
+        if self.recipe is None or self.workers == 1 or self.rendezvous is not None or self.prefix:
+            return False
+        from gossamer.algorithms.recipes.recipe import resolve  # imported late: it imports torch
+        from gossamer.algorithms.strategies import GossipStage
+
+        try:
+            stages = resolve(self.recipe).strategy.stages
+        except RecipeError:  # the workers report the error
+            return False
+        return all(isinstance(stage, GossipStage) and not stage.in_lock_step for stage in stages)
+
+    @property
+    def command(self) -> str:
+        return self.name or shlex.join(self._program)
+
+    @property
+    def worker_arguments(self) -> tuple[str, ...]:
+        """Unbuffered (-u), so that all printed output is in the file however the process ends."""
+        return ("-u", "-m", self.worker_module, *self._program)
+
+    @property
+    def _program(self) -> tuple[str, ...]:
+        return (*(("-m",) if self.as_module else ()), str(self.script), *self.arguments)
+
+    def environment(self, directory: Path, given: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """Variables to add to the environment of every worker. given: the environment to extend."""
+        added = {
+            RUN_DIRECTORY: str(directory),
+            "GOSSAMER_LAUNCHER_PID": str(os.getpid()),
+            "GOSSAMER_GRACE_SECONDS": str(self.grace_seconds),
+        }
+        if self.recipe is not None:
+            added["GOSSAMER_RECIPE"] = self.recipe
+        if self.interface is not None:
+            added |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), self.interface)
+        elif self.rendezvous is None and "GLOO_SOCKET_IFNAME" not in given:
+            added["GLOO_SOCKET_IFNAME"] = loopback()
+        if "OMP_NUM_THREADS" not in given:
+            # N workers with a thread per core each are slower than one worker
+            added["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.workers))
+        return added | dict(self.settings)
+
+
+def interfaces() -> list[str]:
+    return [name for _, name in socket.if_nameindex()]
+
+
+def loopback() -> str:
+    return "lo0" if sys.platform == "darwin" else "lo"
+
+
+SERVER = (sys.executable, "-u", "-m", "gossamer.train.parameter_server")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """`servers` processes that hold the parameters, in addition to a job's workers.
+
+    If the job has a prefix, ${local_rank} of server k is workers + k.
+    """
+
+    servers: int
+    command: tuple[str, ...] = SERVER  # command of a server
+    standby: tuple[str, ...] = (*SERVER, "--spare")  # command of a standby process; empty for no standby
+    endpoints: tuple[str, ...] = ()  # HOST:PORT of each server; empty for free ports on the job's interface or loopback
+    store_endpoint: str | None = None  # HOST:PORT where the launcher serves the store
+    network: Path | None = None  # the file of the store's network namespace; None for the launcher's own
+
+    def __post_init__(self) -> None:
+        require(self.servers >= 0, f"servers must be at least 0, got {self.servers}")
+        require(
+            len(self.endpoints) in (0, self.servers),
+            f"{self.servers} servers need {self.servers} endpoints or an empty tuple, got {len(self.endpoints)}",
+        )
+
+
+NO_SERVERS = Serving(servers=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerRange:
+    """Number of workers of an elastic run.
+
+    Args:
+        least: with fewer workers, training waits for more.
+        most: further workers wait until another one leaves.
+        initial: number of workers to start at first.
+
+    Raises:
+        ValueError: unless 1 <= least <= initial <= most.
+    """
+
+    least: int
+    most: int
+    initial: int
+
+    def __post_init__(self) -> None:
+        require(self.least >= 1, f"an elastic run needs at least 1 worker, got {self.least}")
+        require(self.most <= MOST_WORKERS, f"a run has at most {MOST_WORKERS} workers, got {self.most}")
+        require(
+            self.least <= self.most,
+            f"a minimum of {self.least} workers is more than the maximum of {self.most}: write "
+            f"{self.most}:{self.least}",
+        )
+        require(
+            self.least <= self.initial <= self.most,
+            f"a run of {self.least} to {self.most} workers cannot begin with {self.initial}: write "
+            f"{self.least}:{self.most}:{min(max(self.initial, self.least), self.most)}",
+        )
+
+    def __str__(self) -> str:
+        return f"{self.least}:{self.most}"
+
+
+def read_worker_range(text: str) -> WorkerRange:
+    """Parse MIN:MAX or MIN:MAX:FIRST. Without FIRST, the run begins with MAX workers. Raises ValueError."""
+    numbers = text.split(":")
+    if not 2 <= len(numbers) <= 3 or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise ValueError(f"{text!r} is not a range of workers. Write MIN:MAX, such as 2:8, or MIN:MAX:FIRST")
+    least, most, *first = (int(number[:9]) for number in numbers)
+    return WorkerRange(least=least, most=most, initial=first[0] if first else most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elasticity:
+    """Elasticity of a run as seen by one of its launchers. Job.workers is the number of workers that it starts with.
+
+    Args:
+        range: least, most and initial number of workers.
+        listen: address of this launcher's coordinator; port 0 for any free one. None to join another launcher's run.
+        coordinator: address of another launcher's coordinator; exactly one of `listen` and `coordinator` is given.
+        network: file of the network namespace to listen in; None for this process's own.
+    """
+
+    range: WorkerRange
+    listen: tuple[str, int] | None = (LOOPBACK, 0)
+    coordinator: tuple[str, int] | None = None
+    network: Path | None = None
+
+    def __post_init__(self) -> None:
+        require((self.listen is None) != (self.coordinator is None), "pass either listen or coordinator")

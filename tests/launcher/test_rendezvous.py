@@ -1,0 +1,130 @@
+"""Rendezvous endpoints of a launch: which may be listened on, who reaches them, and what is said where nobody does."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from support.processes import free_port
+from torch.distributed import TCPStore
+
+from gossamer.comm.environment import listening
+from gossamer.errors import ConnectError
+from gossamer.launcher import rendezvous
+from gossamer.launcher.rendezvous import reach, serve_store, split_endpoint
+from gossamer.launcher.served_run import PORTS, free_endpoints
+
+
+def listen(endpoint: str | None, several_machines: bool = False) -> socket.socket:
+    return rendezvous.listen_at(endpoint, several_machines=several_machines, interface=None)
+
+
+def test_on_one_machine_only_that_machine_can_reach_the_workers_meeting() -> None:
+    with listen(None) as anywhere, listen(f"127.0.0.1:{free_port()}") as named:
+        assert anywhere.getsockname()[0] == named.getsockname()[0] == "127.0.0.1"
+
+
+def test_loopback_is_meant_where_it_is_written_and_not_where_a_name_leads_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two machines' commands on one machine are how a trial begins; Debian lets a machine's own name mean loopback."""
+    with listen(f"127.0.0.1:{free_port()}", several_machines=True) as trial:
+        assert trial.getsockname()[0] == "127.0.0.1"
+    monkeypatch.setattr(listening, "_addresses", lambda host: ["127.0.1.1"])
+    with listen(f"my-machine:{free_port()}", several_machines=True) as named:
+        assert named.getsockname()[0] != "127.0.1.1"
+
+
+def test_a_port_in_use_is_named_with_the_next_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConnectError, match=f"Port {port} is in use.*--rendezvous 127.0.0.1:{port + 1}"):
+            listen(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("endpoint", ["", "host", "host:", ":29500", "host:http", "host:0", "host:65536"])
+def test_a_place_without_host_or_port_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConnectError, match="HOST:PORT"):
+        split_endpoint(endpoint)
+
+
+def test_addresses_of_version_six_keep_their_colons() -> None:
+    assert split_endpoint("[fe80::1]:29500") == ("fe80::1", 29500)
+
+
+def test_an_address_of_another_machine_is_refused_on_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_dial", lambda host, port, seconds: TimeoutError("timed out"))
+    with pytest.raises(ConnectError, match=r"does not lead to this machine \(timed out\).*--node-rank 0"):
+        listen(f"192.0.2.1:{free_port()}", several_machines=True)
+
+
+def test_who_comes_late_finds_the_first_machine() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        reach(f"127.0.0.1:{first.getsockname()[1]}", 5.0, print)
+
+
+@pytest.mark.parametrize(
+    ("problem", "cause"),
+    [
+        (ConnectionRefusedError("refused"), "no launcher listens there"),
+        (TimeoutError("timed out"), "No answer"),
+        (OSError("no route to host"), "No answer"),
+        (socket.gaierror("unknown"), "write the address instead"),
+    ],
+)
+def test_in_vain_it_says_where_how_and_why(monkeypatch: pytest.MonkeyPatch, problem: OSError, cause: str) -> None:
+    monkeypatch.setattr(rendezvous, "_dial", lambda host, port, seconds: problem)
+    with pytest.raises(ConnectError, match=f"machine 0 at 127.0.0.1:9, interface .+: {problem}.*{cause}"):
+        reach("127.0.0.1:9", 0.0, print)
+
+
+def test_a_first_machine_that_is_not_up_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([ConnectionRefusedError(), ConnectionRefusedError(), None])
+    monkeypatch.setattr(rendezvous, "_dial", lambda host, port, seconds: next(answers))
+    reach("127.0.0.1:9", 5.0, print)
+    assert next(answers, "all asked") == "all asked"
+
+
+def test_a_first_machine_that_is_long_in_coming_is_told_of_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments, told = iter(range(0, 100, 3)), list[str]()
+    answers = iter([ConnectionRefusedError("refused")] * 10 + [None])
+    monkeypatch.setattr(rendezvous, "_dial", lambda host, port, seconds: next(answers))
+    monkeypatch.setattr(rendezvous, "POLL_SECONDS", 0.0)
+    reach("127.0.0.1:9", 1800.0, told.append, clock=lambda: float(next(moments)))
+    waited = [int(text.split()[2]) for text in told]
+    assert [seconds // 10 for seconds in waited] == [1, 2, 3, 4, 5, 6]
+    assert "machine 0 to listen at 127.0.0.1:9 (refused); waiting for 30 min at most (GOSSAMER_TIMEOUT=1800)" in told[0]
+
+
+def test_places_for_servers_differ_and_are_not_handed_out_to_who_dials() -> None:
+    endpoints = free_endpoints("127.0.0.1", 50)
+    assert len(set(endpoints)) == 50
+    assert all(int(endpoint.rpartition(":")[2]) in PORTS for endpoint in endpoints)
+    with pytest.raises(ConnectError, match="--interface NAME"):
+        free_endpoints("192.0.2.1", 1)  # nobody's
+
+
+def test_a_taken_place_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr("gossamer.launcher.served_run.PORTS", range(port, port + 1))
+        assert free_endpoints("127.0.0.1", 1) == ()
+
+
+def check_it_listens_at_one_address_only(endpoint: str) -> None:
+    with socket.socket() as other:
+        try:
+            other.bind(("127.0.0.2", int(endpoint.rpartition(":")[2])))
+        except OSError:
+            raise AssertionError("somebody listens on every address") from None
+
+
+def test_the_store_listens_where_it_was_asked_to_and_nowhere_else() -> None:
+    store, endpoint = serve_store("127.0.0.1:0")
+    store.set("key", "value")
+    check_it_listens_at_one_address_only(endpoint)
+    with pytest.raises(ConnectError, match="cannot listen at"):
+        serve_store(endpoint)
+    anywhere = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with pytest.raises(AssertionError):
+        check_it_listens_at_one_address_only(f"127.0.0.1:{anywhere.port}")

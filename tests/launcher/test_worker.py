@@ -1,0 +1,78 @@
+"""The program of a worker: the script's end."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import sys
+from pathlib import Path
+
+import pytest
+
+from gossamer.base.run_files import RunFiles
+from gossamer.comm.runtime import open_sessions
+from gossamer.launcher import worker
+
+SCRIPT = """
+import gc, sys
+from gossamer.errors import Stopped
+from gossamer.comm.runtime import open_sessions
+
+class Session:
+    def close(self):
+        open_sessions.unregister(self)
+        print("closed")
+
+def work():
+    session = Session()
+    open_sessions.register(session)
+    {}
+
+session = Session()
+open_sessions.register(session)
+gc.collect()
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("within", "after", "closed"),
+    [
+        ("return", "work()", 1),
+        ("raise Stopped", "work()", 2),
+        ("sys.exit()", "work()", 2),
+        ("sys.exit(3)", "work()", 0),
+    ],
+)
+def test_sessions_that_the_script_left_open_are_closed_at_its_end(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    within: str,
+    after: str,
+    closed: int,
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(within, after))
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    close = worker._close_sessions
+    monkeypatch.setattr(worker, "_close_sessions", lambda: (gc.collect(), close()))  # garbage is gone by then
+    reporter = worker.FailureReporter(RunFiles(tmp_path), 0)
+    worker._run([str(script)], reporter)
+    assert capsys.readouterr().out.split() == ["closed"] * closed
+    for session in open_sessions.open_sessions():
+        open_sessions.unregister(session)
+
+
+def test_an_error_that_a_full_disk_keeps_from_the_launcher_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, content: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(worker, "write_json", full)
+    assert worker.FailureReporter(RunFiles(tmp_path), 0).raised(ValueError("bad data")) == 1
+    said = capsys.readouterr().err
+    assert "ValueError: bad data" in said
+    assert "no report of this error ([Errno 28] No space left on device)" in said
