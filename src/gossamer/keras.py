@@ -69,7 +69,8 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     Raises:
         AttachError: for float16 loss scaling, gradient accumulation by Keras, tf.distribute, keras.distribution,
-            jit_compile=True on the TensorFlow and torch backends, and unsupported arguments of gossamer.engine.Session.
+            jit_compile=True on the TensorFlow and torch backends, a model that is not built before the first step on
+            TensorFlow, and unsupported arguments of gossamer.engine.Session.
         LayoutError: where the model's variables or the gradients are not those that the optimizer was built with.
 
     Example:
@@ -162,6 +163,7 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         names = names_of(variables)
         with _outside_graph():
             values = [_numpy(each.value) for each in variables]
+            refuse_uninitialized(names, variables, values)
             moments = [_numpy(each.value) for each in self.inner.variables]
             self._exchange = ArrayExchange(dict(zip(names, values, strict=True)), self.recipe, self.options, moments)
             self.set_parameters(self.session.parameters)
@@ -333,6 +335,17 @@ def refuse_xla() -> None:
 
     if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise _compiled("tensorflow")
+
+
+def refuse_uninitialized(names: Sequence[str], variables: Sequence[Any], values: Sequence[Array]) -> None:
+    """Raise AttachError for variables that TensorFlow creates while it traces the first step: they have no values."""
+    for name, variable, value in zip(names, variables, values, strict=True):
+        if tuple(value.shape) != tuple(variable.shape):
+            raise AttachError(
+                f'"{name}" of shape {tuple(variable.shape)} has no value yet, because the first training step creates '
+                "the model's variables, so rank 0's cannot be sent before it. Write model.build((None, 8)), with the "
+                "shape of your inputs, before the first step."
+            )
 
 
 def _refuse_strategies() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from gossamer.algorithms.strategies import GradientStage
 from gossamer.comm.elastic.joined_run import is_elastic
 from gossamer.errors import AttachError, LayoutError
-from gossamer.keras import GossamerOptimizer, refuse_tf_strategy, refuse_xla
+from gossamer.keras import GossamerOptimizer, refuse_tf_strategy, refuse_uninitialized, refuse_xla
 from gossamer.train.engine.arrays import Array
 from gossamer.train.session.array_exchange import ArrayExchange, array_of, names_of, tensor_of
 from gossamer.train.session.recipe_choice import Written
@@ -71,7 +71,8 @@ class DistributedGradientTape:
 
     Raises:
         AttachError: for recipes that average parameters, accumulate or have servers, since a tape sees no steps;
-            within a tf.distribute strategy; under jit_compile=True; in an elastic run.
+            within a tf.distribute strategy; under jit_compile=True; in an elastic run; for variables that the first
+            call of a tf.function creates.
         LayoutError: where the list of variables changes.
     """
 
@@ -138,8 +139,9 @@ class _TapeExchange(ArrayExchange):
     """An exchange without an optimizer: the step of one call has been made when the next one begins."""
 
     def __init__(self, variables: Sequence[Any], recipe: Written, options: dict[str, Any]) -> None:
-        names = names_of(variables)
-        super().__init__({n: np.asarray(v) for n, v in zip(names, variables, strict=True)}, recipe, options)
+        names, values = names_of(variables), [np.asarray(each) for each in variables]
+        refuse_uninitialized(names, variables, values)
+        super().__init__(dict(zip(names, values, strict=True)), recipe, options)
         self.recipe, self.identities = recipe, [id(each) for each in variables]
         self._given = False
         stages = self.session.recipe.strategy.stages

@@ -7,6 +7,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+from support.horovod_names import REFUSED_MODULES, TORCH, missing
 from support.processes import of_this_checkout
 
 from gossamer.horovod.alias import HorovodFinder, _module
@@ -61,3 +62,14 @@ def test_missing_modules_name_the_alternative(name: str, about: str) -> None:
 
     with pytest.raises(AttributeError, match=about):
         getattr(gossamer.horovod, name)
+
+
+@pytest.mark.parametrize("module", TORCH)
+def test_every_name_of_horovod_for_torch_exists(module: str) -> None:
+    assert missing(_module(module), TORCH[module]) == set()
+
+
+@pytest.mark.parametrize("module", REFUSED_MODULES)
+def test_modules_that_are_not_available_name_the_alternative(module: str) -> None:
+    with pytest.raises(ImportError, match=r"is not available: \w+"):
+        _module(module)

@@ -31,3 +31,10 @@ def batches(kind: str, rank: int, steps: int) -> tuple[Floats, Floats]:
             found.append((random.normal(size=(BATCH, 6)), random.normal(size=(BATCH, 1))))
     x, y = zip(*found, strict=True)
     return np.concatenate(x).astype(np.float32), np.concatenate(y).astype(np.float32)
+
+
+def joined(kind: str, steps: int) -> tuple[Floats, Floats]:
+    """Both ranks' batches, each step's as one of twice the size."""
+    parts = [batches(kind, rank, steps) for rank in range(2)]
+    x, y = (np.stack([part[i].reshape(steps, BATCH, -1) for part in parts], 1) for i in range(2))
+    return x.reshape(steps * 2 * BATCH, -1), y.reshape(steps * 2 * BATCH, -1)

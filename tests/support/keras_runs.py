@@ -1,4 +1,4 @@
-"""Runs of Keras in one process that need no backend: an elastic one, and the examples of a page."""
+"""Runs of Keras in one process that need no backend: an elastic one, one that counts bytes, and a page's examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 
 from support.elastic_groups import ElasticRun, Join
 from support.paths import ROOT
-from support.virtual_workers import Worker
+from support.virtual_workers import Worker, cluster, heard
+
+from gossamer import events
 
 
 def joined_in_second_epoch(
@@ -46,3 +48,18 @@ def examples(name: str) -> dict[str, Any]:
             exec(compile(source, path, "exec"), known)
         os.chdir("/")
     return known
+
+
+def sent(work: Callable[[Worker], Any]) -> tuple[list[Any], list[int]]:
+    """Results by rank, and the bytes of each rank's steps in ascending order."""
+    with heard(events.StepEnded) as found:
+        results = cluster(work, 2)
+    return results, sorted(event.bytes_sent for event in found)
+
+
+def failure(call: Callable[[], Any]) -> list[str]:
+    try:
+        call()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return ["nothing", ""]

@@ -33,8 +33,9 @@ if BACKEND != "tensorflow":
 import keras  # noqa: E402 - after the choice of a backend
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from support.keras_data import BATCH, RATES, batches, weights  # noqa: E402
-from support.keras_runs import examples, joined_in_second_epoch  # noqa: E402
+from support import keras_statistics  # noqa: E402
+from support.keras_data import BATCH, RATES, batches, joined, weights  # noqa: E402
+from support.keras_runs import examples, failure, joined_in_second_epoch, sent  # noqa: E402
 from support.virtual_workers import Worker, cluster, heard  # noqa: E402
 
 from gossamer import events  # noqa: E402
@@ -74,14 +75,6 @@ def values(variables: Any) -> list[list[float]]:
     return [np.asarray(keras.ops.convert_to_numpy(each), np.float64).ravel().tolist() for each in variables]
 
 
-def failure(call: Callable[[], Any]) -> list[str]:
-    try:
-        call()
-    except Exception as error:
-        return [type(error).__name__, str(error)]
-    return ["nothing", ""]
-
-
 def fitted(
     worker: Worker | None,
     recipe: str,
@@ -114,20 +107,6 @@ def fitted(
 def closed(model: keras.Model) -> list[list[float]]:
     model.optimizer.session.close()
     return values(model.trainable_variables)
-
-
-def joined(kind: str, steps: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Both ranks' batches, each step's as one of twice the size."""
-    parts = [batches(kind, rank, steps) for rank in range(2)]
-    x, y = (np.stack([part[i].reshape(steps, BATCH, -1) for part in parts], 1) for i in range(2))
-    return x.reshape(steps * 2 * BATCH, -1), y.reshape(steps * 2 * BATCH, -1)
-
-
-def sent(work: Callable[[Worker], Any]) -> tuple[list[Any], list[int]]:
-    """Results by rank, and the bytes of each rank's steps in ascending order."""
-    with heard(events.StepEnded) as found:
-        results = cluster(work, 2)
-    return results, sorted(event.bytes_sent for event in found)
 
 
 # -- the same numbers as one process, and as torch ---------------------------------------------------------------------
@@ -262,29 +241,9 @@ def elastic() -> Any:
     return joined_in_second_epoch(fit, values)
 
 
-def normalized(rank: int, built: bool = True) -> keras.Model:
-    """Each rank has its own statistics of batches, weights of a frozen layer, and seed of dropout."""
-    mean, kernel = (keras.initializers.Constant(value) for value in (1000.0 * rank, rank))
-    layers = [
-        keras.layers.BatchNormalization(momentum=0.9, moving_mean_initializer=mean, name="normal"),
-        keras.layers.Dense(2, kernel_initializer=kernel, trainable=False, name="frozen"),
-        keras.layers.Dropout(0.5, seed=rank, name="dropout"),
-        keras.layers.Dense(1, name="second"),
-    ]
-    return keras.Sequential([keras.layers.Input((6,)), *layers] if built else layers, name="m")
-
-
 def with_statistics(worker: Worker, steps: int, epochs: int, built: bool = True) -> keras.Model:
     with device(worker.rank):
-        model = normalized(worker.rank, built)
-        optimizer = adapter.GossamerOptimizer(keras.optimizers.SGD(0.01), "Dense()", transport=worker.transport)
-        model.compile(optimizer, loss="mse")
-        x, y = batches("network", 0, 1)
-        model.fit(
-            np.tile(x, (steps, 1)), np.tile(y, (steps, 1)), batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0,
-            callbacks=callback(),
-        )  # fmt: skip
-        return model
+        return keras_statistics.fitted(worker, steps, epochs, built, callback())
 
 
 @scenario
@@ -292,12 +251,9 @@ def statistics() -> Any:
     """Both ranks have the same data."""
 
     def work(worker: Worker, built: bool) -> Any:
-        model = with_statistics(worker, 1, 1, built)
-        seeds = [each for each in model.non_trainable_variables if "seed" in each.path]
-        model.optimizer.session.close()
-        return values(model.non_trainable_weights), values(seeds)
+        return [*map(values, keras_statistics.closed(with_statistics(worker, 1, 1, built)))]
 
-    return [cluster(lambda worker: work(worker, built), 2) for built in (True, False)]  # noqa: B023
+    return [cluster(lambda worker: work(worker, built), 2) for built in (True, BACKEND == "tensorflow")]  # noqa: B023
 
 
 @scenario
@@ -444,6 +400,7 @@ def refused() -> Any:
         if BACKEND == "tensorflow":
             jit = {"compiled": {"jit_compile": True}}
             found["jit"] = failure(lambda: cluster(lambda w: fitted(w, "Dense()", **jit), 1))
+            found["traced"] = failure(lambda: cluster(lambda w: with_statistics(w, 1, 1, built=False), 1))
             import tensorflow as tf
 
             with tf.distribute.OneDeviceStrategy("cpu:0").scope():

@@ -174,6 +174,7 @@ def test_a_rebuilt_model_is_refused_with_variable_and_rank(result: Results, name
         ("unbuilt", "optimizer.build("),
         ("callback", "GossamerOptimizer(optimizer, recipe)"),
         ("jit", "jit_compile=False"),
+        ("traced", "model.build("),
         ("strategy", "gossamer run --workers 4"),
     ],
 )
