@@ -272,3 +272,11 @@ def with_titles(page: str, markdown: str, titles: dict[str, str]) -> str:
 def title(markdown: str) -> str:
     """The first heading of a page."""
     return markdown.partition("\n")[0].removeprefix("# ")
+
+
+EXTERNAL = re.compile(r'<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]+)"')
+
+
+def external(html: str) -> list[str]:
+    """Scripts, images, fonts and styles of a page that a browser would load from elsewhere. Links do not count."""
+    return EXTERNAL.findall(html)
