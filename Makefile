@@ -68,7 +68,7 @@ docs-serve: $(READY) ## show the site at localhost:8000, and build it again afte
 	$(DOCS) serve
 
 docs-version: $(READY) ## add the site to the branch gh-pages as a version: make docs-version VERSION=0.3
-	DOCS_VERSIONS=mike NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
+	PATH="$(CURDIR)/$(BIN):$$PATH" DOCS_VERSIONS=mike NO_MKDOCS_2_WARNING=1 mike deploy --update-aliases $(VERSION) latest
 
 kernels: ## compile the C++ kernels again
 	$(PYTHON) kernels-src/build.py kernels

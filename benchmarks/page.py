@@ -1,14 +1,12 @@
-"""Page writer: fills docs/benchmarks/compressors.md with rules from the docstrings, and measured speeds.
+"""Page writer: fills docs/benchmarks/compressors.md with measured speeds.
 
-    python benchmarks/page.py [--speed FILE.json] [--quick]
+    python benchmarks/page.py --speed FILE.json [--quick]
 
 --quick writes a copy of the page in runs/quick. FILE.json is what `gossamer bench compressors --json FILE.json` wrote.
 """
 
 import argparse
-import inspect
 import json
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,13 +16,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.provenance import ROOT, provenance, scratch  # found only after the line above
 
-from gossamer.algorithms.compressors import Compressor
-from gossamer.algorithms.recipes.catalog import NOUNS
-from gossamer.algorithms.recipes.fields import signature
 from gossamer.plan.bench import ABOUT, BenchmarkResult, cells, remarks
 
 PAGE = ROOT / "docs" / "benchmarks" / "compressors.md"
-LINES = re.compile(r"(law|bytes|source):\s*(.*)")
 
 
 def put_between(page: Path, what: str, text: str) -> None:
@@ -49,36 +43,6 @@ def around(page: Path, what: str) -> tuple[str, str]:
     return before + begin, end + after
 
 
-def rules() -> str:
-    """Every compressor as its docstring has it."""
-    parts: list[str] = []
-    for name, noun in sorted(NOUNS.items(), key=lambda item: item[0].lower()):
-        if noun.kind == Compressor.kind:
-            sentence, equation, told = read(inspect.getdoc(noun) or "")
-            lines = [f"- {what}: {text}" for what, text in told.items()]
-            head = [f"### {name}", f"`{signature(noun)}`", sentence, f"    {equation}"]
-            parts.append("\n\n".join([*head, "\n".join(lines)]))
-    return "\n\n".join(parts)
-
-
-def read(docstring: str) -> tuple[str, str, dict[str, str]]:
-    """(sentence, equation, {law, bytes, source}) of a docstring in this project's five parts."""
-    first, *_ = docstring.partition("law:")
-    sentence, _, equation = first.strip().partition("\n\n")
-    told: dict[str, str] = {}
-    lines = iter(docstring[len(first) :].splitlines())
-    for line in lines:
-        if not line.strip():
-            break
-        started = LINES.match(line.strip())
-        if started:
-            told[started[1]] = started[2]
-        else:
-            last = list(told)[-1]
-            told[last] += f" {line.strip()}"
-    return " ".join(sentence.split()), "\n    ".join(line.strip() for line in equation.strip().splitlines()), told
-
-
 def speeds(record: dict[str, Any]) -> str:
     """What `gossamer bench compressors` measured, as a table."""
     measured = [BenchmarkResult(**{**one, "seconds": tuple(one["seconds"])}) for one in record["measured"]]
@@ -95,13 +59,13 @@ def _table(lines: Sequence[dict[str, str]]) -> Iterator[str]:
 
 def main(args: argparse.Namespace) -> None:
     page = scratch(PAGE) if args.quick else PAGE
-    put_between(page, "rules", rules())
-    if args.speed:
-        put_between(page, "speed", speeds(json.loads(args.speed.read_text(encoding="utf-8"))))
+    put_between(page, "speed", speeds(json.loads(args.speed.read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Write what docs/benchmarks/compressors.md lists.")
-    parser.add_argument("--speed", type=Path, metavar="FILE.json", help="what gossamer bench compressors wrote")
+    parser.add_argument(
+        "--speed", type=Path, required=True, metavar="FILE.json", help="what gossamer bench compressors wrote"
+    )
     parser.add_argument("--quick", action="store_true", help="write a copy of the page, to see that it runs")
     main(parser.parse_args())

@@ -1,11 +1,12 @@
-"""Hooks of mkdocs: add generated pages and linked files, rewrite links that leave docs/, and name links by titles."""
+"""Hooks of mkdocs: add generated pages and linked files, rewrite links, and reject resources of other servers."""
 
 from __future__ import annotations
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from pages import ROOT, generated, linked_files, title, with_titles, within_site
+from pages import ROOT, external, generated, linked_files, title, with_titles, within_site
 
 titles: dict[str, str] = {}
 
@@ -24,3 +25,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]
     return with_titles(page.file.src_uri, within_site(page.file.src_uri, markdown), titles)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    if found := external(output):
+        raise PluginError(
+            f"{page.file.src_uri} loads {', '.join(found)}; the site must work offline. Copy the file to docs/."
+        )
+    return output

@@ -40,7 +40,6 @@ FORMER = (
     "stopping",
     "weight",
 )  # names of Session; reference/api.md has their new ones
-CALLS = ("mean", "gather", "average_", "ddp_hook")
 HOROVOD = "gossamer.horovod"
 BASES = ("Strategy", "Compressor", "Codec", "Topology")
 
@@ -54,7 +53,8 @@ def generated() -> Iterator[tuple[str, str]]:
     terms = defaultdict(list)
     for name, noun in sorted(NOUNS.items(), key=lambda item: item[0].lower()):
         terms[TERMS[noun.kind]].append(name)
-    yield f"{API}/gossamer.md", module_page("gossamer", CORE, CALLS, BASES)
+    others = [name for name in PUBLIC["gossamer"] if name not in {*CORE, *BASES, *NOUNS} and not is_module(name)]
+    yield f"{API}/gossamer.md", module_page("gossamer", CORE, others, BASES)
     for page, names in terms.items():
         yield (
             f"{API}/{page}.md",
@@ -68,6 +68,11 @@ def generated() -> Iterator[tuple[str, str]]:
     yield "reference/errors-by-message.md", messages_page()
     for name in ("CHANGELOG.md", "CONTRIBUTING.md"):
         yield ROOT_PAGES[name], root_page(name)
+
+
+def is_module(name: str) -> bool:
+    """Whether `gossamer.NAME` is a module or a package."""
+    return any(f"{module}.".startswith(f"gossamer.{name}.") for module in modules())
 
 
 def modules() -> list[str]:
@@ -272,3 +277,11 @@ def with_titles(page: str, markdown: str, titles: dict[str, str]) -> str:
 def title(markdown: str) -> str:
     """The first heading of a page."""
     return markdown.partition("\n")[0].removeprefix("# ")
+
+
+EXTERNAL = re.compile(r'<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]+)"')
+
+
+def external(html: str) -> list[str]:
+    """Scripts, images, fonts and styles of a page that a browser would load from elsewhere. Links do not count."""
+    return EXTERNAL.findall(html)

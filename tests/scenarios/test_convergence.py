@@ -17,7 +17,7 @@ from benchmarks.closing import closing_part, pareto_front
 from benchmarks.convergence import PARTS, jobs, main, options
 from benchmarks.dot_plot import Dot, Panel, draw
 from benchmarks.markdown_tables import Loss, loss, rows
-from benchmarks.page import PAGE, around, put_between, read, rules
+from benchmarks.page import PAGE, around, put_between
 from benchmarks.picture import plot
 from benchmarks.report import Table, page_part, verdict
 from benchmarks.studies import COMPRESSORS, DENSE, EVERY, STUDIES, TOP_K, without_feedback
@@ -400,15 +400,6 @@ def test_the_pages_own_tables_can_be_drawn(tmp_path: Path) -> None:
 
 
 # -- the page ------------------------------------------------------------------------------------------------------
-
-
-def test_the_page_has_the_rules_as_they_are() -> None:
-    assert rules() in PAGE.read_text(encoding="utf-8"), "write: python benchmarks/page.py"
-
-
-def test_docstrings_are_read() -> None:
-    docstring = "Keep some.\n\nC(x) = x\n    or 0\nlaw:    a\n  and b\nbytes:  k\nsource: X\n\nMore."
-    assert read(docstring) == ("Keep some.", "C(x) = x\n    or 0", {"law": "a and b", "bytes": "k", "source": "X"})
 
 
 def test_only_what_stands_between_the_markers_is_replaced(tmp_path: Path) -> None:

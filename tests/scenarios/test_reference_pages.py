@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sqlite3
 
@@ -11,6 +12,7 @@ from docs.site import pages
 from support.page_commands import variables
 from support.paths import ROOT
 
+from gossamer.algorithms.recipes.catalog import NOUNS
 from gossamer.observe.exporters.points import STEP_CURVES
 from gossamer.observe.exporters.totals import COUNTERS, STEP, STEP_DURATION, WORKERS
 from gossamer.observe.rank_record import RankRecord
@@ -141,6 +143,24 @@ def test_every_public_name_has_an_entry() -> None:
     assert wanted - entries == set()
 
 
+COMPRESSORS = sorted(name for name, noun in NOUNS.items() if noun.kind == "compressor")
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_the_equation_law_and_source_of_a_compressor_are_one_block(name: str) -> None:
+    docstrings = pytest.importorskip("docs.site.docstrings")
+    text = docstrings.as_markdown(inspect.getdoc(NOUNS[name]) or "")
+    blocks = re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 1
+    assert all(re.search(rf"^{part}: ", blocks[0], re.MULTILINE) for part in ("law", "bytes", "source"))
+
+
+def test_examples_of_docstrings_become_blocks_of_code() -> None:
+    docstrings = pytest.importorskip("docs.site.docstrings")
+    text = docstrings.as_markdown("One.\n\nExample:\n    >>> 1 + 1\n    2\n")
+    assert text == "One.\n\n**Example**\n\n```pycon\n>>> 1 + 1\n2\n```\n"
+
+
 SUBPACKAGES = {"integrations", "horovod"}
 
 
@@ -158,3 +178,9 @@ def test_links_with_a_path_as_text_get_the_title_of_their_page() -> None:
     assert pages.with_titles("how-to/x.md", "see [launch.md](launch.md#slurm)", titles) == (
         "see [Starting a run](launch.md#slurm)"
     )
+
+
+def test_resources_of_other_servers_are_found_and_links_are_not() -> None:
+    assert pages.external('<a href="https://example.org">x</a><script src="assets/a.js"></script>') == []
+    html = '<link rel="stylesheet" href="//fonts.example.org/a.css"><img alt="" src="https://example.org/a.png">'
+    assert pages.external(html) == ["//fonts.example.org/a.css", "https://example.org/a.png"]
