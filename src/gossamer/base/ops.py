@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import torch
@@ -24,7 +23,7 @@ Split = Callable[[Any], list[Any]]
 
 
 def payload_bytes(payload: Payload) -> int:
-    return sum(map(attrgetter("nbytes"), payload))
+    return sum(tensor.nbytes for tensor in payload)
 
 
 class Operation(ABC):
@@ -399,7 +398,7 @@ def in_group(ranks: tuple[int, ...], script: Script) -> Script:
 
 
 def _devices(payload: Payload) -> frozenset[torch.device]:
-    return frozenset(map(attrgetter("device"), payload))
+    return frozenset(tensor.device for tensor in payload)
 
 
 def _join_payloads(ops: Sequence[AllGather] | Sequence[NeighborAllGather]) -> tuple[CollectiveOp, Split]:
