@@ -49,7 +49,7 @@ class ScriptRun:
         self._script, self._transport, self._bucket = script, transport, bucket
         self._flight, self._noted = flight_recorder.current, flight_recorder.NOTHING
         self._said: CollectiveOp | None = None  # kept while it is under way: its tensors are the transport's
-        self._answered: Callable[[], Any] = _nothing
+        self._answered: Callable[[], Any] | None = None  # before the first operation and after the last one
         self._result: Any = None
         self._encode = self._wire = self._decode = self._sent = 0.0
         self._under_way: OperationUnderWay | None = None  # while spans are recorded
@@ -58,7 +58,7 @@ class ScriptRun:
         """Wait for the operation under way, if there is one, and begin the next; False where none follows."""
         asked = time.perf_counter()
         self._flight.waiting = self._noted
-        answer = self._answered()
+        answer = None if self._answered is None else self._answered()
         self._flight.waiting = flight_recorder.NOTHING
         heard = self._noted.answered = time.perf_counter()
         self._wire += heard - asked
@@ -69,7 +69,7 @@ class ScriptRun:
             self._compute(ended - heard)
             if active.recorder is not None:
                 self._record(active.recorder, asked, heard, ended, None)
-            self._said, self._answered, self._result = None, _nothing, stop.value
+            self._said, self._answered, self._result = None, None, stop.value
             return False
         computed = time.perf_counter()
         self._compute(computed - heard)
@@ -97,7 +97,7 @@ class ScriptRun:
         self._under_way = None if op is None else OperationUnderWay(recorder, self._transport, op, computed)
 
     def _compute(self, seconds: float) -> None:
-        if self._answered is _nothing:
+        if self._answered is None:
             self._encode += seconds
         else:
             self._decode += seconds
@@ -112,10 +112,6 @@ class ScriptRun:
             decode_seconds=self._decode,
             bytes_sent=self._sent,
         )
-
-
-def _nothing() -> None:
-    """The answer that a script is started with."""
 
 
 def run_script(script: Script, transport: Transport) -> ScriptCost:

@@ -290,12 +290,12 @@ def test_where_all_have_a_device_both_ways_are_there() -> None:
 def test_where_one_has_none_or_a_collective_is_named_or_the_engine_takes_none_all_is_staged() -> None:
     for found in (made(["cuda", "cpu"]), made(["cuda", "cuda"], "ring"), made(["cuda", "cuda"], takes=False)):
         assert kinds(found) == [MeshTransport] * 2
-        assert all(each._staged.takes(()) for each in found), "every rank stages, or chunks would be none to some"
+        assert all(each._staged.everything for each in found), "every rank stages, or chunks would be none to some"
 
 
 def test_where_the_engine_is_asked_for_it_is_alone_and_on_processors_nothing_is_staged() -> None:
     assert kinds(made(["cuda", "cuda"], "engine")) == [Engine] * 2
-    assert not any(each._staged.takes(()) for each in made(["cpu", "cpu"]))
+    assert not any(each._staged.everything for each in made(["cpu", "cpu"]))
 
 
 def test_there_is_a_choice_where_all_have_a_device_and_no_collective_is_named() -> None:

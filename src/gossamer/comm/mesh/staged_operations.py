@@ -158,11 +158,7 @@ class StagedOperations:
         everything: bool = False,
     ) -> None:
         self._operations, self._area = operations, area or StagingArea()
-        self._home, self._everything = home, everything
-
-    def takes(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether an operation on these tensors is staged; equal on all ranks."""
-        return self._everything or not is_here(tensors)
+        self._home, self.everything = home, everything
 
     def ready(self, op: SimpleOp, ranks: Ranks) -> Callable[[], Wait]:
         """Copy the data that an operation sends, as far as there is memory. The returned function begins the operation.
