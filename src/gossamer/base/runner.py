@@ -62,19 +62,21 @@ class ScriptRun:
         self._flight.waiting = flight_recorder.NOTHING
         heard = self._noted.answered = time.perf_counter()
         self._wire += heard - asked
+        op: CollectiveOp | None
         try:
             op = self._script.send(answer)
         except StopIteration as stop:
-            ended = time.perf_counter()
-            self._compute(ended - heard)
-            if active.recorder is not None:
-                self._record(active.recorder, asked, heard, ended, None)
-            self._said, self._answered, self._result = None, None, stop.value
-            return False
+            op, self._result = None, stop.value
         computed = time.perf_counter()
-        self._compute(computed - heard)
+        if self._answered is None:
+            self._encode += computed - heard
+        else:
+            self._decode += computed - heard
         if active.recorder is not None:
             self._record(active.recorder, asked, heard, computed, op)
+        if op is None:
+            self._said = self._answered = None
+            return False
         nbytes = op.bytes_sent(self._transport.world, self._transport.rank)
         self._noted = self._flight.begin(self._transport, op.names(), nbytes, computed, self._bucket)
         self._flight.waiting = self._noted  # a transport may need others to begin
@@ -95,12 +97,6 @@ class ScriptRun:
         else:
             recorder.add(SpanKind.ENCODE, heard, computed)
         self._under_way = None if op is None else OperationUnderWay(recorder, self._transport, op, computed)
-
-    def _compute(self, seconds: float) -> None:
-        if self._answered is None:
-            self._encode += seconds
-        else:
-            self._decode += seconds
 
     @property
     def performed(self) -> ScriptCost:

@@ -22,7 +22,7 @@ from gossamer.base.op_semantics import answer_all
 from gossamer.base.ops import AllGather, AllReduceMean, Coalesced, CollectiveOp, InGroup
 from gossamer.base.runner import run_script
 from gossamer.comm.mesh import device_transport
-from gossamer.comm.mesh.collective_preference import prefer_collective
+from gossamer.comm.mesh.collective_selector import prefer_collective
 from gossamer.comm.mesh.device_transport import DeviceTransport, chooses, device_engine
 from gossamer.comm.mesh.engine_selector import EngineSelector
 from gossamer.comm.mesh.link_measurement import Links

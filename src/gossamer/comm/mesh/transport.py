@@ -15,8 +15,7 @@ from gossamer.algorithms.collectives import DirectAllReduce
 from gossamer.base.ops import AllReduceMean, Coalesced, CollectiveOp, InGroup, SimpleOp
 from gossamer.base.transport import Transport
 from gossamer.comm.environment.run_token import run_token
-from gossamer.comm.mesh.collective_preference import prefer_collective
-from gossamer.comm.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_wish
+from gossamer.comm.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_wish, prefer_collective
 from gossamer.comm.mesh.connect import connect
 from gossamer.comm.mesh.device_transport import DeviceTransport, chooses, device_engine
 from gossamer.comm.mesh.engine_selector import nodes_of

@@ -168,7 +168,8 @@ class GradientSynchronizer(Synchronizer):
                 self._send(self._pending, Presence.TRAINING)
 
     def _pass_began(self) -> None:
-        self._loop.begins()
+        for begin in self._loop.extensions.pass_began:
+            begin()
         if self._pending is not None and self._pending.sent:
             raise LoopError(
                 "the previous backward pass did not finish, and part of its gradients was sent already, so the ranks "

@@ -414,7 +414,7 @@ class ExactMean:
         """Average over all ranks. On the communication thread, while the training thread waits."""
         flats = [bucket.gather_parameters(torch.empty_like(bucket.flat)) for bucket in self.buckets]
         numbers = self.averaged_state.numbers()
-        return run_script(_means(flats if numbers is None else [*flats, numbers]), transport)
+        return run_script(exact_means(flats if numbers is None else [*flats, numbers]), transport)
 
     def by_name(self, means: Sequence[Tensor]) -> dict[str, Tensor]:
         """The result of `run` by the names of the model's tensors."""
@@ -428,5 +428,6 @@ class ExactMean:
         return found if not along else {**found, **self.averaged_state.named(along[0])}
 
 
-def _means(flats: Sequence[Tensor]) -> Script:
+def exact_means(flats: Sequence[Tensor]) -> Script:
+    """Overwrite each tensor with its uncompressed mean over all ranks."""
     return (yield Coalesced(tuple(AllReduceMean(flat, out=flat) for flat in flats)))
