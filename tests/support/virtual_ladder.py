@@ -16,10 +16,9 @@ from gossamer.plan.cost.step_time import StepTimeEstimate, estimate_step_time
 from gossamer.plan.cost.workload_profile import BucketProfile, WorkloadProfile
 from gossamer.train.auto.decision import RungChange, decide
 from gossamer.train.auto.ladder import admitted
-from gossamer.train.auto.measurement import MOST_STEPS, Measurement, StepSeconds
+from gossamer.train.auto.measurement import MOST_STEPS, Measurement, StepSeconds, asks_for_look, slow_steps
 from gossamer.train.auto.rule import Rule, RuleState
 from gossamer.train.auto.rung_cost import RungCost, rung_costs
-from gossamer.train.auto.slowdown import asks_for_look, slow_steps
 from gossamer.train.traffic.op_trace import trace_ops
 
 WORKERS = 4

@@ -17,34 +17,28 @@ def coalesce(scripts: Sequence[Script]) -> CoalescedScript:
     other. An operation that is alone of its kind in a round travels as it is, without a copy.
     """
     results: list[Any] = [None] * len(scripts)
-    asking: dict[int, CollectiveOp] = {}
-
-    def advance(place: int, answer: Any) -> None:
-        try:
-            asking[place] = scripts[place].send(answer)
-        except StopIteration as stop:
-            results[place] = stop.value
-
-    for place in range(len(scripts)):
-        advance(place, None)
-    while asking:
-        together: dict[tuple[Hashable, ...], list[int]] = {}
-        for place in sorted(asking):
-            together.setdefault(asking[place].coalescing_key(), []).append(place)
-        ops, asking = asking, {}
-        joined = [_join([ops[place] for place in places]) for places in together.values()]
-        answers = (yield Coalesced(tuple(op for op, _ in joined))) if len(joined) > 1 else [(yield joined[0][0])]
-        parts = {
-            place: part
-            for places, (_, split), answer in zip(together.values(), joined, answers, strict=True)
-            for place, part in zip(places, split(answer), strict=True)
-        }
-        del answers
-        for place in sorted(parts):
-            advance(place, parts.pop(place))  # drops the last reference to an answer
-    return results
-
-
-def _join(ops: Sequence[Any]) -> tuple[Any, Split]:
-    """One operation that asks for all of them, and how its answer is split again."""
-    return ops[0].join(ops) if len(ops) > 1 else (ops[0], lambda answer: [answer])
+    replies: dict[int, Any] = dict.fromkeys(range(len(scripts)))  # by script; a script is started with None
+    while True:
+        groups: dict[tuple[Hashable, ...], tuple[list[int], list[Any]]] = {}  # scripts and their operations, by kind
+        for place in sorted(replies):
+            try:
+                op = scripts[place].send(replies.pop(place))  # drops the last reference to an answer
+            except StopIteration as stop:
+                results[place] = stop.value
+            else:
+                places, ops = groups.setdefault(op.coalescing_key(), ([], []))
+                places.append(place)
+                ops.append(op)
+        if not groups:
+            return results
+        joint: list[Any] = []
+        splits: list[Split | None] = []
+        for _, ops in groups.values():
+            op, split = ops[0].join(ops) if len(ops) > 1 else (ops[0], None)
+            joint.append(op)
+            splits.append(split)
+        answers = [(yield joint[0])] if len(joint) == 1 else (yield Coalesced(tuple(joint)))
+        for (places, _), split, answer in zip(groups.values(), splits, answers, strict=True):
+            for place, part in zip(places, [answer] if split is None else split(answer), strict=True):
+                replies[place] = part
+        del answers, answer, part

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import torch
@@ -23,7 +24,7 @@ Split = Callable[[Any], list[Any]]
 
 
 def payload_bytes(payload: Payload) -> int:
-    return sum(tensor.nbytes for tensor in payload)
+    return sum(map(attrgetter("nbytes"), payload))
 
 
 class Operation(ABC):
@@ -398,7 +399,7 @@ def in_group(ranks: tuple[int, ...], script: Script) -> Script:
 
 
 def _devices(payload: Payload) -> frozenset[torch.device]:
-    return frozenset(tensor.device for tensor in payload)
+    return frozenset(map(attrgetter("device"), payload))
 
 
 def _join_payloads(ops: Sequence[AllGather] | Sequence[NeighborAllGather]) -> tuple[CollectiveOp, Split]:

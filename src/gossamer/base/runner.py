@@ -49,7 +49,7 @@ class ScriptRun:
         self._script, self._transport, self._bucket = script, transport, bucket
         self._flight, self._noted = flight_recorder.current, flight_recorder.NOTHING
         self._said: CollectiveOp | None = None  # kept while it is under way: its tensors are the transport's
-        self._answered: Callable[[], Any] = _nothing
+        self._answered: Callable[[], Any] | None = None  # before the first operation and after the last one
         self._result: Any = None
         self._encode = self._wire = self._decode = self._sent = 0.0
         self._under_way: OperationUnderWay | None = None  # while spans are recorded
@@ -58,23 +58,25 @@ class ScriptRun:
         """Wait for the operation under way, if there is one, and begin the next; False where none follows."""
         asked = time.perf_counter()
         self._flight.waiting = self._noted
-        answer = self._answered()
+        answer = None if self._answered is None else self._answered()
         self._flight.waiting = flight_recorder.NOTHING
         heard = self._noted.answered = time.perf_counter()
         self._wire += heard - asked
+        op: CollectiveOp | None
         try:
             op = self._script.send(answer)
         except StopIteration as stop:
-            ended = time.perf_counter()
-            self._compute(ended - heard)
-            if active.recorder is not None:
-                self._record(active.recorder, asked, heard, ended, None)
-            self._said, self._answered, self._result = None, _nothing, stop.value
-            return False
+            op, self._result = None, stop.value
         computed = time.perf_counter()
-        self._compute(computed - heard)
+        if self._answered is None:
+            self._encode += computed - heard
+        else:
+            self._decode += computed - heard
         if active.recorder is not None:
             self._record(active.recorder, asked, heard, computed, op)
+        if op is None:
+            self._said = self._answered = None
+            return False
         nbytes = op.bytes_sent(self._transport.world, self._transport.rank)
         self._noted = self._flight.begin(self._transport, op.names(), nbytes, computed, self._bucket)
         self._flight.waiting = self._noted  # a transport may need others to begin
@@ -96,12 +98,6 @@ class ScriptRun:
             recorder.add(SpanKind.ENCODE, heard, computed)
         self._under_way = None if op is None else OperationUnderWay(recorder, self._transport, op, computed)
 
-    def _compute(self, seconds: float) -> None:
-        if self._answered is _nothing:
-            self._encode += seconds
-        else:
-            self._decode += seconds
-
     @property
     def performed(self) -> ScriptCost:
         """Its costs so far, and its result once it has ended."""
@@ -112,10 +108,6 @@ class ScriptRun:
             decode_seconds=self._decode,
             bytes_sent=self._sent,
         )
-
-
-def _nothing() -> None:
-    """The answer that a script is started with."""
 
 
 def run_script(script: Script, transport: Transport) -> ScriptCost:

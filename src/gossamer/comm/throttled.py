@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gossamer.base.ops import CollectiveOp
 from gossamer.base.transport import Transport
-from gossamer.comm.mesh.collective_preference import prefer_collective
+from gossamer.comm.mesh.collective_selector import prefer_collective
 from gossamer.comm.network import Network
 from gossamer.comm.network.cost.op_cost import DEFAULT, Chosen, NetworkCost, seconds
 

@@ -29,7 +29,8 @@ from gossamer.errors import AttachError
 from gossamer.horovod.calls import AllReduceCall, CollectiveCall, ReductionOp, TransportCall, fused_answers
 from gossamer.horovod.exceptions import HorovodInternalError
 from gossamer.horovod.timeline import CallTimeline
-from gossamer.train.session.world_calls import bytes_of, tensor_of
+from gossamer.train.session.named_values import tensor_of
+from gossamer.train.session.world_calls import bytes_of
 
 STALL_SECONDS = 60.0  # after which missing ranks are named
 LONGEST_PAUSE_SECONDS = 0.05

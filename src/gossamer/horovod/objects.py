@@ -16,7 +16,8 @@ from torch import Tensor
 from gossamer.base.layout import dtype_of
 from gossamer.horovod.basics import ProcessSet, context, global_process_set
 from gossamer.horovod.calls import AllGatherCall, BroadcastBytesCall
-from gossamer.train.session.world_calls import bytes_of, packed, tensor_of, unpacked
+from gossamer.train.session.named_values import tensor_of
+from gossamer.train.session.world_calls import bytes_of, packed, unpacked
 
 TAG = "horovod"  # marks a list that stands for another type
 

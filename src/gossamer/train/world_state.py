@@ -249,7 +249,10 @@ class WorldState(ShardFactory):
     @property
     def lap(self) -> int:
         """The position of this rank, in half epochs of the first shuffled shard; 0 without one."""
-        return next((lap for shard in self._alive() if (lap := shard.lap) is not None), 0)
+        for shard in self._alive():
+            if (lap := shard.lap) is not None:
+                return lap
+        return 0
 
     # -- changes of the workers ----------------------------------------------------------------------------------------
 

@@ -23,8 +23,8 @@ from gossamer.algorithms.compressors import (
     SharedMask,
     SparseSum,
     TopK,
-    mask_parts,
     point_to_point,
+    shared_mask,
 )
 from gossamer.algorithms.compressors.error_feedback import RESIDUAL
 from gossamer.algorithms.compressors.shared_mask import MASK
@@ -177,8 +177,8 @@ def test_what_only_one_rank_has_is_found() -> None:
 
 
 def test_the_check_catches_parts_that_stay_with_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    taking_turns = mask_parts.MaskParts.bounds
-    monkeypatch.setattr(mask_parts.MaskParts, "bounds", lambda self, rank, step: taking_turns(self, rank, 0))
+    taking_turns = shared_mask.MaskParts.bounds
+    monkeypatch.setattr(shared_mask.MaskParts, "bounds", lambda self, rank, step: taking_turns(self, rank, 0))
     with pytest.raises(AssertionError, match="for ever"):
         check_found()
 
@@ -195,13 +195,13 @@ def distance(compressor: Compressor, world: int = 5, steps: int = 70) -> float:
 
 def first_places(self: Any, x: Tensor, at: AggregationContext) -> Tensor:
     """A twin chooses without looking."""
-    return mask_parts.encode_places(torch.arange(self.each, dtype=torch.int32), self.longest)
+    return shared_mask.encode_places(torch.arange(self.each, dtype=torch.int32), self.longest)
 
 
 def test_it_learns_and_not_where_nobody_looks_at_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     alone, shared = distance(Feedback(TopK(density=0.1))), distance(Feedback(SharedMask(density=0.1)))
     assert shared <= 2.5 * alone
-    monkeypatch.setattr(mask_parts.MaskParts, "chosen", first_places)
+    monkeypatch.setattr(shared_mask.MaskParts, "chosen", first_places)
     assert distance(Feedback(SharedMask(density=0.1))) > 2 * shared
 
 
@@ -221,7 +221,7 @@ def test_bytes_of_a_worker_are_flat_in_the_workers() -> None:
     layout = Layout.of({"w": (5040, 100)})
     for world in range(2, 9):
         each = 5040 // world
-        sent = 2 * (world - 1) * each * itemsize + (world - 1) * mask_parts.coded_bytes(each, numel // world)
+        sent = 2 * (world - 1) * each * itemsize + (world - 1) * shared_mask.coded_bytes(each, numel // world)
         assert priced_bytes(SharedMask(density=0.01), world, layout) == sent
     assert priced_bytes(SharedMask(density=0.01), 1, layout) == 0
     for others, times in ((SharedMask(density=0.01), 1.15), (SparseSum(TopK(density=0.01)), 1.5)):
@@ -373,4 +373,4 @@ def test_a_step_that_a_tensor_sat_out_leaves_a_mask_that_is_fitted() -> None:
     assert int((staged[0].own != 0).sum()) == MaskCount
 
 
-MaskCount = mask_parts.MaskParts.of(LAYOUT.numel, 3, 0.1).total
+MaskCount = shared_mask.MaskParts.of(LAYOUT.numel, 3, 0.1).total

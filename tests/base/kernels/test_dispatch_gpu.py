@@ -37,7 +37,7 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 def test_tensors_of_processors_go_to_compiled_loops(choose: Callable[..., None]) -> None:
     choose(TRITON_INTERPRET="1")
-    assert dispatch.gpu_kernel("within_range", (torch.ones(3), 4.0), {}) is None
+    assert dispatch.gpu((torch.ones(3), 4.0), {}) is None
 
 
 def test_the_interpreter_serves_processors_where_it_is_asked_to(
@@ -104,6 +104,6 @@ def test_kernels_start_on_the_device_of_their_tensors(
         current[0] = before
 
     monkeypatch.setattr(torch.cuda, "device", become)
-    monkeypatch.setattr(dispatch, "_device", lambda arguments, named: second)
+    monkeypatch.setattr(dispatch, "gpu", lambda arguments, named: second)
     monkeypatch.setattr(triton, "within_range", lambda x, terms: current[0] == second)
     assert kernels.within_range(torch.ones(3), 4.0)

@@ -92,12 +92,16 @@ def test_the_communication_thread_follows_the_caller() -> None:
 
 
 def test_compiled_loops_use_as_many_unless_the_variable_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    comm_thread = CommThread([torch.device("cpu")])
+    def sharing_of_a_new_caller() -> int:
+        comm_thread = CommThread([torch.device("cpu")])
+        count = comm_thread.submit(sharing).wait()
+        comm_thread.close()
+        return count
+
     monkeypatch.delenv("GOSSAMER_THREADS", raising=False)
-    assert comm_thread.submit(lambda: sharing()).wait() == COUNT
+    assert elsewhere(sharing_of_a_new_caller) == COUNT
     monkeypatch.setenv("GOSSAMER_THREADS", "2")
-    assert comm_thread.submit(lambda: sharing()).wait() == 2
-    comm_thread.close()
+    assert elsewhere(sharing_of_a_new_caller) == 2
 
 
 def sharing() -> int:

@@ -22,7 +22,7 @@ from gossamer.base.op_semantics import answer_all
 from gossamer.base.ops import AllGather, AllReduceMean, Coalesced, CollectiveOp, InGroup
 from gossamer.base.runner import run_script
 from gossamer.comm.mesh import device_transport
-from gossamer.comm.mesh.collective_preference import prefer_collective
+from gossamer.comm.mesh.collective_selector import prefer_collective
 from gossamer.comm.mesh.device_transport import DeviceTransport, chooses, device_engine
 from gossamer.comm.mesh.engine_selector import EngineSelector
 from gossamer.comm.mesh.link_measurement import Links
@@ -290,12 +290,12 @@ def test_where_all_have_a_device_both_ways_are_there() -> None:
 def test_where_one_has_none_or_a_collective_is_named_or_the_engine_takes_none_all_is_staged() -> None:
     for found in (made(["cuda", "cpu"]), made(["cuda", "cuda"], "ring"), made(["cuda", "cuda"], takes=False)):
         assert kinds(found) == [MeshTransport] * 2
-        assert all(each._staged.takes(()) for each in found), "every rank stages, or chunks would be none to some"
+        assert all(each._staged.everything for each in found), "every rank stages, or chunks would be none to some"
 
 
 def test_where_the_engine_is_asked_for_it_is_alone_and_on_processors_nothing_is_staged() -> None:
     assert kinds(made(["cuda", "cuda"], "engine")) == [Engine] * 2
-    assert not any(each._staged.takes(()) for each in made(["cpu", "cpu"]))
+    assert not any(each._staged.everything for each in made(["cpu", "cpu"]))
 
 
 def test_there_is_a_choice_where_all_have_a_device_and_no_collective_is_named() -> None:

@@ -88,7 +88,7 @@ def test_gathers_and_exchanges_answer_as_the_simulation_does():
 def together(meshes, op, passes=100):
     """What several ranks come to that look at their connections in turn and never sleep."""
     for _ in range(passes):
-        found = [mesh._turn(op) for mesh in meshes]
+        found = [mesh._run(op, loops.TURN_MILLISECONDS) for mesh in meshes]
     return found
 
 
@@ -104,7 +104,7 @@ def test_only_headers_go_through_the_socket(monkeypatch, kind, header):
 
 def by_socket(mesh):
     """How many bytes its connection with rank 1 has carried, after one more turn."""
-    assert mesh._turn(0) == loops.NOT_YET
+    assert mesh._run(0, loops.TURN_MILLISECONDS) == loops.NOT_YET
     return mesh._waits_for(0)[0][1]
 
 

@@ -194,7 +194,7 @@ def test_following_whom_each_waits_for_leads_to_the_one_that_is_frozen(table, na
         for transport in group.transports[:3]:
             transport.begin(AllReduceMean(torch.zeros(1_000_000)))
         for _ in range(20):
-            assert all(mesh._turn(0) == loops.NOT_YET for mesh in group.meshes[:3])
+            assert all(mesh._run(0, loops.TURN_MILLISECONDS) == loops.NOT_YET for mesh in group.meshes[:3])
         assert {rank: group.meshes[rank]._waits_for(0)[1] for rank in range(3)} == named
 
 

@@ -45,6 +45,8 @@ def every_op(rank, world):
         NeighborAllGather(payload(rank), ring, ((rank - 1) % world, rank)),
         InGroup((rank,), AllReduceMean(numbers(rank, torch.int32))),
         Coalesced((AllReduceMean(numbers(rank, torch.int64)), AllGather(payload(rank)))),
+        # as for a bucket with Route, and the report of the step
+        Coalesced((Coalesced((AllReduceMean(numbers(rank)), AllGather(payload(rank)))), AllGather(payload(rank)))),  # type: ignore[arg-type]
     ]
 
 

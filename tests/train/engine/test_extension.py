@@ -27,7 +27,8 @@ class Noting(Extension):
 
 
 def acted(extensions: Extensions) -> None:
-    extensions.begin_pass()
+    for begin in extensions.pass_began:
+        begin()
     for prepare in extensions.before_exchange:
         prepare(0)
     for act in extensions.before_step:
@@ -76,7 +77,8 @@ def test_an_extension_may_discard_itself_while_others_act() -> None:
     extensions.add(Once("once", notes))
     extensions.add(Noting("always", notes))
     for _ in range(2):
-        extensions.begin_pass()
+        for begin in extensions.pass_began:
+            begin()
     assert notes == ["once began", "always began", "always began"]
 
 

@@ -13,8 +13,7 @@ from torch.nn.functional import mse_loss
 
 from gossamer.errors import AttachError, MismatchError
 from gossamer.train.moments import take_over
-from gossamer.train.moments.transfer import MomentumTransfer
-from gossamer.train.moments.velocity import SGDMomentumTransfer
+from gossamer.train.moments.transfer import MomentumTransfer, SGDMomentumTransfer
 
 DGC = "Route(DGC(density=1.0, masking=False), smallest=0)"
 STEPS = 6

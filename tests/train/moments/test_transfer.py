@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gossamer.algorithms.compressors import DGC, Compressor
 from gossamer.base.aggregation import Moments
-from gossamer.train.moments.velocity import SGDMomentumTransfer
+from gossamer.train.moments.transfer import SGDMomentumTransfer
 
 # -- what must be equal ------------------------------------------------------------------------------------------------
 

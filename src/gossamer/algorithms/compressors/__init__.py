@@ -7,8 +7,7 @@ int8, float4, sign_magnitude, bin_means, eden, twobit, terngrad, onebit, qsgd   
                 quantize has shared code
 topk, threshold, dgc, sparse_allreduce       sparse compressors; index_regions: the worker that sums each entry
 adaptive        as many entries, distributed over the tensors by their energy
-arc_topk, shared_mask, randomk  sparse compressors with the same indices on all ranks; shared_places: their mean;
-                row_blocks, mask_parts: selection of indices, by rows or by parts
+arc_topk, shared_mask, randomk  sparse compressors with the same indices on all ranks; shared_places: their mean
 powersgd, random_projection     low-rank compressors, with two factors or one; random_subspace: code shared by
                 random_projection and randomk
 momentum_wrapper  compressors that do a part of the optimizer's work around another:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, cast
@@ -11,14 +12,14 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from gossamer.algorithms.compressors.decoding import decode_heard, decoded_by
+from gossamer.algorithms.compressors.decoding import decode_heard
 from gossamer.algorithms.compressors.ownership import Ownership
 from gossamer.base.aggregation import FORM, Aggregation, AggregationContext, AggregationResult, State
 from gossamer.base.kernels import Residual, all_finite, scratch_for, scratch_like
 from gossamer.base.layout import FlatTensors, Layout, Slot, accumulation_dtype
 from gossamer.base.ops import AllGather, Payload
 from gossamer.base.term import Term
-from gossamer.errors import NotFinite
+from gossamer.errors import MalformedError, NotFinite, OutOfRange
 
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)  # of the host, of a device
 
@@ -266,6 +267,17 @@ def mean_buffer_like(x: Tensor, out: Tensor | None) -> Tensor:
     """Return a buffer for the mean: `out` if its dtype is precise enough, otherwise scratch memory."""
     dtype = accumulation_dtype(x.dtype)
     return out if out is not None and out.dtype == dtype else scratch_like(x, dtype)
+
+
+@contextmanager
+def decoded_by(compressor: object) -> Iterator[None]:
+    """Add the compressor to a MalformedError."""
+    try:
+        yield
+    except OutOfRange:
+        raise
+    except MalformedError as error:
+        raise MalformedError(f"{compressor!r} received a payload that it did not encode: {error}") from error
 
 
 def relayed(script: Aggregation, answer: Any = None) -> Aggregation:

@@ -82,17 +82,6 @@ def sent_by(rank: int, at: AggregationContext, tensor: Callable[[], str | None] 
         ) from error
 
 
-@contextmanager
-def decoded_by(compressor: object) -> Iterator[None]:
-    """Add the compressor to a MalformedError."""
-    try:
-        yield
-    except OutOfRange:
-        raise
-    except MalformedError as error:
-        raise MalformedError(f"{compressor!r} received a payload that it did not encode: {error}") from error
-
-
 def _blame(
     decode: Decode, payload: Payload, layout: Layout | None, room: Tensor, rank: int, at: AggregationContext
 ) -> None:

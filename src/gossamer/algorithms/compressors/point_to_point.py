@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.algorithms.compressors.base import Compressor, Decoder
-from gossamer.algorithms.compressors.decoding import Decode, decode_heard, decoded_by
+from gossamer.algorithms.compressors.base import Compressor, Decoder, decoded_by
+from gossamer.algorithms.compressors.decoding import Decode, decode_heard
 from gossamer.base import rng
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.base.identity import Itself

@@ -3,14 +3,14 @@
 recipe              Recipe; `resolve` completes a user's recipe; `automatic` tests for one that is chosen while training
 auto                Auto, in place of a recipe that is chosen while training
 parser              text to terms, by Python's syntax tree; nothing is evaluated
-nodes               compression between nodes, an argument of the topology, becomes the compressor
 catalog             all terms by name, the presets, an example of each
 other_names         names of methods in other libraries and papers, and the equivalent recipes
 registry            terms of scripts and of installed packages: register, entry points
 fields              signatures and argument types, from a term's dataclass fields
 validation          rejects invalid types, nesting and pairs
 advice_reference    the recipe of @advice.json
-wrapping            Feedback, Sharded, SparseSum and Route around a compressor that needs them or sends fewer bytes so
+wrapping            Feedback, Sharded, SparseSum and Route around a compressor that needs them or sends fewer bytes so;
+                    Hierarchical for a topology of nodes
 """
 
 from gossamer.algorithms.recipes.catalog import PRESETS, describe

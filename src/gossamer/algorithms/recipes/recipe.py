@@ -8,10 +8,9 @@ from typing import Any
 
 from gossamer.algorithms.compressors import Compressor, Dense
 from gossamer.algorithms.recipes.auto import Auto
-from gossamer.algorithms.recipes.nodes import compress_between_nodes, sharing_workers
 from gossamer.algorithms.recipes.parser import parse
 from gossamer.algorithms.recipes.validation import LONGEST_TEXT, check_pair, check_place, check_term, check_type
-from gossamer.algorithms.recipes.wrapping import wrapped
+from gossamer.algorithms.recipes.wrapping import compress_between_nodes, sharing_workers, wrapped
 from gossamer.algorithms.strategies import EveryStep, Strategy
 from gossamer.algorithms.topologies import Complete, Topology
 from gossamer.base.term import Term, Terms

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
+from typing import cast
 
 import torch
 
-from gossamer.algorithms.compressors import Codec, Compressor, Feedback, Route, Sharded, SparseSum
+from gossamer.algorithms.compressors import Codec, Compressor, Dense, Feedback, Hierarchical, Route, Sharded, SparseSum
 from gossamer.algorithms.compressors.topk import Sparse
+from gossamer.algorithms.strategies import Strategy
+from gossamer.algorithms.topologies import Topology
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.runner import price
+from gossamer.errors import RecipeError
 
 SAMPLE = Layout.of({"weight": (1024, 1024)})
 SUMS_SAVE = 2.0  # factor of the bytes that SparseSum must save
@@ -56,3 +60,46 @@ def bytes_sent(compressor: Compressor, world: int) -> float:
     """Return the bytes that each of `world` workers sends for a matrix of a million entries."""
     x, at = FlatTensors.zeros(SAMPLE, dtype=torch.float32, device=torch.device("meta")), AggregationContext(world=world)
     return sum(op.bytes_sent for op in price(compressor.aggregate(x, compressor.init(x, at), at), world))
+
+
+# -- compression between nodes -----------------------------------------------------------------------------------------
+
+
+def compress_between_nodes(
+    strategy: Strategy, compressor: Compressor, topology: Topology
+) -> tuple[Compressor, Topology]:
+    """Return the compressor and topology to use for those written.
+
+    Raises RecipeError if the strategy has no group that could be divided into nodes.
+    """
+    if strategy.resends_losses and topology.crossing is not None:
+        raise RecipeError(
+            f"{topology!r} compresses the means of nodes, and with {strategy!r} every worker sends its neighbors "
+            "differences to their copies (CHOCO), within and between nodes. Write "
+            f"{strategy!r} + {topology.crossing.by!r} + {topology.plain!r}."
+        )
+    alone = compressor.held() if strategy.resends_losses or not strategy.agrees_on_means else ()
+    for term in (*strategy.held(), *alone):
+        if isinstance(term, Hierarchical):
+            raise RecipeError(
+                f"{term!r} averages over a node before it compresses, and with {strategy!r} every message has a single "
+                f"sender and receiver. Write {term.between!r} instead."
+            )
+    if topology.crossing is None or not strategy.agrees_on_means:
+        return compressor, topology
+    between, per_node = topology.crossing
+    if compressor != Dense():
+        raise RecipeError(
+            f"{topology!r} sends uncompressed tensors within a node, and {compressor!r} next to it would compress "
+            f"them there, too. Write {strategy!r} + {topology!r} alone, or {strategy!r} + {compressor!r} + "
+            f"{topology.plain!r}."
+        )
+    return Hierarchical(cast(Compressor, between), per_node=per_node), topology.plain
+
+
+def sharing_workers(strategy: Strategy, compressor: Compressor, world: int | None) -> int | None:
+    """Return the number of `world` workers that could each average a part for all, or None; nodes shard within
+    themselves.
+    """
+    nodes = any(isinstance(term, Hierarchical) for term in compressor.held())
+    return world if strategy.agrees_on_means and not nodes else None

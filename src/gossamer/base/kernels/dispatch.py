@@ -6,7 +6,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from importlib import import_module
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
@@ -29,8 +29,10 @@ def kernel(truth: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def made(native: Callable[P, R]) -> Callable[P, R]:
         @wraps(native)
         def called(*arguments: P.args, **named: P.kwargs) -> R:
-            found = gpu_kernel(truth.__name__, arguments, named)
-            return (native if found is None else found)(*arguments, **named)
+            device = gpu(arguments, named)
+            if device is None or (found := _gpu_kernel(truth.__name__, device)) is None:
+                return native(*arguments, **named)
+            return _on(device, found, *arguments, **named)  # type: ignore[no-any-return]
 
         called.__doc__ = truth.__doc__
         return called
@@ -47,13 +49,9 @@ _interpreting = threading.RLock()
 INSTALL = "pip install 'gossamer[gpu]'"
 
 
-def gpu_kernel(name: str, arguments: tuple[object, ...], named: dict[str, Any]) -> Callable[..., Any] | None:
-    """Triton's kernel of that name where these arguments lie on a GPU; None where others serve."""
-    device = _device(arguments, named)
-    if device is None or (found := _module(device)) is None:
-        return None
-    kernel = getattr(found, name, None)
-    return None if kernel is None else partial(_on, device, kernel)
+def _gpu_kernel(name: str, device: torch.device) -> Callable[..., Any] | None:
+    """Triton's kernel of that name; None if it does not exist or the device has no Triton."""
+    return getattr(_module(device), name, None)
 
 
 def _on(device: torch.device, kernel: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -63,8 +61,8 @@ def _on(device: torch.device, kernel: Callable[..., Any], *arguments: Any, **nam
         return kernel(*arguments, **named)
 
 
-def _device(arguments: tuple[object, ...], named: dict[str, Any]) -> torch.device | None:
-    """Of the first tensor among the arguments, where Triton may serve it."""
+def gpu(arguments: tuple[object, ...], named: dict[str, Any]) -> torch.device | None:
+    """The device of the first tensor among the arguments if Triton may support it, otherwise None."""
     for each in (*arguments, *named.values()):
         if isinstance(each, Tensor):
             served = each.device.type == "cuda" or (wanted_kernels() == "triton" and each.device.type == "cpu")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.base.kernels.dispatch import kernel
-from gossamer.base.kernels.library import Count, Function, Pointer, address, counts_array, serves
+from gossamer.base.kernels.library import Count, Function, Pointer, serves
 from gossamer.base.kernels.reference import finite
 from gossamer.errors import NotFinite
 
@@ -19,9 +19,9 @@ _MAGNITUDES = Function("gossamer_magnitudes", *[Pointer] * 2, Count, Pointer)
 def within_range(x: Tensor, terms: float) -> bool:
     if not serves(x, types=(torch.float32,)):
         return finite.within_range(x, terms)
-    found = ctypes.c_float()
+    numel, found = Count(x.numel()), ctypes.c_float()
     try:
-        _MAGNITUDES(address(x), counts_array([x.numel()]), 1, ctypes.byref(found))
+        _MAGNITUDES(x.data_ptr(), ctypes.byref(numel), 1, ctypes.byref(found))
     except NotFinite:
         return False
     return found.value <= torch.finfo(x.dtype).max / terms

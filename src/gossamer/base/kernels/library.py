@@ -38,14 +38,10 @@ def serves(*tensors: Tensor, types: Sequence[torch.dtype] = SERVED) -> bool:
     """Whether compiled loops for these types support these tensors: on the CPU, contiguous."""
     if wanted_kernels() in ("reference", "triton"):
         return False
-    plain = all(
-        tensor.device.type == "cpu"
-        and tensor.dtype in types
-        and tensor.layout == torch.strided
-        and tensor.is_contiguous()
-        for tensor in tensors
-    )
-    return plain and library() is not None
+    for x in tensors:
+        if not (x.is_cpu and x.dtype in types and x.layout == torch.strided and x.is_contiguous()):
+            return False
+    return library() is not None
 
 
 @cache

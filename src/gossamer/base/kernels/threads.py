@@ -56,19 +56,19 @@ class ThreadCount:
     def __init__(self) -> None:
         self._owner = threading.get_ident()
         self._count = torch.get_num_threads()
-        thread_limit(self._count)  # raises in the caller's thread for an invalid GOSSAMER_THREADS
+        self._limit = thread_limit(self._count)  # raises in the caller's thread for an invalid GOSSAMER_THREADS
 
     def look(self) -> None:
         """Read the owner's count; no effect in other threads, of which autograd has one per device."""
-        if threading.get_ident() == self._owner:
-            self._count = torch.get_num_threads()
+        if threading.get_ident() == self._owner and (count := torch.get_num_threads()) != self._count:
+            self._count, self._limit = count, thread_limit(count)
 
     def adopt(self) -> None:
         """Apply this count to the running thread, and to those that it starts."""
         _of_thread.keeps_to = self
         if torch.get_num_threads() != self._count:  # reading it makes torch apply its own count
             torch.set_num_threads(self._count)
-        share_among(thread_limit(self._count))
+        share_among(self._limit)
 
 
 def count_of_caller() -> ThreadCount:

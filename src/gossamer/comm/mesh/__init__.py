@@ -18,7 +18,6 @@ link_measurement     round trips, bandwidths and losses between ranks, measured 
 bandwidth_probe      which pairs exchange data to determine each host's bandwidth
 link_statistics      the kernel's counters of all connections by peer, for observers
 tcp_info             the kernel's statistics of a connection
-collective_selector  which all-reduce algorithm a mean uses
-collective_preference  changes the algorithm during training
+collective_selector  which all-reduce algorithm a mean uses; changes it during training
 stall_watchdog       notices and timeouts while connected peers are silent
 """

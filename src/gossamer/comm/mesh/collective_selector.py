@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Protocol, runtime_checkable
 
 from gossamer import events
 from gossamer.algorithms.collectives import COLLECTIVES, Collective
+from gossamer.base.transport import Transport
 from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.mesh.program import Ranks
 from gossamer.comm.network.cost.cheapest_collective import SUMMED_BYTES, Wish, wished
@@ -77,3 +79,22 @@ class CollectiveSelector:
                 "owner sums in float32 and rounds once, while other algorithms would round at every hop. To use "
                 f'{self._wish}, send gradients as float32: Dense(dtype="float32").'
             )
+
+
+# -- the algorithm of a transport, changed during training -------------------------------------------------------------
+
+
+@runtime_checkable
+class ChoosesCollectives(Protocol):
+    """A transport that can compute means with several all-reduce algorithms."""
+
+    def prefer(self, wish: str) -> None: ...
+
+
+def prefer_collective(transport: Transport, wish: str) -> None:
+    """Change the algorithm, between two operations and equally on all ranks. Engines keep their own collectives.
+
+    Raises ValueError for an unknown algorithm.
+    """
+    if isinstance(transport, ChoosesCollectives):
+        transport.prefer(wish)

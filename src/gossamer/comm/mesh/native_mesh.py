@@ -163,7 +163,7 @@ class Mesh:
 
     def wait(self, op: int) -> None:
         """Wait for an operation. Raises PeerLost, and MismatchError if a peer issued another operation."""
-        answer = FINISHED if op in self._answered else self._turn(op)
+        answer = FINISHED if op in self._answered else self._run(op, TURN_MILLISECONDS)
         if answer == NOT_YET:
             answer = self._wait_long(op)
         if answer == MISMATCH and not self.sealed and (told := last_words.waiting(self._sockets, self._peer.value)):
@@ -188,19 +188,20 @@ class Mesh:
 
         Errors are raised by `wait`.
         """
-        op = next((each for each in list(self._kept) if each not in self._answered), None)
-        if op is None:
+        for op in list(self._kept):
+            if op in self._answered:
+                continue
+            with suppress(PeerLost):  # closed meanwhile
+                answer = self._run(op, MOMENT_MILLISECONDS)
+                if answer == FINISHED:
+                    self._answered.add(op)
+                return answer in (FINISHED, NOT_YET)
             return False
-        with suppress(PeerLost):  # closed meanwhile
-            answer = self._run(op, MOMENT_MILLISECONDS)
-            if answer == FINISHED:
-                self._answered.add(op)
-            return answer in (FINISHED, NOT_YET)
         return False
 
     def _wait_long(self, op: int) -> int:
         silence = StallWatchdog(self.rank, self._patience, self._unanswered_seconds)
-        while (answer := self._turn(op)) == NOT_YET:
+        while (answer := self._run(op, TURN_MILLISECONDS)) == NOT_YET:
             moved, waited_for = self._waits_for(op)
             flight_recorder.current.waiting.waits_for = tuple(waited_for)
             silence.look(moved, waited_for)
@@ -215,9 +216,6 @@ class Mesh:
             self._refuse_closed()
             _WAITS_FOR(self._handle, op, moved, following)
         return list(moved), [rank for rank in range(self.world) if following[rank]]
-
-    def _turn(self, op: int) -> int:
-        return self._run(op, TURN_MILLISECONDS)
 
     def _run(self, op: int, milliseconds: int) -> int:
         with self._running:

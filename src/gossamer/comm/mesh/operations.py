@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
@@ -14,7 +14,6 @@ from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, NeighborAllGat
 from gossamer.comm.mesh.collective_selector import CollectiveSelector
 from gossamer.comm.mesh.native_mesh import Mesh
 from gossamer.comm.mesh.program import (
-    FORMATS,
     Program,
     Ranks,
     broadcast_program,
@@ -44,13 +43,9 @@ class MeshOperations:
         self.rank, self.world = mesh.rank, mesh.world
         self.everyone: Ranks = tuple(range(self.world))
 
-    @staticmethod
-    def serves(op: SimpleOp) -> bool:
-        """Whether the compiled loops support it: tensors of a supported format in host memory."""
-        return is_here(op.tensors()) and (not isinstance(op, AllReduceMean) or op.tensor.dtype in FORMATS)
-
     def begin(self, op: SimpleOp, ranks: Ranks) -> Wait:
-        """Begin a supported operation on a subgroup. Peers in `op` are indices into `ranks`."""
+        """Begin an operation on a subgroup: tensors in host memory, a mean of one of FORMATS. Peers in `op` are indices
+        into `ranks`."""
         match op:
             case AllReduceMean(tensor, out):
                 return self._mean(tensor, out, ranks)
@@ -70,7 +65,8 @@ class MeshOperations:
             flat.view(-1).copy_(source.view(-1))
         chosen = self.pick(source.nbytes, source.dtype.itemsize, ranks)
         program = mean_program(chosen, source.numel(), source.dtype, ranks.index(self.rank), ranks)
-        places, sources = ([each.data_ptr() + offset for offset in program.offsets] for each in (flat, source))
+        places = [flat.data_ptr() + offset for offset in program.offsets]
+        sources = [source.data_ptr() + offset for offset in program.offsets]
 
         def answer() -> Tensor:
             if out is None:
@@ -164,37 +160,42 @@ class MeshOperations:
     ) -> Wait:
         """Begin a program on memory at these addresses. The returned function waits, then returns answer(). keep,
         sources: as in Mesh.begin."""
-        with self._translated():
+        try:
             op = self.mesh.begin(program, places, keep, sources)
+        except PeerLost as failure:
+            raise self._broken(failure) from None
 
         def wait() -> Any:
-            with self._translated():
+            try:
                 self.mesh.wait(op)
+            except PeerLost as failure:
+                raise self._broken(failure) from None
             return answer()
 
         return wait
 
     def hung_up(self) -> bool:
         """Whether a peer has disconnected, even if no operation needs it. Raises PeerLost if this rank has closed."""
-        with self._translated():
+        try:
             return bool(self.mesh.hung_up())
+        except PeerLost as failure:
+            raise self._broken(failure) from None
 
     def break_off(self, why: str) -> NoReturn:
         """Close and raise PeerLost: for a disconnected peer, as an operation would, else with `why`."""
-        with self._translated():
-            self.mesh.break_off(why)
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
         try:
-            yield
+            self.mesh.break_off(why)
         except PeerLost as failure:
-            self.mesh.close(str(failure))
-            raise PeerLost(
-                f"the group broke while rank {self.rank} of {self.world} waited for an answer: {failure}.{self._advice}"
-            ) from None
+            raise self._broken(failure) from None
+
+    def _broken(self, failure: PeerLost) -> PeerLost:
+        """Close the mesh after a failure. Returns the error to raise instead."""
+        self.mesh.close(str(failure))
+        return PeerLost(
+            f"the group broke while rank {self.rank} of {self.world} waited for an answer: {failure}.{self._advice}"
+        )
 
 
 def is_here(tensors: Sequence[Tensor]) -> bool:
     """Whether all tensors are in host memory."""
-    return all(tensor.device.type == "cpu" for tensor in tensors)
+    return all(map(attrgetter("is_cpu"), tensors))

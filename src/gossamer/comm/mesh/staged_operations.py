@@ -7,6 +7,7 @@ the mesh with CPU tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
@@ -19,8 +20,7 @@ from gossamer.base.op_semantics import rank_order_mean
 from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, NeighborAllGather, Payload, SimpleOp
 from gossamer.comm.mesh.operations import MeshOperations, Wait, is_here
 from gossamer.comm.mesh.program import FORMATS, Ranks, broadcast_program, form_of, mean_program, straight_program
-from gossamer.comm.staging.byte_views import ByteViews, bytes_of, dense
-from gossamer.comm.staging.chunk_tables import Range, byte_chunks, mean_chunks
+from gossamer.comm.staging.chunk_tables import Range, byte_chunks, mean_chunks, spans
 from gossamer.comm.staging.pinned_arena import ALIGNED_BYTES
 from gossamer.comm.staging.staged_op import Chunk, StagedOp
 from gossamer.comm.staging.staging_area import Move, StagingArea
@@ -158,11 +158,7 @@ class StagedOperations:
         everything: bool = False,
     ) -> None:
         self._operations, self._area = operations, area or StagingArea()
-        self._home, self._everything = home, everything
-
-    def takes(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether an operation on these tensors is staged; equal on all ranks."""
-        return self._everything or not is_here(tensors)
+        self._home, self.everything = home, everything
 
     def ready(self, op: SimpleOp, ranks: Ranks) -> Callable[[], Wait]:
         """Copy the data that an operation sends, as far as there is memory. The returned function begins the operation.
@@ -255,3 +251,44 @@ def _empty(like: Payload) -> Payload:
 
 def _like(tensor: Tensor) -> Tensor:
     return scratch_for(tensor.numel(), tensor.dtype, tensor.device).view(tensor.shape)
+
+
+# -- payloads as bytes -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ByteViews:
+    """views: the bytes of each tensor, uint8 of shape (n,), on its device."""
+
+    views: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, payload: Payload) -> ByteViews:
+        """View tensors as bytes; non-contiguous tensors are copied."""
+        return cls(tuple(bytes_of(dense(tensor)) for tensor in payload))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(view.numel() for view in self.views)
+
+    def length(self, begin: int, end: int) -> int:
+        """Number of its bytes in the range [begin, end)."""
+        return max(0, min(self.nbytes, end) - begin)
+
+    def moves(self, begin: int, end: int, at: int) -> list[Move]:
+        """Moves of the bytes [begin, end), to or from offset `at` of a slot."""
+        found: list[Move] = []
+        for place, low, high in spans([view.numel() for view in self.views], begin, end):
+            found.append((self.views[place][low:high], at))
+            at += high - low
+        return found
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor with the same elements; the tensor itself if possible."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """View a contiguous tensor as uint8 of shape (n,)."""
+    return tensor.view(-1).view(torch.uint8)

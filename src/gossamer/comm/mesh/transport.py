@@ -12,19 +12,18 @@ from torch import Tensor
 
 from gossamer import events
 from gossamer.algorithms.collectives import DirectAllReduce
-from gossamer.base.ops import Coalesced, CollectiveOp, InGroup, SimpleOp
+from gossamer.base.ops import AllReduceMean, Coalesced, CollectiveOp, InGroup, SimpleOp
 from gossamer.base.transport import Transport
 from gossamer.comm.environment.run_token import run_token
-from gossamer.comm.mesh.collective_preference import prefer_collective
-from gossamer.comm.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_wish
+from gossamer.comm.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_wish, prefer_collective
 from gossamer.comm.mesh.connect import connect
 from gossamer.comm.mesh.device_transport import DeviceTransport, chooses, device_engine
 from gossamer.comm.mesh.engine_selector import nodes_of
 from gossamer.comm.mesh.link_measurement import Links, measure
 from gossamer.comm.mesh.link_statistics import declared, heard, tell_links
 from gossamer.comm.mesh.native_mesh import Mesh, available
-from gossamer.comm.mesh.operations import MeshOperations, Wait
-from gossamer.comm.mesh.program import Ranks
+from gossamer.comm.mesh.operations import MeshOperations, Wait, is_here
+from gossamer.comm.mesh.program import FORMATS, Ranks
 from gossamer.comm.mesh.shared_memory import share
 from gossamer.comm.mesh.staged_operations import CPU, StagedOperations
 from gossamer.comm.mesh.stall_watchdog import requested_timeouts
@@ -172,17 +171,18 @@ class MeshTransport:
 
     def _ready(self, op: CollectiveOp, ranks: Ranks) -> Callable[[], Wait]:
         """Return a function that begins an operation. Peers in `op` are indices into `ranks`. For a group of
-        operations, all device tensors are copied before the first operation begins."""
+        operations, which may contain groups, all device tensors are copied before the first operation begins."""
         match op:
             case Coalesced(ops):
                 return partial(_all_begun, [self._ready(each, ranks) for each in ops])
             case InGroup(some, inner):
                 return self._ready(inner, tuple(ranks[each] for each in some))
-            case _ if self._staged.takes(op.tensors()):
+            case _ if self._staged.everything or not is_here(op.tensors()):
                 return self._staged.ready(op, ranks)
+            case AllReduceMean(tensor) if tensor.dtype not in FORMATS:
+                return partial(self._fallback.begin, op, ranks)
             case _:
-                able = self._operations if self._operations.serves(op) else self._fallback
-                return partial(able.begin, op, ranks)
+                return partial(self._operations.begin, op, ranks)
 
     def pass_over(self) -> None:
         """Issue empty operations, so that operation numbers stay equal while other subgroups use the mesh."""
@@ -193,8 +193,8 @@ class MeshTransport:
         return self._mesh.make_progress()
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        able = self._staged if self._staged.takes([each for each in tensors if each.numel()]) else self._operations
-        able.broadcast_(tensors, source)
+        staged = self._staged.everything or not is_here([each for each in tensors if each.numel()])
+        (self._staged if staged else self._operations).broadcast_(tensors, source)
 
     def deliver(self, told: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]:
         """Send the uint8 tensor `told[j]` to rank j, and receive `heard[j]` bytes from rank j, directly.
@@ -251,6 +251,5 @@ class MeshTransport:
 
 def _all_begun(begins: Sequence[Callable[[], Wait]]) -> Wait:
     """Begin operations in order. The returned function waits for all in that order, and returns their results."""
-
     waiting = [begin() for begin in begins]
     return lambda: [wait() for wait in waiting]

@@ -162,7 +162,7 @@ def _rate(text: str) -> float:
 def _share(text: str) -> float:
     number = str(text).removesuffix("%")
     if not re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", number):
-        raise NetworkError(f"{_shown(text)} is not a fraction of packets. Write loss=0.1%.")
+        raise NetworkError(f"{shown(text)} is not a fraction of packets. Write loss=0.1%.")
     return float(number) / (100 if str(text).endswith("%") else 1)
 
 
@@ -170,15 +170,15 @@ def _quantity(text: str, units: Mapping[str, float], what: str, example: str) ->
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", str(text).strip().lower())
     if not found or found[2] not in units:
         raise NetworkError(
-            f"{_shown(text)} is not {what}. Write a number and one of {', '.join(units)}, such as {example}."
+            f"{shown(text)} is not {what}. Write a number and one of {', '.join(units)}, such as {example}."
         )
     quantity = float(found[1]) * units[found[2]]
     if not isfinite(quantity):
-        raise NetworkError(f"{_shown(text)} is out of range. Write {what} such as {example}.")
+        raise NetworkError(f"{shown(text)} is out of range. Write {what} such as {example}.")
     return quantity
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """Format a value, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."

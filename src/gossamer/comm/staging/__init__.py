@@ -4,6 +4,5 @@ device_copies  operations of a device: pinned memory, asynchronous copies, event
 pinned_arena   bounded pinned memory that chunks share
 staging_area   an arena that reuses memory once copies from it are complete
 chunk_tables   which bytes or elements are in which chunk: pure functions of integers
-byte_views     a payload's tensors as bytes, and their locations in a slot
 staged_op      one operation: a chunk is transferred while the next one is copied
 """

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from gossamer.base import rng
 from gossamer.base.json_text import DEEPEST_LEVELS, nesting
-from gossamer.comm.network.parse import BITS_PER_SECOND, SECONDS
+from gossamer.comm.network.parse import BITS_PER_SECOND, SECONDS, shown
 from gossamer.errors import GossamerError, require
 
 DAY_SECONDS = 86_400.0
@@ -287,7 +287,7 @@ def _counts(sorts: Sequence[Mapping[str, Any]], count: int, file: Path) -> list[
     for number, share in enumerate(shares, 1):
         if not _is_number(share) or not 0 < share <= 1:
             raise DeviceProfileError(
-                f"{_place(file, number)}: share must be above 0 and at most 1, got {_shown(share)}: write share = 0.5"
+                f"{_place(file, number)}: share must be above 0 and at most 1, got {shown(share)}: write share = 0.5"
             )
     if abs(sum(shares) - 1) > 1e-6:
         raise DeviceProfileError(f"{file}: the shares add up to {sum(shares):g}, and must add up to 1")
@@ -306,7 +306,7 @@ def _first(sorts: Sequence[Mapping[str, Any]], count: int, file: Path) -> list[i
         alike = sort.get("count", 1)
         if type(alike) is not int or not 1 <= alike <= MOST_DEVICES:
             raise DeviceProfileError(
-                f"{_place(file, number)}: count must be 1 to {MOST_DEVICES} devices, got {_shown(alike)}"
+                f"{_place(file, number)}: count must be 1 to {MOST_DEVICES} devices, got {shown(alike)}"
             )
         found.append(min(alike, left))
         left -= found[-1]
@@ -322,7 +322,7 @@ def _profile(base: DeviceProfile, lines: Mapping[str, Any], where: str) -> Devic
     fields: dict[str, float] = {}
     for key, value in lines.items():
         if key not in LINES:
-            raise DeviceProfileError(f"{where} has {_shown(key)}; devices have {', '.join(LINES)}, and count or share")
+            raise DeviceProfileError(f"{where} has {shown(key)}; devices have {', '.join(LINES)}, and count or share")
         names, read = LINES[key]
         try:
             quantity = read(value)
@@ -341,7 +341,7 @@ def _quantity(units: Mapping[str, float], example: str) -> Callable[[Any], float
             re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([a-z]+)", value.strip().lower()) if _is_text(value) else None
         )
         if found is None or found[2] not in units:
-            raise ValueError(f'is {_shown(value)}: write a number and one of {", ".join(units)}, such as "{example}"')
+            raise ValueError(f'is {shown(value)}: write a number and one of {", ".join(units)}, such as "{example}"')
         return float(found[1]) * units[found[2]]
 
     return read
@@ -350,7 +350,7 @@ def _quantity(units: Mapping[str, float], example: str) -> Callable[[Any], float
 def _hour(value: Any) -> float:
     found = re.fullmatch(r"([01]?\d|2[0-3]):([0-5]\d)", value.strip()) if _is_text(value) else None
     if found is None:
-        raise ValueError(f'is {_shown(value)}: write an hour of the day, such as "22:00"')
+        raise ValueError(f'is {shown(value)}: write an hour of the day, such as "22:00"')
     return 3600.0 * int(found[1]) + 60.0 * int(found[2])
 
 
@@ -359,7 +359,7 @@ def _probability(value: Any) -> float:
         return float(value)
     found = re.fullmatch(r"(\d{1,3}(?:\.\d{1,15})?)\s*%", value.strip()) if _is_text(value) else None
     if found is None:
-        raise ValueError(f'is {_shown(value)}: write a share of tasks, such as "2%"')
+        raise ValueError(f'is {shown(value)}: write a share of tasks, such as "2%"')
     return float(found[1]) / 100
 
 
@@ -373,12 +373,6 @@ def _is_number(value: Any) -> bool:
 
 def _named(names: Any) -> str:
     return ", ".join(sorted(names))[:SHOWN_CHARACTERS]
-
-
-def _shown(value: object) -> str:
-    """The repr of a value, cut if it is long."""
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 TIME, RATE = _quantity(TIMES, "160ms"), _quantity(BITS_PER_SECOND, "1mbit")

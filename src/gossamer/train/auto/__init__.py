@@ -1,7 +1,7 @@
 """Automatic recipe choice: from measurements of all ranks to a decision; independent of session, clock and transport.
 
-measurement  measurements of one rank since the last look, as text
-slowdown     detects steps that wait so long that all ranks should measure at once
+measurement  measurements of one rank since the last look, as text; detects steps that wait so long that all ranks
+             should measure at once
 ladder       the rungs: recipes from weak to strong compression, with the steps that each needs to a loss
 rung_cost    bytes, messages and computing time of a rung for a model, over meta tensors
 network_fit  rate and latency of the network from all ranks' steps, robust against a slow worker

@@ -57,3 +57,31 @@ def common_steps(measurements: Iterable[Measurement]) -> list[Sequence[StepSecon
     told = [measurement.steps for measurement in measurements if measurement.steps]
     count = min(map(len, told), default=0)
     return [steps[len(steps) - count :] for steps in told] if count else []
+
+
+# -- slow steps --------------------------------------------------------------------------------------------------------
+
+
+LEAST_STEPS = 2  # minimum for a separate measurement, since a single slow step may be an outlier
+
+
+def asks_for_look(steps: Sequence[StepSeconds], usual: float | None) -> bool:
+    """Whether the latest step waited longer than a whole step took at the last look. usual: those seconds, or None.
+    Long computing, for example an evaluation, is no reason to look."""
+    return bool(_tail(steps, usual))
+
+
+def slow_steps(steps: Sequence[StepSeconds], usual: float | None) -> Sequence[StepSeconds]:
+    """The latest slow steps, if a look should use only them; otherwise empty."""
+    tail = _tail(steps, usual)
+    return tail if len(tail) >= LEAST_STEPS else ()
+
+
+def _tail(steps: Sequence[StepSeconds], usual: float | None) -> Sequence[StepSeconds]:
+    """The longest sequence of steps at the end that waited longer than a usual step took."""
+    if usual is None:
+        return ()
+    begin = len(steps)
+    while begin and steps[begin - 1].waiting > usual:
+        begin -= 1
+    return steps[begin:]

@@ -4,11 +4,9 @@
     background.py   writes one rank's part during training
     coordinated.py  save and load on all ranks: a step is complete once every rank has written its part
     dcp.py          conversion from and to torch's format; the only module here that uses torch.distributed
-    disk_space.py   lists the folders to remove on a full disk
     fsync.py        writes, folders and moves that are durable when the call returns
     files.py        one rank's part on disk: staged, completed, pruned, read and verified
     listing.py      the checkpoints in a directory, and whether they are complete
-    nothing_found.py  messages for a path without checkpoints
     pytree.py       a tree of plain values and tensors as JSON and named tensors
     replicas.py     copies of parts on other machines
     reshard.py      a checkpoint of another world size, or of other wrappers in the recipe

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
 from gossamer.train import checkpoint
-from gossamer.train.checkpoint import nothing_found, reshard, runs
+from gossamer.train.checkpoint import reshard, runs
 from gossamer.train.checkpoint.agreement import AllGatherText, on_all_ranks
 from gossamer.train.checkpoint.background import BackgroundSave
 from gossamer.train.checkpoint.files import MALFORMED, nbytes_of
@@ -182,7 +184,7 @@ def load(
         CheckpointError: on all ranks, if the path is a file or no checkpoint can be used.
     """
     usable, others = _usable(directory, rank, world)
-    told = json.dumps([usable, others, nothing_found.refusal(directory)])
+    told = json.dumps([usable, others, refusal(directory)])
     answers = [json.loads(text) for text in all_gather_text(told)]
     if refusals := [why for _, _, why in answers if why]:
         raise CheckpointError(refusals[0])
@@ -225,7 +227,7 @@ def load(
             f"no checkpoint in {os.fspath(directory)!r} can be used: {'; '.join(passed_over)}. Copy an intact one into "
             "it, or begin in an empty directory."
         )
-    if rank == 0 and (said := nothing_found.start_notice(directory)):
+    if rank == 0 and (said := start_notice(directory)):
         notice(said)
     return None
 
@@ -305,3 +307,42 @@ def put_back(parts: Mapping[str, Stateful], tree: Mapping[str, Any]) -> None:
     for name, part in parts.items():
         if tree.get(name):
             part.load_state_dict(tree[name])
+
+
+# -- a path without a checkpoint ---------------------------------------------------------------------------------------
+
+
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
+NAMED = 3
+
+
+def refusal(directory: str | os.PathLike[str]) -> str:
+    """Why a path cannot be a folder of checkpoints, with the line to write; "" if it can."""
+    path = Path(directory)
+    if not path.exists() or path.is_dir():
+        return ""
+    told = f"{os.fspath(directory)!r} is a file, but session.load reads a folder written by session.save(FOLDER). "
+    if path.suffix == ".safetensors":
+        return told + f"Write model.load_state_dict(safetensors.torch.load_file({os.fspath(directory)!r}))."
+    if path.suffix in TORCH_SUFFIXES or zipfile.is_zipfile(path):
+        return told + (
+            f"For a file of torch.save write model.load_state_dict(torch.load({os.fspath(directory)!r})) before "
+            "gossamer.attach, or pass the entry in it with the model's state."
+        )
+    return told + "Pass the folder."
+
+
+def start_notice(directory: str | os.PathLike[str]) -> str:
+    """The notice for a first start, which loads nothing; "" for an empty folder."""
+    where, path = os.fspath(directory), Path(directory)
+    if not path.is_dir():
+        return f"session.load({where!r}) loaded nothing, since this folder does not exist: training starts from scratch"
+    names = sorted(each.name for each in path.iterdir())
+    if not names:
+        return ""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return (
+        f"session.load({where!r}) loaded nothing, since the folder has no step written by session.save, only "
+        f"{', '.join(names[:NAMED])}{more}: training starts from scratch. To continue a run, pass the folder that it "
+        "saved into"
+    )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,6 @@ from gossamer.base import bounded_file
 from gossamer.base.json_text import read_json
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
-from gossamer.train.checkpoint.disk_space import room_text
 from gossamer.train.checkpoint.fsync import link_file, make_folder, sync_folder, write_file
 from gossamer.train.checkpoint.pytree import DIGEST_BYTES, FORMAT_DTYPES, chunks, unflatten
 from gossamer.train.checkpoint.snapshot import Flat
@@ -326,3 +327,53 @@ def read(directory: str | os.PathLike[str], step: int, rank: int) -> tuple[Any, 
             f"{path} has the digest of its manifest but is not a checkpoint ({type(error).__name__}: {error}): "
             f"another program wrote it. Remove {path.parent} and load an earlier step."
         ) from error
+
+
+# -- a full disk -------------------------------------------------------------------------------------------------------
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def room_text(directory: str | os.PathLike[str], error: OSError) -> str:
+    """The remedy for a write error; on a full disk it lists the folders in `directory` and their sizes."""
+    if error.errno not in FULL:
+        return "Free some space or choose another directory, and save again."
+    here = Path(directory)
+    sizes = sorted(((_nbytes(path), path.name) for path in _folders(here)), reverse=True)
+    held = ", ".join(f"{name} has {nbytes:,} bytes" for nbytes, name in sizes if nbytes)
+    runs = any(name.startswith("run-") for _, name in sizes)
+    advice = "Remove the folders that you do not need" + (": those named run-... are of other runs" if runs else "")
+    return (
+        f"{_free(here)}In {here}: {held or 'nothing to remove'}. {advice}, keep fewer checkpoints "
+        "(session.save(directory, keep=2)), or choose another directory, and save again."
+    )
+
+
+def _free(here: Path) -> str:
+    for place in (here, *here.absolute().parents):
+        try:
+            return f"{shutil.disk_usage(place).free:,} bytes are free there. "
+        except FileNotFoundError:  # nothing was saved yet
+            continue
+        except OSError:
+            break
+    return ""
+
+
+def _folders(here: Path) -> list[Path]:
+    try:
+        return [path for path in here.iterdir() if path.is_dir() and path.name.startswith(("step-", "run-"))]
+    except OSError:
+        return []
+
+
+def _nbytes(folder: Path) -> int:
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(root, name)).st_size
+            except OSError:  # removed by another rank
+                continue
+    return total

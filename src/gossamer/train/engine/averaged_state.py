@@ -17,6 +17,7 @@ from gossamer.algorithms.strategies import MomentRounds
 from gossamer.base.layout import accumulation_dtype
 from gossamer.errors import AttachError
 from gossamer.train.engine.model_buffers import is_counter
+from gossamer.train.engine.weight_copies import items
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def _kept(keys: Sequence[str]) -> str:
 
 def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
     """Keys of the state that an optimizer of this kind and settings keeps for every entry of a parameter."""
-    if any(isinstance(part, Optimizer) for value in vars(optimizer).values() for part in _items(value)):
+    if any(isinstance(part, Optimizer) for value in vars(optimizer).values() for part in items(value)):
         raise AttachError(
             f"{type(optimizer).__name__} holds other optimizers, each with its own state, and determining their state "
             'would require a step with them. Write optimizer_state="keep", without periods of moments.'
@@ -129,10 +130,6 @@ def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
     another.step()
     kept = another.state[parameter].items()
     return [kind for kind, value in kept if isinstance(value, Tensor) and value.shape == parameter.shape]
-
-
-def _items(value: object) -> Sequence[object]:
-    return value if isinstance(value, list | tuple) else [value]
 
 
 def averaged_bytes(tensors: Sequence[Tensor]) -> int:

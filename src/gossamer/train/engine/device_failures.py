@@ -8,8 +8,6 @@ nothing is committed, and the others detect the loss of this worker.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -44,26 +42,22 @@ def undone(texts: str) -> MemoryShortage:
     )
 
 
-@contextmanager
-def named(bucket: FlatTensors, rank: int) -> Iterator[None]:
-    """Context manager that replaces torch's errors by MemoryShortage and DeviceError, which name the bucket."""
-    try:
-        yield
-    except OUT_OF_MEMORY as failure:
-        raise MemoryShortage(
+def device_failure(bucket: FlatTensors, rank: int, failure: BaseException) -> MemoryShortage | DeviceError | None:
+    """The error that names the bucket, to be raised in place of torch's own; None for other failures."""
+    if isinstance(failure, OUT_OF_MEMORY):
+        return MemoryShortage(
             f"{shortage(bucket, rank, failure)}, after parts of it had been exchanged. Nothing of this step was "
             "applied, and the other ranks detect the loss of this worker. Reduce the batch size, and resume from the "
             "last checkpoint: gossamer run --max-restarts 1 with a script that calls session.load(directory)."
-        ) from failure
-    except RuntimeError as failure:
-        if not _of_the_driver(failure):
-            raise
-        raise DeviceError(
-            f"{bucket.flat.device} of rank {rank} failed while {describe(bucket)} was exchanged "
-            f"({str(failure).splitlines()[0]}). Nothing of this step was applied, but this process cannot use the "
-            "device any more; an earlier kernel may have caused the error. Resume from the last checkpoint in a new "
-            "process, gossamer run --max-restarts 1; CUDA_LAUNCH_BLOCKING=1 shows the kernel that failed."
-        ) from failure
+        )
+    if not isinstance(failure, RuntimeError) or not _of_the_driver(failure):
+        return None
+    return DeviceError(
+        f"{bucket.flat.device} of rank {rank} failed while {describe(bucket)} was exchanged "
+        f"({str(failure).splitlines()[0]}). Nothing of this step was applied, but this process cannot use the "
+        "device any more; an earlier kernel may have caused the error. Resume from the last checkpoint in a new "
+        "process, gossamer run --max-restarts 1; CUDA_LAUNCH_BLOCKING=1 shows the kernel that failed."
+    )
 
 
 def _of_the_driver(failure: RuntimeError) -> bool:

@@ -69,10 +69,6 @@ class Extensions:
         self.before_step = tuple(each.before_step for each in on if _defines(each, Extension.before_step))
         self.after_step = tuple(each.after_step for each in on if _defines(each, Extension.after_step))
 
-    def begin_pass(self) -> None:
-        for act in self.pass_began:
-            act()
-
 
 def _defines(extension: Extension, moment: Callable[..., None]) -> bool:
     """Whether the class of `extension` overrides a hook."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from torch import Tensor
 
 from gossamer.base.aggregation import NO_MOMENTS, Moments
+from gossamer.train.engine.extension import Extensions
 from gossamer.train.engine.frozen_parameters import FrozenParameters
 from gossamer.train.engine.parameter_check import ParameterCheck
 from gossamer.train.engine.report import Agreement, NonFiniteOrigin, unchanged
@@ -72,7 +73,7 @@ class LoopState:
     agree: Agreement = unchanged  # combines non-finite origins of all ranks that hold parts of this replica
     agree_in_round: Agreement = unchanged  # the same on the communication thread
     sparse: Callable[[], Collection[str]] = frozenset  # names of parameters with sparse gradients
-    begins: Callable[[], None] = lambda: None  # called before a synchronized pass; raises if the session is closed
+    extensions: Extensions = field(default_factory=Extensions)  # synchronizers call their `pass_began`
     gradients: GradientSource = BackwardMonitor
     tensors: TensorSampler | None = None  # measures the costs of tensors
     clips: bool = False  # whether gradients are clipped between backward and the optimizer step

@@ -164,7 +164,7 @@ class ParameterCheck(Extension):
             emit(Parted(when=when, tensor=differing[0], held=held, agreed=agreed))
         self._tell(
             kind,
-            f"the parameters of {_odd(by_rank)} {when}: {_listed(differing)}. {_first(differing[0], held, agreed)} "
+            f"the parameters of {_odd(by_rank)} {when}: {listed(differing)}. {_first(differing[0], held, agreed)} "
             "All ranks apply the same averages, so parameters stay equal bit for bit unless one rank alone changes "
             "them: by assigning a weight, load_state_dict(), zero_grad() before the step, or a missing "
             "optimizer.step(). Make the change on every rank, and resume from an earlier checkpoint, "
@@ -306,7 +306,8 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first few of several names, in quotes."""
     more = len(names) - NAMED
     return ", ".join(f'"{name}"' for name in names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 

@@ -29,7 +29,7 @@ from gossamer.comm.runtime.comm_thread import CommThread, Work
 from gossamer.comm.runtime.pipeline import DEPTH, Pipeline, PipelineTuner
 from gossamer.comm.runtime.transaction import Transaction
 from gossamer.train.engine.bucket import Bucket, BucketInput, KeptInputs
-from gossamer.train.engine.device_failures import named, shortage
+from gossamer.train.engine.device_failures import device_failure, shortage
 from gossamer.train.engine.loop import StepContext
 from gossamer.train.engine.parameter_check import ParameterCheck
 from gossamer.train.engine.report import (
@@ -246,7 +246,7 @@ class StepReduction:
 
     def _aggregation(self, bucket: Reducible, fresh: BucketInput, scale: float) -> Script:
         """The bucket's script, in units independent of the loss scale. Non-finite values are not sent."""
-        with named(bucket.packed, self.transport.rank):  # device failures are reported for this bucket
+        try:
             place, out = len(self._left), bucket.mean_buffer  # a script starts when it is added to the pipeline
             if self.kept is None or not self.kept.restores(place, bucket.flat):
                 fresh.put(bucket.flat)
@@ -278,6 +278,10 @@ class StepReduction:
             if sampler is not None and self.first_nonfinite == NOBODY and staged.finite:
                 sampler.measure(self.compressor, bucket.packed, staged, meter.nbytes, at)
             self._staged[place] = self.keep(staged)
+        except (RuntimeError, MemoryError) as failure:
+            if (explained := device_failure(bucket.packed, self.transport.rank, failure)) is None:
+                raise
+            raise explained from failure
 
     def _sparse_mean(self, gradients: Mapping[str, Rows]) -> Script:
         """Average rows. Non-finite values, and values with a sum that may overflow, are not sent."""

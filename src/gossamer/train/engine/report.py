@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from struct import Struct
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gossamer.base import rng
 from gossamer.base.ops import AllGather
 from gossamer.errors import MismatchError
 from gossamer.events import notice
@@ -219,6 +221,12 @@ def settings(optimizer: Optimizer) -> str:
                 numbers.append(f"{key}={float(value) if isinstance(value, Tensor) else value!r}")
         groups.append(", ".join(numbers))
     return "; ".join(groups)
+
+
+@lru_cache(maxsize=4)
+def settings_hash(settings: str) -> int:
+    """The hash of `settings` in a report. Cached, since most steps have the settings of the step before."""
+    return rng.address(settings)
 
 
 def with_weights(settings: str, *, said: bool) -> str:

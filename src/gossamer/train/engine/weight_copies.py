@@ -81,11 +81,12 @@ def _nested(optimizers: Iterable[Optimizer], depth: int = DEEPEST) -> Iterator[O
     for optimizer in optimizers:
         yield optimizer
         if depth:
-            within = [each for value in vars(optimizer).values() for each in _items(value)]
+            within = [each for value in vars(optimizer).values() for each in items(value)]
             yield from _nested([each for each in within if isinstance(each, Optimizer)], depth - 1)
 
 
-def _items(value: object) -> Sequence[object]:
+def items(value: object) -> Sequence[object]:
+    """The items of a list or tuple; any other value alone."""
     return value if isinstance(value, list | tuple) else [value]
 
 

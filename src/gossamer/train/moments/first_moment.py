@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from gossamer.base.aggregation import Moments
+from gossamer.base.aggregation import NO_MOMENTS, Moments
 from gossamer.errors import AttachError
 from gossamer.train.moments.transfer import Group, MomentumTransfer, refuse_settings
 
@@ -81,3 +81,69 @@ def corrections(state: AdamState, group: Group) -> tuple[float, float]:
     first, second = group["betas"]
     steps = float(state["step"])
     return 1 - float(first) ** steps, 1 - float(second) ** steps
+
+
+# -- second moments from received values -------------------------------------------------------------------------------
+
+
+class MomentumVariance(AdamRule):
+    """AdamS: v' = b2 m^2 + (1 - b2) g^2 with the previous moment, and p -= lr m' / (sqrt(v') + eps).
+
+    Only m is kept. v' is stored in place of Adam's own second moment, so that Adam could continue from it.
+    """
+
+    def _moments(self, state: AdamState, gradient: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+        first, second = group["betas"]
+        moment, variance = state["exp_avg"], state["exp_avg_sq"]
+        variance.copy_(moment).square_().mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        return moment.lerp_(gradient, 1 - first), variance.sqrt().add_(group["eps"])
+
+
+class AgreedVariance(AdamRule):
+    """Adam with bias correction; v is unchanged where the received value is 0."""
+
+    def _moments(self, state: AdamState, gradient: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+        first, second = group["betas"]
+        moment, variance = state["exp_avg"], state["exp_avg_sq"]
+        moment.lerp_(gradient, 1 - first)
+        variance.copy_(
+            (variance * second).addcmul_(gradient, gradient, value=1 - second).where(gradient != 0, variance)
+        )
+        of_first, of_second = corrections(state, group)
+        return moment / of_first, (variance / of_second).sqrt_().add_(group["eps"])
+
+
+# -- a window of received gradients ------------------------------------------------------------------------------------
+
+
+WINDOW = "window"
+
+
+class WindowedMoments(AdamRule):
+    """MicroAdam: m = (1 - b1) / (1 - b1^t) sum over r of b1^r g_(t-r), v the same for squares with b2.
+
+    The optimizer's state has a ring buffer of the last gradients, (window, *shape), and the moments, from which Adam
+    could continue.
+    """
+
+    arrives_with_momentum = False
+
+    def notices(self) -> Iterable[str]:
+        yield (f"the moments of {len(self.names)} tensors are those of the last {self.owner.window} received gradients")
+
+    def read(self, group: Group) -> Moments:
+        return NO_MOMENTS  # gradients are sent without momentum
+
+    def _moments(self, state: AdamState, gradient: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+        length, now = self.owner.window, int(state["step"]) - 1
+        if WINDOW not in state:
+            state[WINDOW] = gradient.new_zeros((length, *gradient.shape))
+        ring, (first, second) = state[WINDOW], group["betas"]
+        ring[now % length].copy_(gradient)
+        moment, variance = state["exp_avg"].zero_(), state["exp_avg_sq"].zero_()
+        for age in reversed(range(length)):
+            arrived = ring[(now - age) % length]
+            moment.mul_(first).add_(arrived, alpha=1 - first)
+            variance.mul_(second).addcmul_(arrived, arrived, value=1 - second)
+        of_first, of_second = corrections(state, group)
+        return moment / of_first, (variance / of_second).sqrt_().add_(group["eps"])

@@ -15,14 +15,10 @@ from gossamer.comm.elastic.transport import elastic
 from gossamer.errors import AttachError
 from gossamer.events import notice
 from gossamer.train.engine.bucket import slot_of
+from gossamer.train.moments.first_moment import AgreedVariance, MomentumVariance, WindowedMoments
 from gossamer.train.moments.frozen_variance import FrozenVariance, RowVariance
-from gossamer.train.moments.moving_variance import AgreedVariance, MomentumVariance
 from gossamer.train.moments.shared_variance import SharedVariance
-from gossamer.train.moments.sign import SignDescent
-from gossamer.train.moments.transfer import MomentumTransfer
-from gossamer.train.moments.velocity import SGDMomentumTransfer
-from gossamer.train.moments.whole_step import WholeStep
-from gossamer.train.moments.window import WindowedMoments
+from gossamer.train.moments.transfer import MomentumTransfer, SGDMomentumTransfer, SignDescent, WholeStep
 
 RULES: dict[UpdateRule, type[MomentumTransfer]] = {
     UpdateRule.VELOCITY: SGDMomentumTransfer,

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -134,3 +135,112 @@ def refuse_settings(group: Group, *settings: str) -> None:
                 f"{setting}={group[setting]} is not supported for momentum that a compressor applies in place of the "
                 f"optimizer. Leave {setting} out, or use TopK(density=0.01)."
             )
+
+
+# -- SGD: momentum before sending --------------------------------------------------------------------------------------
+
+
+class SGDMomentumTransfer(MomentumTransfer):
+    """SGD: received gradients include their momentum; weight decay has momentum of its own, equal on every rank.
+
+    SGD is linear: the momentum of (gradient + decay) is the sum of both. That of the decay stays in the optimizer's
+    momentum_buffer.
+    """
+
+    def check(self, group: Group) -> None:
+        refuse_settings(group, "dampening", "maximize")
+
+    def read(self, group: Group) -> Moments:
+        return Moments(float(group["momentum"]), bool(group["nesterov"]))
+
+    def notices(self) -> Iterable[str]:
+        yield (
+            f"the momentum of {len(self.names)} tensors moved from the optimizer to the compressor, which applies it "
+            "before sending, with the optimizer's current settings at each step; weight decay stays"
+        )
+
+    def step(self, group: Group, owned: Sequence[Parameter]) -> Iterable[Group]:
+        momentum, nesterov, *_ = self.read(group)
+        for parameter in owned:
+            buffer = self._buffer(parameter, group["weight_decay"])
+            if buffer is not None:
+                decay = parameter * group["weight_decay"]
+                buffer.mul_(momentum).add_(decay)
+                parameter.sub_((decay.add_(buffer, alpha=momentum) if nesterov else buffer) * group["lr"])
+        yield group | {"params": owned, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
+
+    def _buffer(self, parameter: Parameter, weight_decay: float) -> Tensor | None:
+        """None without weight decay and without momentum from before this session."""
+        buffer: Tensor | None = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
+        if buffer is None and weight_decay:
+            buffer = self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return buffer
+
+
+# -- Adam: whole steps are received ------------------------------------------------------------------------------------
+
+
+class WholeStep(MomentumTransfer):
+    """p -= lr u, and AdamW's weight decay; the optimizer keeps no moments of these parameters."""
+
+    def check(self, group: Group) -> None:
+        refuse_settings(group, "amsgrad", "maximize")
+        if group["weight_decay"] and not group["decoupled_weight_decay"]:
+            raise AttachError(
+                f"weight_decay={group['weight_decay']} of Adam is added before its moments, but here workers compute "
+                "moments from gradients alone. Train with torch.optim.AdamW(model.parameters(), ...), which decays "
+                "parameters directly."
+            )
+
+    def read(self, group: Group) -> Moments:
+        first, second = (float(beta) for beta in group["betas"])
+        return Moments(first, second_beta=second, epsilon=float(group["eps"]))
+
+    def notices(self) -> Iterable[str]:
+        yield (
+            f"the moments of {len(self.names)} tensors moved from the optimizer to the compressor: every worker keeps "
+            "its own and sends the resulting step; the learning rate and weight decay stay. Such a step does not "
+            "depend on a factor of the gradient, so batch weights have no effect"
+        )
+
+    def step(self, group: Group, owned: Sequence[Parameter]) -> Iterable[Group]:
+        lr = float(group["lr"])
+        for parameter in owned:
+            assert parameter.grad is not None
+            parameter.mul_(1 - lr * group["weight_decay"]).sub_(parameter.grad, alpha=lr)
+        return ()
+
+
+# -- steps by the sign of received values ------------------------------------------------------------------------------
+
+
+NOT_FOLLOWED = ("momentum", "dampening", "maximize", "amsgrad")  # of SGD, of Adam, of both
+
+
+class SignDescent(MomentumTransfer):
+    """p -= lr (weight_decay p + sign(received)), for SGD and Adam; it has no state.
+
+    It uses the optimizer's current lr and weight decay at each step. The decay is applied to parameters, as in AdamW,
+    since the sign of a sum with the gradient would lose it. Adam's betas, epsilon and state are not used.
+    """
+
+    def check(self, group: Group) -> None:
+        refuse_settings(group, *(setting for setting in NOT_FOLLOWED if setting in group))
+
+    def read(self, group: Group) -> Moments:
+        return NO_MOMENTS
+
+    def notices(self) -> Iterable[str]:
+        yield (
+            f"{len(self.names)} tensors will move by the learning rate and the sign of received values, and by weight "
+            "decay; these are the only settings of the optimizer in use, and it keeps no state for these tensors"
+        )
+
+    def step(self, group: Group, owned: Sequence[Parameter]) -> Iterable[Group]:
+        lr, decay = float(group["lr"]), float(group["weight_decay"])
+        gradients = [parameter.grad for parameter in owned if parameter.grad is not None]
+        if owned and decay:
+            torch._foreach_mul_(list(owned), 1 - lr * decay)
+        if owned:
+            torch._foreach_add_(list(owned), torch._foreach_sign(gradients), alpha=-lr)
+        return ()

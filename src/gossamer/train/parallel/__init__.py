@@ -1,12 +1,11 @@
 """Parallel: models with layers on several workers, and compression of tensors at the boundaries between them.
 
 pipeline_boundary  boundary: the codec between two pipeline stages, and checks of codecs
-compressed_stage   CompressedStage: a stage's module that decodes, computes and encodes, in both passes
+compressed_stage   CompressedStage: a stage's module that decodes, computes and encodes, in both passes; SampleMemory:
+                   activations as known to both sides, to which differences are sent (AQ-SGD)
 carrier            messages as the bits of float32 tensors, which torch's pipelining sends in both directions
-sample_memory      each sample's activations as known to both sides, to which differences are sent (AQ-SGD)
 
 remote             remote: a layer on another rank, called like a local one, with autograd
-remote_run         the hub of this worker, opened with its first remote module
 remote_hub         one endpoint per rank: sends calls, and serves each call once, even if it is delivered twice
 remote_service     the owner's side: held graphs, gradients of each client, and the optimizer
 remote_messages    requests and answers as checked JSON, separate from tensors

@@ -18,7 +18,7 @@ from gossamer.algorithms.compressors import Compressor
 from gossamer.comm.environment.run_settings import LARGEST_FRAME_BYTES
 from gossamer.errors import LoopError, MismatchError
 from gossamer.train.parallel.remote_codec import TensorCoder, codec_of
-from gossamer.train.parallel.remote_hub import RemoteHub
+from gossamer.train.parallel.remote_hub import RemoteHub, current_hub
 from gossamer.train.parallel.remote_messages import (
     Backward,
     Describe,
@@ -33,7 +33,6 @@ from gossamer.train.parallel.remote_messages import (
     flatten,
     unflatten,
 )
-from gossamer.train.parallel.remote_run import current_hub
 from gossamer.train.parallel.remote_service import RemoteService, ServiceSettings
 
 MakeOptimizer = Callable[[Iterable[Parameter]], Optimizer]

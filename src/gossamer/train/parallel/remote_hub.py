@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -12,11 +16,18 @@ from queue import Empty, SimpleQueue
 
 from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import WORKER, Arrived, Await, Peer, PeerLeft, PeerScript, Push, Receipt, Reply, Stamp
+from gossamer.comm.elastic.joined_run import is_elastic
+from gossamer.comm.environment.run_settings import LARGEST_FRAME_BYTES, returns
 from gossamer.comm.environment.wait_timeout import timeout_seconds, waiting_for
+from gossamer.comm.process_group import ProcessGroupTransport
 from gossamer.comm.runtime.peer_thread import PeerEndpoint
-from gossamer.errors import GossamerError, PeerLost
+from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
+from gossamer.errors import GossamerError, LoopError, PeerLost
+from gossamer.events import WithoutSession, emit, notice
+from gossamer.train import world_state
 from gossamer.train.parallel.remote_messages import Describe, Request, Returned, ScriptEnded, decode_request, encode
 from gossamer.train.parallel.remote_service import RemoteService, ServedCall
+from gossamer.train.synchronizers.peer_endpoints import SLACK_BYTES, connect_workers
 
 JOIN_SECONDS = 10.0  # for a module that computes; one that waits for another rank ends at once
 _ENDED = Receipt(version=0, about=encode(Returned()))
@@ -209,3 +220,50 @@ class RemoteHub:
         self._endpoint.close()
         for thread in self._threads:  # torch aborts a process that exits while a thread computes
             thread.join(JOIN_SECONDS)
+
+
+# -- the hub of this worker --------------------------------------------------------------------------------------------
+
+
+_hubs: weakref.WeakKeyDictionary[WorkerScope, RemoteHub] = weakref.WeakKeyDictionary()
+
+
+def current_hub() -> RemoteHub:
+    """This worker's hub. The first call is collective. Raises LoopError."""
+    worker = current_worker()
+    if worker not in _hubs:
+        _hubs[worker] = hub = _opened()
+        emit(WithoutSession(trains=True))
+        atexit.register(_end, hub, os.getpid())
+    return _hubs[worker]
+
+
+def _opened() -> RemoteHub:
+    here = world_state.current()
+    own = here.own_transport()
+    if is_elastic() or returns() or (own is not None and here.size > 1):
+        raise LoopError(
+            "remote modules exist only as long as their owner, so they need a run with a fixed number of workers: not "
+            "elastic, without workers that return alone, and not simulated. Start it by gossamer run --workers N "
+            "SCRIPT."
+        )
+    transport = own or ProcessGroupTransport()
+    try:
+        endpoint = connect_workers(
+            here.rank, LARGEST_FRAME_BYTES - SLACK_BYTES, transport.all_gather_text, asks_end_with_peer=True
+        )
+    finally:
+        transport.close()
+    return RemoteHub(endpoint, here.rank, here.size)
+
+
+def _end(hub: RemoteHub, process: int) -> None:
+    """Close the hub at the script's end; after a failure, or in a forked child, without waiting for other ranks."""
+    if os.getpid() != process:
+        return
+    if getattr(sys, "last_value", None) is None:
+        try:
+            hub.end()
+        except PeerLost as lost:
+            notice(str(lost))
+    hub.close()

@@ -190,7 +190,7 @@ class ArraySession(SessionCore):
             ended=self.status.step_ended,
             judged=self._judge,
             check=self._check,
-            begins=self._extensions.begin_pass,
+            extensions=self._extensions,
             gradients=self._given.watch,
             agree=unchanged if self.part_group is None else self.part_group.agree,
             agree_in_round=unchanged if self.part_group is None else self.part_group.agree_in_round,
@@ -251,7 +251,8 @@ class ArraySession(SessionCore):
         if self._synchronizer.controls.muted:
             return None
         self._gave = True
-        self._extensions.begin_pass()
+        for begin in self._extensions.pass_began:
+            begin()
         self._synchronizer.before_step(closure=False)
         self._uses = all(tensor.grad is not None for tensor in self._tensors.values())
         self._versions = self._written()
@@ -303,7 +304,8 @@ class ArraySession(SessionCore):
         Returns:
             parameters and state to continue with.
         """
-        self._extensions.begin_pass()
+        for begin in self._extensions.pass_began:
+            begin()
         self._beside = beside = {name: as_tensor(array).clone() for name, array in (state or {}).items()}
         self._end_epoch()
         uneven_inputs.leave_epoch(self._world, self._group, together=self._synchronizer.in_step)

@@ -21,17 +21,16 @@ from gossamer.comm.elastic.joined_run import is_elastic
 from gossamer.errors import AttachError
 from gossamer.train.auto.decision import RungChange, decide
 from gossamer.train.auto.ladder import LadderRung, admitted, beginning, is_adaptive
-from gossamer.train.auto.measurement import Measurement
+from gossamer.train.auto.measurement import Measurement, asks_for_look, slow_steps
 from gossamer.train.auto.rule import Rule, RuleState
 from gossamer.train.auto.rung_cost import rung_costs
-from gossamer.train.auto.slowdown import asks_for_look, slow_steps
 from gossamer.train.engine.model_buffers import moving_buffers
 from gossamer.train.session import lifecycle_events
 from gossamer.train.session.group_calls import GroupCalls
-from gossamer.train.session.group_changes import norm_of
 from gossamer.train.session.session_status import SessionStatus
 from gossamer.train.session.validation import refuse_sparse_gradients, refuse_swapping
 from gossamer.train.synchronizers.base import Synchronizer
+from gossamer.train.synchronizers.in_flight import norm_of
 
 PART = "recipe_choice"  # its name in a checkpoint
 

@@ -23,10 +23,10 @@ from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
 from gossamer.errors import LoopError
 from gossamer.events import notice
+from gossamer.train.engine.parameter_check import NAMED, listed
 from gossamer.train.moments.take_over import ownership
 from gossamer.train.session.model_watch import ModelWatch
 
-NAMED = 3  # names in a message
 ADD = (
     "Call session.add_parameters() on every rank, between two steps, after adding them to the optimizer: "
     'optimizer.add_param_group({"params": new_parameters}).'
@@ -218,12 +218,6 @@ class WeakParameters:
     def __contains__(self, parameter: Parameter) -> bool:
         reference = self._held.get(id(parameter))
         return reference is not None and reference() is parameter
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first few of several names, in quotes."""
-    more = len(names) - NAMED
-    return ", ".join(f'"{name}"' for name in names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _names(model: nn.Module, parameters: Sequence[Parameter]) -> list[str]:

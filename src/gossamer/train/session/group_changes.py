@@ -12,11 +12,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from math import hypot, inf
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -26,7 +26,6 @@ from torch import Tensor
 
 from gossamer import events
 from gossamer.algorithms.strategies import GradientStage
-from gossamer.base.layout import accumulation_dtype
 from gossamer.base.run_files import RUN_DIRECTORY, RunFiles
 from gossamer.comm.elastic.change import Change
 from gossamer.comm.elastic.transport import ElasticTransport
@@ -38,6 +37,7 @@ from gossamer.train.engine.extension import Extension, Extensions
 from gossamer.train.session.startup_checks import tensor_hashes
 from gossamer.train.session.tracked_parts import explained
 from gossamer.train.synchronizers.base import Synchronizer
+from gossamer.train.synchronizers.in_flight import norm_of
 from gossamer.train.synchronizers.stages import StageSequence
 
 PATIENCE_SECONDS = 1.0  # for the current step; afterwards the others repeat its exchange without this worker
@@ -96,11 +96,6 @@ def _all_are_asked() -> bool:
 
 REPORT_SECONDS = 5.0  # between two reports, at least
 REPORT_SHARE = 0.001  # of the communication thread's time, at most: residuals are as large as the model
-
-
-def norm_of(tensors: Iterable[Tensor]) -> float:
-    """|x| of all tensors together, in float64 on the host, summed in accumulation_dtype; 0 without tensors."""
-    return hypot(*(float(torch.linalg.vector_norm(each, dtype=accumulation_dtype(each.dtype))) for each in tensors))
 
 
 class ResidualReport:

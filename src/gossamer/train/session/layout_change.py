@@ -20,13 +20,12 @@ from gossamer.algorithms.strategies import GossipStage, GradientStage
 from gossamer.base.aggregation import AggregationContext
 from gossamer.errors import AttachError, GossamerError, LoopError, MismatchError
 from gossamer.train.engine.model_buffers import ModelBuffers
-from gossamer.train.engine.parameter_check import ParameterForm
+from gossamer.train.engine.parameter_check import ParameterForm, listed
 from gossamer.train.engine.parameter_views import copy_parameters, trainable
 from gossamer.train.engine.report import Presence, by_value
 from gossamer.train.moments.frozen_variance import FrozenVariance
 from gossamer.train.moments.take_over import ownership
 from gossamer.train.session.core import SessionCore
-from gossamer.train.session.foreign_optimizers import listed
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.model_parts import ModelParts
 from gossamer.train.session.owed_gradients import add_owed, on_their_way

@@ -48,10 +48,11 @@ def gathered(calls: RollCall, caller: str, named: Named) -> list[dict[str, Any]]
 def _split(content: bytes) -> tuple[Header, Tensor]:
     (length,) = LENGTH.unpack_from(content)
     end = LENGTH.size + length
-    return json.loads(content[LENGTH.size : end]), _as_tensor(content[end:])
+    return json.loads(content[LENGTH.size : end]), tensor_of(content[end:])
 
 
-def _as_tensor(content: bytes) -> Tensor:
+def tensor_of(content: bytes) -> Tensor:
+    """A copy as (n,) of uint8, on the CPU."""
     if not content:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -65,7 +66,7 @@ def described(named: Named) -> bytes:
 def flat_bytes(named: Named) -> Tensor:
     """All tensors side by side, in the order of names: (n,) of uint8, on the CPU."""
     tensors = [each for _, each in sorted(named.items()) if isinstance(each, Tensor) and each.numel()]
-    return torch.cat([_bytes(each) for each in tensors]) if tensors else _as_tensor(b"")
+    return torch.cat([_bytes(each) for each in tensors]) if tensors else tensor_of(b"")
 
 
 def _header(value: Scalar | Tensor) -> Any:

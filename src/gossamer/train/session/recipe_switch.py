@@ -28,11 +28,9 @@ from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.algorithms.strategies import AveragingStage, GossipStage, GradientStage
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import accumulation_dtype
-from gossamer.base.ops import AllReduceMean, Coalesced, Script
 from gossamer.base.runner import ScriptCost, run_script
 from gossamer.base.transport import Transport
-from gossamer.comm.mesh.collective_preference import prefer_collective
-from gossamer.comm.mesh.collective_selector import requested_collective
+from gossamer.comm.mesh.collective_selector import prefer_collective, requested_collective
 from gossamer.comm.runtime.comm_streams import use_on_current_stream
 from gossamer.errors import CheckpointError, GossamerError, LoopError, MismatchError, RecipeError
 from gossamer.train.checkpoint import reshard
@@ -55,6 +53,7 @@ from gossamer.train.session.startup_checks import optimizer_digest
 from gossamer.train.session.step_hooks import StepHooks
 from gossamer.train.session.validation import refuse_sparse_gradients, refuse_swapping
 from gossamer.train.synchronizers.base import Synchronizer
+from gossamer.train.synchronizers.scheduled import exact_means
 from gossamer.train.synchronizers.stages import StageSequence
 
 
@@ -406,10 +405,6 @@ def all_means(flats: Sequence[Tensor], group: GroupCalls) -> tuple[Sequence[Tens
     """The means over all ranks, written in place, and the bytes that this rank has sent for them."""
     if not flats:
         return (), 0.0
-    performed: ScriptCost = group.together(lambda: run_script(_means(flats), group.transport))
+    performed: ScriptCost = group.together(lambda: run_script(exact_means(flats), group.transport))
     use_on_current_stream(performed.result)
     return performed.result, performed.bytes_sent
-
-
-def _means(flats: Sequence[Tensor]) -> Script:
-    return (yield Coalesced(tuple(AllReduceMean(flat, out=flat) for flat in flats)))

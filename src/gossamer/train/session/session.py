@@ -133,16 +133,19 @@ class Session(LayoutChanges):
         def now() -> StepContext:
             scaler, momentum = self._loop_scaler, self._step_hooks.momentum
             scale = None if scaler.scaler is None else scaler.scale()
+            # With local training, a rank's scheduler may be a step behind
+            differing = self._mixed or self._stages.now.local_parameters
+            alike = "" if differing else f"{settings(self.optimizer)}; loss scale={scale}"
             return StepContext(
                 scale=scale,
-                settings=self._settings(scale),
+                settings=with_weights(alike, said=self._weighs),
                 moments=NO_MOMENTS if momentum is None else momentum.now(),
                 first_batch=self._first_batch.hash,
                 lap=self._world.lap,
             )
 
         return LoopState(
-            begins=self._extensions.begin_pass,
+            extensions=self._extensions,
             now=now,
             scale=self._loop_scaler.scale,
             buffers=self._buffers,
@@ -159,15 +162,6 @@ class Session(LayoutChanges):
             tensors=TensorSampler(lambda: self.steps),
             clips=self.clip_norm is not None,
         )
-
-    def _settings(self, scale: float | None) -> str:
-        """Settings that must be equal in lock step. With local training, a rank's scheduler may be a step behind."""
-        alike = (
-            ""
-            if self._mixed or self._stages.now.local_parameters
-            else f"{settings(self.optimizer)}; loss scale={scale}"
-        )
-        return with_weights(alike, said=self._weighs)
 
     def _about(self) -> dict[str, str]:
         scaled, clipped = self._loop_scaler.scale() is not None, self.clip_norm
@@ -232,7 +226,8 @@ class Session(LayoutChanges):
         drawn outside of the block that were not trained on are not counted. After a stop request the block ends early,
         and no further epoch begins.
         """
-        self._extensions.begin_pass()
+        for begin in self._extensions.pass_began:
+            begin()
         self._step_hooks.refuse_gained()
         self._world.enter_epoch()
         self._passes_before = self._synchronizer.passes

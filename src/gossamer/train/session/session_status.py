@@ -211,10 +211,10 @@ class DataWait:
 
     def watch(self, model: nn.Module, optimizer: Optimizer) -> tuple[RemovableHandle, RemovableHandle]:
         """The hooks that see both, to be removed at the end. A microsecond or two a step."""
-        return model.register_forward_pre_hook(self._forward), optimizer.register_step_post_hook(self._stepped)
+        return model.register_forward_pre_hook(self._forward), optimizer.register_step_post_hook(self.begin)
 
-    def begin(self) -> None:
-        """From now on the loop is on its way to its next batch."""
+    def begin(self, *_: object) -> None:
+        """Called when the loop continues to its next batch, also as a hook of the optimizer's step."""
         self._since = self._clock()
 
     def take(self) -> float:
@@ -226,6 +226,3 @@ class DataWait:
         if self._since is not None and not torch.compiler.is_compiling():
             self._seconds += self._clock() - self._since
             self._since = None
-
-    def _stepped(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.begin()

@@ -133,7 +133,8 @@ class StepHooks:
         if os.getpid() != self._pid:
             return
         synchronizer, closure = self._session._synchronizer, has_closure(args, kwargs)
-        self._extensions.begin_pass()
+        for begin in self._extensions.pass_began:
+            begin()
         if not self._alone:
             refuse_capture("optimizer.step()")
             if torch._C._current_graph_task_id() != -1:
@@ -161,7 +162,8 @@ class StepHooks:
     def _step_skipped(self) -> None:
         """The scaler has left out the optimizer's step, for which the optimizer calls no hook."""
         if os.getpid() == self._pid:
-            self._extensions.begin_pass()
+            for begin in self._extensions.pass_began:
+                begin()
             self.manual_updates.remove()
             self._session._synchronizer.step_skipped()
             self._session._step_over()

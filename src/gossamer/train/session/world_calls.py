@@ -35,7 +35,7 @@ from gossamer.comm.runtime.worker_scope import current_worker
 from gossamer.errors import LoopError, MismatchError, PeerLost
 from gossamer.train.session.average import shared_transport
 from gossamer.train.session.group_calls import newest_group
-from gossamer.train.session.named_values import survivor_calls
+from gossamer.train.session.named_values import survivor_calls, tensor_of
 from gossamer.train.world_state import WorldState, current
 
 Reduction = Literal["mean", "sum", "min", "max"]
@@ -366,13 +366,6 @@ def unpacked(content: bytes, device: torch.device) -> Any:
     begin = _LENGTH.size
     (length,) = _LENGTH.unpack_from(content)
     return _ValueDecoder(content, begin + length, device).decoded(json.loads(content[begin : begin + length]))
-
-
-def tensor_of(content: bytes) -> Tensor:
-    """A copy as (n,) of uint8, on the CPU."""
-    if not content:
-        return torch.empty(0, dtype=torch.uint8, device="cpu")
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def _flat(tensor: Tensor) -> Tensor:

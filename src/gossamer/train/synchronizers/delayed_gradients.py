@@ -27,7 +27,8 @@ class DelayedGradients(RoundTask):
         self._names = [name for bucket in buckets for name in bucket.layout.names]
 
     def check_pass(self, *, counted: bool) -> None:
-        self._loop.begins()
+        for begin in self._loop.extensions.pass_began:
+            begin()
         if counted:
             raise LoopError(
                 "a second backward() before optimizer.step() would send the mean that arrived with the first one "

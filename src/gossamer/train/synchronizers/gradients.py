@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from gossamer.algorithms.strategies import GradientStage
-from gossamer.base import flight_recorder, rng
+from gossamer.base import flight_recorder
 from gossamer.base.spans import active
 from gossamer.base.spans.record_format import SpanKind
 from gossamer.comm.runtime.pipeline import PipelineTuner
@@ -43,7 +43,7 @@ from gossamer.train.engine.reduction import (
     sum_costs,
     unsampled,
 )
-from gossamer.train.engine.report import NO_FLAGS, Presence, StepDecision, StepReport
+from gossamer.train.engine.report import NO_FLAGS, Presence, StepDecision, StepReport, settings_hash
 from gossamer.train.engine.sparse_gradients import SparseGradients
 from gossamer.train.engine.torch_hooks import LoopControls
 from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchronizer, without_unsent
@@ -168,7 +168,8 @@ class GradientSynchronizer(Synchronizer):
                 self._send(self._pending, Presence.TRAINING)
 
     def _pass_began(self) -> None:
-        self._loop.begins()
+        for begin in self._loop.extensions.pass_began:
+            begin()
         if self._pending is not None and self._pending.sent:
             raise LoopError(
                 "the previous backward pass did not finish, and part of its gradients was sent already, so the ranks "
@@ -225,24 +226,21 @@ class GradientSynchronizer(Synchronizer):
     def _trailer(self, pending: PendingReduction, presence: Presence) -> StepTrailer:
         training, check, settings = presence == Presence.TRAINING, self._loop.check, pending.taken.settings
         buffers, moved = ((), NO_FLAGS) if self._versions is None else self._versions.look()
+        accumulated = self._sums.used
+        used = [p.grad is not None or name in accumulated for name, p in self._parameters.items()]
         report = StepReport(
             weight=pending.reduction.weight,
             presence=presence,
-            settings=rng.address(settings),
+            settings=settings_hash(settings),
             steps=self.step,
             stop=self.asked_to_stop,
             lap=pending.taken.lap,
             look=self.asked_to_look,
-            used=np.array(self._used()) & training,
+            used=np.array(used) & training,
             moved=moved & training,
         )
         sample = partial(check.sample, self.step) if training else unsampled
         return StepTrailer(report=report, settings=settings, check=check, buffers=buffers, sample=sample)
-
-    def _used(self) -> list[bool]:
-        """Whether each parameter has a gradient, in the order of `names`."""
-        accumulated = self._sums.used
-        return [p.grad is not None or name in accumulated for name, p in self._parameters.items()]
 
     # -- after backward ------------------------------------------------------------------------------------------------
 

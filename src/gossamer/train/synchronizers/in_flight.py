@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import hypot
 from typing import Any
@@ -121,7 +121,7 @@ class OutgoingRound:
     def run(self, reduction: StepReduction, *, active: bool) -> RoundResult:
         """Reduce all buckets and commit the result, before the next round is sent."""
         *before, last = self.buckets
-        offered = _norm([outgoing.flat for outgoing in self.buckets]) if self.measures_lag else 0.0
+        offered = norm_of([outgoing.flat for outgoing in self.buckets]) if self.measures_lag else 0.0
         for outgoing in before:
             reduction.exchange(outgoing, NO_INPUT, 1.0)
         mean = None if self.averaged_state is None else reduction.average(self.averaged_state)
@@ -145,7 +145,7 @@ class OutgoingRound:
 
     def _lag(self, offered: float) -> float | None:
         unsent = [tensor for outgoing in self.buckets for tensor in outgoing.bucket.unsent]
-        return _norm(unsent) / offered if offered and unsent else None
+        return norm_of(unsent) / offered if offered and unsent else None
 
     def _commit(
         self, result: RoundResult, reduction: StepReduction, decision: StepDecision, mean: Tensor | None
@@ -191,8 +191,8 @@ class InFlightRound:
         }
 
 
-def _norm(tensors: Sequence[Tensor]) -> float:
-    """Euclidean norm of all tensors together."""
+def norm_of(tensors: Iterable[Tensor]) -> float:
+    """|x| of all tensors together, in float64 on the host, summed in accumulation_dtype; 0 without tensors."""
     return hypot(*(float(torch.linalg.vector_norm(each, dtype=accumulation_dtype(each.dtype))) for each in tensors))
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from gossamer import events
 from gossamer.algorithms.strategies import PeriodicSchedule, SyncRound
-from gossamer.base import rng
 from gossamer.base.ops import AllReduceMean, Coalesced, Script
 from gossamer.base.runner import ScriptCost, run_script
 from gossamer.base.transport import Transport
@@ -27,7 +26,7 @@ from gossamer.train.engine.device_failures import undone
 from gossamer.train.engine.loop import StepContext
 from gossamer.train.engine.participation import Participants, ParticipationPoll
 from gossamer.train.engine.reduction import StepTrailer, sum_costs, unsampled
-from gossamer.train.engine.report import NO_FLAGS, Presence, StepReport
+from gossamer.train.engine.report import NO_FLAGS, Presence, StepReport, settings_hash
 from gossamer.train.engine.torch_hooks import LoopControls
 from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchronizer, without_unsent
 from gossamer.train.synchronizers.in_flight import (
@@ -205,7 +204,7 @@ class ScheduledSynchronizer(Synchronizer):
         report = StepReport(
             weight=weight,
             presence=presence,
-            settings=rng.address(now.settings),
+            settings=settings_hash(now.settings),
             steps=self.step if self._task.keeps_alike else 0,
             used=self._task.used(fragment.buckets, presence),
             moved=NO_FLAGS,
@@ -415,7 +414,7 @@ class ExactMean:
         """Average over all ranks. On the communication thread, while the training thread waits."""
         flats = [bucket.gather_parameters(torch.empty_like(bucket.flat)) for bucket in self.buckets]
         numbers = self.averaged_state.numbers()
-        return run_script(_means(flats if numbers is None else [*flats, numbers]), transport)
+        return run_script(exact_means(flats if numbers is None else [*flats, numbers]), transport)
 
     def by_name(self, means: Sequence[Tensor]) -> dict[str, Tensor]:
         """The result of `run` by the names of the model's tensors."""
@@ -429,5 +428,6 @@ class ExactMean:
         return found if not along else {**found, **self.averaged_state.named(along[0])}
 
 
-def _means(flats: Sequence[Tensor]) -> Script:
+def exact_means(flats: Sequence[Tensor]) -> Script:
+    """Overwrite each tensor with its uncompressed mean over all ranks."""
     return (yield Coalesced(tuple(AllReduceMean(flat, out=flat) for flat in flats)))

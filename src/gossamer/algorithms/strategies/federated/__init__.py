@@ -1,7 +1,6 @@
 """Federated strategies: the devices of a round, their contributions, and the server's update.
 
 base        FederatedStrategy: a round as pure rules on flat tensors, on the device and on the server
-combinations  compressors that cannot be used in a federation
 fedavg      FedAvg: the weighted mean of the devices' updates
 fedprox     FedProx: a proximal term keeps devices close to the round's parameters
 scaffold    SCAFFOLD: control variates for heterogeneous data

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from gossamer.errors import AttachError
-from gossamer.train.moments.whole_step import WholeStep
+from gossamer.train.moments.transfer import WholeStep
 
 ALL = "AdamUpdate(inner=Dense())"
 

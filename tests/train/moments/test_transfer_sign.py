@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from gossamer.errors import AttachError, LoopError
-from gossamer.train.moments.sign import SignDescent
+from gossamer.train.moments.transfer import SignDescent
 from gossamer.train.session.session import Session
 
 ALL = "DeMo(inner=Dense(), decay=0.7)"

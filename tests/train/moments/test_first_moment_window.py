@@ -14,8 +14,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from gossamer.algorithms.compressors import MicroAdam
 from gossamer.base.layout import Slot
-from gossamer.train.moments import window
-from gossamer.train.moments.window import WindowedMoments
+from gossamer.train.moments import first_moment
+from gossamer.train.moments.first_moment import WINDOW, WindowedMoments
 
 
 def truncated(length: int) -> Any:
@@ -78,7 +78,7 @@ def test_another_length_would_be_found(wrong: int) -> None:
 
 
 def test_a_window_that_is_read_backwards_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window, "reversed", lambda ages: ages, raising=False)
+    monkeypatch.setattr(first_moment, "reversed", lambda ages: ages, raising=False)
     with pytest.raises(AssertionError):
         close(together("MicroAdam(inner=Dense(), window=3)"), by_hand(truncated(3)))
 
@@ -98,5 +98,5 @@ def test_three_steps_by_hand() -> None:
         rule.after()
     state = optimizer.state[p]
     assert (float(state["exp_avg"]), float(state["exp_avg_sq"])) == (1.5, 3.0)
-    assert state[window.WINDOW].shape == (2, 1)
+    assert state[WINDOW].shape == (2, 1)
     close(before - p.detach(), torch.tensor([(1.5 / 0.875) / (3 / 0.875) ** 0.5], dtype=torch.float64))

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gossamer.algorithms.compressors import CompressedAdam
 from gossamer.base.layout import Slot
-from gossamer.train.moments import moving_variance
-from gossamer.train.moments.moving_variance import AgreedVariance, MomentumVariance
+from gossamer.train.moments import first_moment
+from gossamer.train.moments.first_moment import AgreedVariance, MomentumVariance
 
 ADAMS = 'CompressedAdam(inner=Dense(), variance="momentum")'
 AGREED = 'CompressedAdam(inner=Dense(), variance="agreed")'
@@ -49,7 +49,7 @@ def test_a_variance_of_the_new_moment_would_be_found() -> None:
 
 
 def test_a_missing_bias_correction_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving_variance, "corrections", lambda state, group: (1.0, 1.0))
+    monkeypatch.setattr(first_moment, "corrections", lambda state, group: (1.0, 1.0))
     with pytest.raises(AssertionError):
         close(together(AGREED), by_torch())
 

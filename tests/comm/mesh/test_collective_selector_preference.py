@@ -5,7 +5,7 @@ from support.virtual_workers import heard
 
 from gossamer import events
 from gossamer.base.ops import AllReduceMean
-from gossamer.comm.mesh.collective_preference import prefer_collective
+from gossamer.comm.mesh.collective_selector import prefer_collective
 from gossamer.comm.network import read_network
 from gossamer.comm.simulated import SimulatedGroup
 from gossamer.comm.throttled import ThrottledTransport

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import CheckpointError, LoopError
-from gossamer.train.parallel.sample_memory import SampleMemory
+from gossamer.train.parallel.compressed_stage import SampleMemory
 
 
 def ids(*numbers: int) -> Tensor:

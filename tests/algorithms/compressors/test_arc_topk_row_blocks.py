@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gossamer.algorithms.compressors import row_blocks as module
-from gossamer.algorithms.compressors.row_blocks import RowBlocks, row_blocks, signs, squared_norms
+from gossamer.algorithms.compressors import arc_topk as module
+from gossamer.algorithms.compressors.arc_topk import RowBlocks, row_blocks, signs, squared_norms
 from gossamer.base import rng
 
 SIZES = (40, 0, 1, 9, 16)

@@ -12,8 +12,7 @@ import pytest
 from support.virtual_ladder import VirtualJob
 
 from gossamer.train.auto import decision
-from gossamer.train.auto.measurement import Measurement, StepSeconds
-from gossamer.train.auto.slowdown import asks_for_look, slow_steps
+from gossamer.train.auto.measurement import Measurement, StepSeconds, asks_for_look, slow_steps
 
 
 def drop_at(second: float, until: float = inf) -> Callable[[float], str]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gossamer.algorithms.compressors.mask_parts import MaskParts, marked
+from gossamer.algorithms.compressors.shared_mask import MaskParts, marked
 from gossamer.base import rng
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.kernels import encode_places
