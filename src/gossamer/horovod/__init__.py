@@ -22,11 +22,11 @@ alias        makes `import horovod` find this package
 from typing import Any
 
 __all__ = ["__version__"]
-__version__ = "0.28.1"  # of Horovod, whose API this is
+__version__ = "0.28.1"  # the version of Horovod that has this API
 
 UNAVAILABLE = {
     "mxnet": "MXNet is retired. Train with torch: import gossamer.horovod.torch as hvd.",
-    "spark": "start workers by `gossamer run --as-horovod`, or on a cluster as docs/clusters.md says.",
+    "spark": "start workers by `gossamer run --as-horovod`, or on a cluster as described in docs/clusters.md.",
     "ray": "use gossamer.integrations.ray: docs/integrations/ray.md.",
     "run": "start the script by `gossamer run --as-horovod --workers 4 train.py`.",
     "runner": "start the script by `gossamer run --as-horovod --workers 4 train.py`.",
@@ -35,7 +35,7 @@ UNAVAILABLE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Explain what Horovod has and this package has not."""
+    """Raise AttributeError; for names of Horovod that are not available, with the alternative."""
     if name in UNAVAILABLE:
         raise AttributeError(f"horovod.{name} is not available: {UNAVAILABLE[name]}")
     raise AttributeError(f"module 'gossamer.horovod' has no attribute {name!r}")

@@ -52,7 +52,7 @@ def _module(name: str) -> ModuleType:
         if error.name != place:
             raise
         raise ModuleNotFoundError(
-            f"{name} is not available in gossamer.horovod. docs/integrations/horovod.md lists what is.", name=name
+            f"{name} is not available in gossamer.horovod. docs/integrations/horovod.md has a list.", name=name
         ) from None
 
 

@@ -18,7 +18,7 @@ from gossamer.horovod.basics import ProcessSet, context, global_process_set
 from gossamer.horovod.calls import AllGatherCall, BroadcastBytesCall
 from gossamer.train.session.world_calls import bytes_of, packed, tensor_of, unpacked
 
-TAG = "horovod"  # marks a list that stands for another type
+TAG = "horovod"  # marks a list that encodes another type
 
 
 def broadcast_object(
