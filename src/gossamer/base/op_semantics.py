@@ -63,9 +63,9 @@ def _means(ops: Sequence[AllReduceMean]) -> list[Tensor]:
 
 def _mixed(ops: Sequence[NeighborAllGather]) -> list[list[Payload]]:
     heard = {(peer, rank) for rank, op in enumerate(ops) for peer in op.hears if peer != rank}
-    told = {(rank, peer) for rank, op in enumerate(ops) for peer in op.told if peer != rank}
-    if heard != told:
-        edges = ", ".join(f"{sender} to {receiver}" for sender, receiver in sorted(heard ^ told))
+    sent_edges = {(rank, peer) for rank, op in enumerate(ops) for peer in op.receivers if peer != rank}
+    if heard != sent_edges:
+        edges = ", ".join(f"{sender} to {receiver}" for sender, receiver in sorted(heard ^ sent_edges))
         raise MismatchError(
             f"only one end of some edges means to use them ({edges}), and a rank that waits there would wait for ever. "
             "Both ends must compute the same edges: from (rank, world, round, seed), and from nothing else."

@@ -209,7 +209,7 @@ class AllToAll(Operation):
 
 @dataclass(frozen=True)
 class NeighborAllGather(Operation):
-    """Neighbor all-gather: send `payload` to the peers `told`, receive one from each peer in `edges`, in that order.
+    """Neighbor all-gather: send `payload` to each of `receivers`, receive one from each peer in `edges`, in that order.
 
     Send and receive lists must match: i sends to j exactly if j receives from i. A rank may receive from itself.
 
@@ -231,7 +231,7 @@ class NeighborAllGather(Operation):
         return tuple(peer for peer, _ in self.edges)
 
     @property
-    def told(self) -> tuple[int, ...]:
+    def receivers(self) -> tuple[int, ...]:
         """The peers that the payload is sent to."""
         return self.hears if self.tells is None else self.tells
 
@@ -245,7 +245,7 @@ class NeighborAllGather(Operation):
         return replace(self, payload=tuple(f(tensor) for tensor in self.payload))
 
     def bytes_sent(self, world: int, rank: int = 0) -> float:
-        return float(sum(peer != rank for peer in self.told) * payload_bytes(self.payload))
+        return float(sum(peer != rank for peer in self.receivers) * payload_bytes(self.payload))
 
     def meta_answer(self, world: int, rank: int) -> list[Payload]:
         return [self.payload] * len(self.edges)

@@ -104,12 +104,12 @@ def _network(text: str | None, links: Path | None, workers: int) -> tuple[Networ
         raise click.UsageError(f"the advice depends on the network. Describe it: --network 100mbit,20ms; {HOW}")
     if text == HERE:
         raise click.UsageError(NOT_HERE)
-    told = read_network(text, workers) if text is not None else None
+    declared = read_network(text, workers) if text is not None else None
     if links is None:
-        assert told is not None  # refused above
-        return told, ()
+        assert declared is not None  # refused above
+        return declared, ()
     found, remarks = read_links(links, workers)
-    return (found, remarks) if told is None else (told, (*remarks, *contradictions(told, found)))
+    return (found, remarks) if declared is None else (declared, (*remarks, *contradictions(declared, found)))
 
 
 def _advised(
@@ -171,18 +171,18 @@ def _confirm(result: RaceResult, setting: Setting, seconds: float) -> tuple[Conf
     found = compare(records, target=target)
     rows = []
     for contender, row in zip(best, found.rows, strict=True):
-        told = contender.seconds / contender.steps if contender.steps else None
+        declared = contender.seconds / contender.steps if contender.steps else None
         rows.append(
             ConfirmedRow(
                 recipe=contender.recipe,
-                foretold_step_seconds=told,
+                foretold_step_seconds=declared,
                 measured_step_seconds=row.step_seconds,
                 steps=row.steps,
                 loss=row.loss_at_equal_time,
                 seconds_to_target=row.seconds_to_target,
             )
         )
-        foretold = "nothing" if told is None else seconds_text(told)
+        foretold = "nothing" if declared is None else seconds_text(declared)
         console.print(
             f"{contender.recipe}: estimated {foretold} a step, measured {seconds_text(row.step_seconds)}"
             + (

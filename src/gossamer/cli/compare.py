@@ -149,7 +149,7 @@ def compare_command(
     floor = None
     try:
         for recipe in recipes:
-            told = _foretell(recipe, workers, network, script, first, console) if foretelling else None
+            forecast = _foretell(recipe, workers, network, script, first, console) if foretelling else None
 
             def train(seed: int, rate: str, recipe: str = recipe) -> Record:
                 training = [str(script), *_arguments(arguments, seed=seed, rate=rate)]
@@ -162,7 +162,7 @@ def compare_command(
             rate, runs = tuned(train, seeds, rates)
             rows.append(runs)
             chosen.append(rate)
-            foretold.append(told)
+            foretold.append(forecast)
         if unlimited and network is not None:
             floor = train_for_record("Dense()", workers, None, limits, [str(script), *first], console)
     except click.ClickException as failure:
@@ -294,17 +294,17 @@ def train_for_record(
                 status.update(Text.assemble(f"{recipe}{where}  ", (line.strip()[:100], "dim")))
         if run.returncode or not file.exists():
             by_hand = ["gossamer", "run", "--workers", str(workers), "--recipe", recipe, *training]
-            told = [line.rstrip() for line in tail if folder not in line]  # its logs are removed by then
-            raise click.ClickException(failure_text(recipe, by_hand, told))
+            forecast = [line.rstrip() for line in tail if folder not in line]  # its logs are removed by then
+            raise click.ClickException(failure_text(recipe, by_hand, forecast))
         record: Record = json.loads(bounded_file.read_text(file, MOST_RECORD_BYTES))
     step = record["seconds_per_step"]["median"]
     console.print(f"{recipe}{where}: {record['steps']} steps, {seconds_text(step)} each", markup=False)
     return record
 
 
-def failure_text(recipe: str, command: Sequence[str], told: Sequence[str]) -> str:
-    """Error message of a failed run: cause, command to reproduce it, output. `told`: lines of output."""
-    said = [line for line in told if line.strip() and not line.startswith(PROGRESS)]
+def failure_text(recipe: str, command: Sequence[str], forecast: Sequence[str]) -> str:
+    """Error message of a failed run: cause, command to reproduce it, output. `forecast`: lines of output."""
+    said = [line for line in forecast if line.strip() and not line.startswith(PROGRESS)]
     causes = [line for line in said if line.startswith(CAUSES)] or said[-1:] or ["it printed nothing"]
     sentence = f"the run with {recipe} has no record, so it cannot be compared: {causes[0].removeprefix('Error: ')}"
     rest = [line for line in said if line != causes[0]]

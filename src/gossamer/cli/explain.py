@@ -117,8 +117,8 @@ def explain(
     if isinstance(resolved.strategy.steady_stage, FederatedStage):
         if network is not None or step_seconds is not None or own_machines:
             raise click.UsageError(NO_STEP_TIME)
-        told, record = explain_federated(resolved, script, arguments, parameters or ASSUMED_PARAMETERS, workers)
-        _tell(told, record, json_file)
+        facts, record = explain_federated(resolved, script, arguments, parameters or ASSUMED_PARAMETERS, workers)
+        _tell(facts, record, json_file)
         return
     model, attached = _model(resolved, script, arguments, parameters)
     traffic = estimate_traffic(resolved, attached, workers=workers)

@@ -161,8 +161,8 @@ def _bar(rounds: int) -> Iterator[Tell]:
     """A progress bar of rounds with a sentence; without a terminal, a line now and then."""
     aside = SafeConsole(stderr=True, highlight=False)
     if not aside.is_terminal:
-        with progress("", TOLD_EVERY_SECONDS) as told:
-            yield lambda done, sentence: told(f"round {done} of {rounds}, {sentence}")
+        with progress("", TOLD_EVERY_SECONDS) as show_progress:
+            yield lambda done, sentence: show_progress(f"round {done} of {rounds}, {sentence}")
         return
     columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=aside, transient=True) as bar:

@@ -190,7 +190,7 @@ def main() -> None:
         say("\n".join([f"Error: {error}", *getattr(error, "__notes__", ())]))
         sys.exit(1)
     except OSError as error:
-        if (told := out_of_resources(error)) is None:
+        if (resource_message := out_of_resources(error)) is None:
             raise
-        say(f"Error: {told}")
+        say(f"Error: {resource_message}")
         sys.exit(1)

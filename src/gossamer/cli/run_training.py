@@ -139,9 +139,9 @@ def run_training(
         return _run(job, Surroundings(network, planned, faults, serving, elasticity, forecast), json_file, plot_file)
 
 
-def _settings(**told: object) -> dict[str, str]:
+def _settings(**options: object) -> dict[str, str]:
     """Environment variables of the workers for the options that were given."""
-    return {name: str(value) for name, value in told.items() if value}
+    return {name: str(value) for name, value in options.items() if value}
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ def _run(job: Job, around: Surroundings, json_file: Path | None, plot_file: Path
                 say_how_to_go_on(live.progress.checkpoint)
                 return 1
             record = report(job, directory, network, _ended(outcome), terminal, json_file, plot_file)
-            if record is not None and (told := verdict(around.forecast, record)):
-                terminal.note(told)
+            if record is not None and (options := verdict(around.forecast, record)):
+                terminal.note(options)
             if outcome.exit_code:
                 explain_end(job, outcome, live.progress.checkpoint)
     return outcome.exit_code

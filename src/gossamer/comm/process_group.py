@@ -187,11 +187,11 @@ class ProcessGroupTransport:
         self._stand(range(dist.get_world_size()), dist.group.WORLD)
         self._await_all()
         # Detects at once a rank that has failed before; new_group would block
-        told = self.all_gather_text(json.dumps(list(self._ranks if ranks is None else ranks)))
-        self.groups = sorted({tuple(json.loads(text)) for text in told})
+        outgoing = self.all_gather_text(json.dumps(list(self._ranks if ranks is None else ranks)))
+        self.groups = sorted({tuple(json.loads(text)) for text in outgoing})
         # Every rank participates in the creation of all groups
         made = {each: dist.new_group(list(each), timeout=engine_timeout()) for each in self.groups}
-        mine = tuple(json.loads(told[self.rank]))
+        mine = tuple(json.loads(outgoing[self.rank]))
         self._stand(mine, made[mine])
 
     def _stand(self, ranks: Sequence[int], group: Any) -> None:
@@ -270,22 +270,22 @@ class ProcessGroupTransport:
                 joint = join(payload)
                 return self._told(dict.fromkeys(ranks, joint), ranks, joint, payload)
             case AllToAll(parts):
-                told = {peer: join(part) for peer, part in zip(ranks, parts, strict=True)}
-                return self._told(told, ranks, told[self.rank], parts[ranks.index(self.rank)])
+                outgoing = {peer: join(part) for peer, part in zip(ranks, parts, strict=True)}
+                return self._told(outgoing, ranks, outgoing[self.rank], parts[ranks.index(self.rank)])
             case NeighborAllGather(payload):
                 joint = join(payload)
-                told = {ranks[peer]: joint for peer in op.told}
-                return self._told(told, [ranks[peer] for peer in op.hears], joint, payload)
+                outgoing = {ranks[peer]: joint for peer in op.receivers}
+                return self._told(outgoing, [ranks[peer] for peer in op.hears], joint, payload)
             case InGroup() | Coalesced():
                 raise AssertionError("InGroup cannot contain Coalesced; build Coalesced((InGroup(...), ...)) instead.")
 
     def _told(
-        self, told: dict[int, Tensor], hears: Sequence[int], mine: Tensor, like: Payload
+        self, outgoing: dict[int, Tensor], hears: Sequence[int], mine: Tensor, like: Payload
     ) -> Callable[[], list[Payload]]:
-        """Send `told[j]` to rank j, and receive as many bytes as `mine` from each of `hears`."""
+        """Send `outgoing[j]` to rank j, and receive as many bytes as `mine` from each of `hears`."""
         heard = {peer: mine if peer == self.rank else torch.empty_like(mine) for peer in hears}
         everyone = range(self.world)
-        arrived = self._straight([told.get(peer) for peer in everyone], [heard.get(peer) for peer in everyone])
+        arrived = self._straight([outgoing.get(peer) for peer in everyone], [heard.get(peer) for peer in everyone])
 
         def wait() -> list[Payload]:
             arrived()
@@ -343,15 +343,15 @@ class ProcessGroupTransport:
 
         return wait
 
-    def _straight(self, told: Sequence[Tensor | None], heard: Sequence[Tensor | None]) -> Callable[[], None]:
-        """Send the bytes `told[j]` directly to rank j, and this rank's own to `heard[j]`, concurrently in one hop."""
-        mine, own = told[self.rank], heard[self.rank]
+    def _straight(self, outgoing: Sequence[Tensor | None], heard: Sequence[Tensor | None]) -> Callable[[], None]:
+        """Send the bytes `outgoing[j]` directly to rank j, and its own part to `heard[j]`, concurrently in one hop."""
+        mine, own = outgoing[self.rank], heard[self.rank]
         if mine is not None and own is not None and own.data_ptr() != mine.data_ptr():
             own.copy_(mine)
         others = [(self.rank + step) % self.world for step in range(1, self.world)]
         moves = [
             dist.P2POp(move, numbers, self._ranks[peer], self._group)
-            for move, all_numbers in ((dist.irecv, heard), (dist.isend, told))
+            for move, all_numbers in ((dist.irecv, heard), (dist.isend, outgoing))
             for peer in others
             if (numbers := all_numbers[peer]) is not None and numbers.numel()
         ]
@@ -380,13 +380,13 @@ class ProcessGroupTransport:
                 if not tensor.numel():
                     continue
                 dense = (tensor.cpu() if tensor.is_cuda and not self.takes_devices else tensor).contiguous()
-                told, sender = dense.view(-1).view(torch.uint8), self._ranks[source]
-                self._begun(told, partial(self._broadcast, told, sender))()
+                outgoing, sender = dense.view(-1).view(torch.uint8), self._ranks[source]
+                self._begun(outgoing, partial(self._broadcast, outgoing, sender))()
                 if dense is not tensor:
                     tensor.copy_(dense)
 
-    def _broadcast(self, told: Tensor, sender: int) -> Sequence[Any]:
-        return [dist.broadcast(told, sender, group=self._group, async_op=True)]
+    def _broadcast(self, outgoing: Tensor, sender: int) -> Sequence[Any]:
+        return [dist.broadcast(outgoing, sender, group=self._group, async_op=True)]
 
     def all_gather_text(self, text: str) -> list[str]:
         with self._translated():

@@ -113,13 +113,13 @@ def report(
     Raises:
         As session.save.
     """
-    told = {**(metrics or {}), **_numbers.take()}
+    reported = {**(metrics or {}), **_numbers.take()}
     if not checkpoint:
-        train.report(told)
+        train.report(reported)
         return
     with tempfile.TemporaryDirectory() as folder:
         session.save(folder, keep=1, **mine)
-        train.report(told, checkpoint=train.Checkpoint.from_directory(folder))
+        train.report(reported, checkpoint=train.Checkpoint.from_directory(folder))
 
 
 def restore(session: Session) -> dict[str, Any]:

@@ -90,8 +90,8 @@ def compare(
     first = records[0]["seconds_per_step"]["median"]
     floor = unlimited["seconds_per_step"]["median"] if unlimited else None
     rows = [
-        _row(record, metric, seconds, steps, first, floor, target, prices or Prices(), told)
-        for record, told in zip(records, foretold or [None] * len(records), strict=True)
+        _row(record, metric, seconds, steps, first, floor, target, prices or Prices(), predicted)
+        for record, predicted in zip(records, foretold or [None] * len(records), strict=True)
     ]
     return Comparison(
         rows=tuple(rows),
@@ -112,7 +112,7 @@ def _row(
     floor: float | None,
     target: Target | None,
     prices: Prices,
-    told: float | None,
+    predicted: float | None,
 ) -> ComparisonRow:
     step_seconds = record["seconds_per_step"]["median"]
     reached = seconds_to(record, target)
@@ -131,7 +131,7 @@ def _row(
         seconds_to_target=reached,
         step_ratio=step_seconds / first if first else 1.0,
         unlimited_ratio=step_seconds / floor if floor else None,
-        foretold_step_seconds=told,
+        foretold_step_seconds=predicted,
         money=prices.of(record, reached if reached is not None else record["seconds"]),
     )
 

@@ -160,5 +160,5 @@ class LiveView:
 
     def look(self) -> list[str]:
         """The messages since the last call."""
-        told = [self.progress.take(line, rank) for rank, file in self._files.items() for line in file.lines()]
-        return [sentence for sentence in told if sentence]
+        taken = [self.progress.take(line, rank) for rank, file in self._files.items() for line in file.lines()]
+        return [sentence for sentence in taken if sentence]

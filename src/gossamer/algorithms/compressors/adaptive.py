@@ -160,5 +160,5 @@ def _energies(x: FlatTensors, at: AggregationContext) -> Script:
         with sent_by(rank, at):
             expect_tensors([payload], 1)
             expect(payload[0], torch.float64, len(mine))
-    told = torch.stack([numbers for (numbers,) in heard]).cpu().nan_to_num(0.0, 0.0, 0.0)
-    return told.clamp(0.0, LARGEST).sum(0).tolist()
+    statistics = torch.stack([numbers for (numbers,) in heard]).cpu().nan_to_num(0.0, 0.0, 0.0)
+    return statistics.clamp(0.0, LARGEST).sum(0).tolist()

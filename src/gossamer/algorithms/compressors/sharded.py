@@ -114,10 +114,10 @@ class Sharded(Wrapper):
         heard = yield AllToAll(sent)
         agreed = scratch_like(mine.of(x.flat), accumulation_dtype(x.flat.dtype))
         finite = decode_heard(partial(self._decode, mine, divisor=at.world), heard, mine.layout, agreed, at)
-        told = self._encode_mean(mine, agreed, finite, owed, _at(at, "mean", at.rank))
+        encoded_mean = self._encode_mean(mine, agreed, finite, owed, _at(at, "mean", at.rank))
         like, lost = agreed.new_empty(0), agreed if owed is None else None
         del heard, agreed  # as large as the bucket together, and unused during the all-gather
-        answers = yield AllGather(told)
+        answers = yield AllGather(encoded_mean)
         mean = mean_buffer_like(x.flat, out)
         finite = True
         for rank, (part, payload) in enumerate(() if mean.is_meta else zip(parts, answers, strict=True)):

@@ -132,7 +132,7 @@ class SparseSum(Wrapper):
         mean = mean_buffer_like(x.flat, out)
         if mean.is_meta:
             return with_mean_in(AggregationResult(mean=mean, own_contribution=lambda: torch.empty_like(mean)), out)
-        told = [_can_be_added(answer, kept, mean, rank, at) for rank, answer in enumerate(answers)]
+        addable = [_can_be_added(answer, kept, mean, rank, at) for rank, answer in enumerate(answers)]
         places, theirs = _told(answers, regions, kept, at)
         scatter(list(zip(places, theirs, strict=True)), mean)
         wanted.index_copy_(0, members, left)
@@ -143,7 +143,7 @@ class SparseSum(Wrapper):
             part.index_copy_(0, entries.places, entries.values)
             return part.index_copy_(0, members, mine - left)
 
-        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=all(told)), out)
+        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=all(addable)), out)
 
 
 @dataclass(frozen=True)

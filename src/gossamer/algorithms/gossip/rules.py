@@ -70,8 +70,10 @@ class MixingRule(ABC):
         """Return the initial state; all workers have the same x."""
 
     @abstractmethod
-    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
-        """Return the messages for `told` neighbors. No state is changed, since the round may fail."""
+    def offer(
+        self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, receivers: int
+    ) -> GossipOffer:
+        """Return the messages for `receivers` neighbors. No state is changed, since the round may fail."""
 
     @abstractmethod
     def land(
@@ -104,7 +106,9 @@ class Averaging(MixingRule):
     def begin(self, x: Tensor) -> Memory:
         return {}
 
-    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
+    def offer(
+        self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, receivers: int
+    ) -> GossipOffer:
         return GossipOffer((x.flat,))
 
     def land(
@@ -144,7 +148,9 @@ class Choco(MixingRule):
         hat = x.to(accumulation_dtype(x.dtype), copy=True)
         return {HAT: hat, PULL: torch.zeros_like(hat)}
 
-    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
+    def offer(
+        self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, receivers: int
+    ) -> GossipOffer:
         difference = FlatTensors(x.flat - memory[HAT], x.layout)
         try:
             message = encode(self.compressor, difference, state, at)
@@ -187,12 +193,14 @@ class PushSum(MixingRule):
             MASS: torch.ones(1, dtype=torch.float64, device=x.device),
         }
 
-    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
+    def offer(
+        self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, receivers: int
+    ) -> GossipOffer:
         numbers, mass = self.shares(x.flat, memory)
-        part, lighter = (numbers / (1 + told)).to(x.flat.dtype), mass / (1 + told)
+        part, lighter = (numbers / (1 + receivers)).to(x.flat.dtype), mass / (1 + receivers)
         if not all_finite(part):
             return GossipOffer((torch.zeros_like(part), torch.zeros_like(mass)), (numbers, mass))
-        return GossipOffer((part, lighter), (numbers.sub_(part, alpha=told), lighter))
+        return GossipOffer((part, lighter), (numbers.sub_(part, alpha=receivers), lighter))
 
     def land(
         self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
@@ -244,7 +252,9 @@ class OuterMomentum(MixingRule):
         slow = x.to(accumulation_dtype(x.dtype), copy=True)
         return {SLOW: slow, MOMENTUM: torch.zeros_like(slow)}
 
-    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
+    def offer(
+        self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, receivers: int
+    ) -> GossipOffer:
         slow = memory[SLOW].clone()
         numbers = slow, x.flat.to(slow.dtype) - slow
         return GossipOffer(numbers, numbers)

@@ -80,9 +80,9 @@ class Topology(Term, ABC):
     def peers(self, rank: int, world: int) -> tuple[int, ...]:
         """Return the ranks that `rank` of `world` exchanges messages with in any round, ascending, without itself."""
         every = range(self.rounds(world))
-        told = {peer for round in every for peer in self.tells(rank, world, round)}
+        receivers = {peer for round in every for peer in self.tells(rank, world, round)}
         heard = {peer for round in every for peer in self.hears(rank, world, round)}
-        return tuple(sorted(told | heard))
+        return tuple(sorted(receivers | heard))
 
     def weights(self, rank: int, world: int, round: int, seed: int = 0) -> Weights:
         """Return the mixing weights of `rank` for its inputs, including itself: a row of `mixing`, without the matrix.
@@ -111,8 +111,8 @@ class Topology(Term, ABC):
         law:    every column sums to 1, so sums are preserved; x / w converges to the mean
         source: Kempe, Dobra & Gehrke 2003, FOCS; Assran et al. 2019, ICML
         """
-        told = [(*self.tells(rank, world, round, seed), rank) for rank in range(world)]
-        return _matrix([tuple((peer, 1 / len(peers)) for peer in peers) for peers in told]).T.contiguous()
+        receivers = [(*self.tells(rank, world, round, seed), rank) for rank in range(world)]
+        return _matrix([tuple((peer, 1 / len(peers)) for peer in peers) for peers in receivers]).T.contiguous()
 
     def second_eigenvalue(self, world: int) -> float:
         """Return |lambda_2|: the asymptotic factor of the distance to the mean per round; 0 if the mean is exact.

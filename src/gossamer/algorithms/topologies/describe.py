@@ -58,8 +58,8 @@ def table(topology: Topology, worlds: Sequence[int] = TABLE_WORLDS) -> str:
 
 def _line(topology: Topology, world: int) -> tuple[str, ...]:
     every = [(rank, round_) for round_ in range(topology.rounds(world)) for rank in range(world)]
-    told = {len(topology.tells(rank, world, round_)) for rank, round_ in every}
-    shown = str(min(told)) if len(told) == 1 else f"{min(told)} to {max(told)}"
+    receivers = {len(topology.tells(rank, world, round_)) for rank, round_ in every}
+    shown = str(min(receivers)) if len(receivers) == 1 else f"{min(receivers)} to {max(receivers)}"
     left = topology.second_eigenvalue(world)
     return str(world), shown, f"{left:.6f}", f"{1 - left:.6f}", _halving(topology, world, left)
 
@@ -71,10 +71,10 @@ def _halving(topology: Topology, world: int, left: float) -> str:
 
 def _exact_after(topology: Topology, world: int) -> int:
     """Return the first round after which every rank has the mean, within the period."""
-    told = topology.mixing(world)
+    receivers = topology.mixing(world)
     rounds = 1
-    while rounds < topology.rounds(world) and (told - 1 / world).abs().max() > EXACT:
-        told = topology.mixing(world, rounds) @ told
+    while rounds < topology.rounds(world) and (receivers - 1 / world).abs().max() > EXACT:
+        receivers = topology.mixing(world, rounds) @ receivers
         rounds += 1
     return rounds
 

@@ -159,8 +159,8 @@ class ViewEngines:
         """
         before = self._retired()  # referenced until this returns: torch would destroy it at an arbitrary time
         held, problem = self._held() if mesh.rank == 0 else (None, self._refused)
-        told = mesh.all_gather_text(json.dumps([problem, self._address, 0 if held is None else held.port]))
-        problems, addresses, ports = zip(*map(json.loads, told), strict=True)
+        declarations = mesh.all_gather_text(json.dumps([problem, self._address, 0 if held is None else held.port]))
+        problems, addresses, ports = zip(*map(json.loads, declarations), strict=True)
         if not any(problems):
             theirs = partial(TCPStore, addresses[0], ports[0], timeout=PATIENCE, wait_for_workers=False)
             problem = self._formed(mesh, theirs if held is None else lambda: held)

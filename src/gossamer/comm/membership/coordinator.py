@@ -146,8 +146,8 @@ class Coordinator:
         worker = self.rule.workers.get(number)
         if worker is None or worker.peer != sender:
             out = self.rule.ended or self.rule.outs.get(number)
-            told = Pulled(version=OUT_VERSION, about=News(out=out).text()) if out else self._again(known)
-            self._reply(token, told)
+            reply = Pulled(version=OUT_VERSION, about=News(out=out).text()) if out else self._again(known)
+            self._reply(token, reply)
             return
         if known < OUT_VERSION:
             self._check_newer(known // 2)
@@ -238,8 +238,8 @@ class Coordinator:
                 self._reply(token, Receipt(version=0, about=self._standing(worker).text()))
             out, news = self._news(worker)
             for token, known in worker.polls:
-                told = Pulled(version=out, about=news.text()) if news.out else self._again(known)
-                self._reply(token, told)
+                reply = Pulled(version=out, about=news.text()) if news.out else self._again(known)
+                self._reply(token, reply)
         self.rule.forgotten.clear()
         for worker in self.rule.workers.values():
             if worker.is_compared or self.rule.ended:

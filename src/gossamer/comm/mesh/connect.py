@@ -113,11 +113,11 @@ def _hang_up(found: Sequence[socket.socket | None]) -> None:
         each.close()
 
 
-def _check_tokens(rank: int, token: bytes, told: Sequence[tuple[bytes, bytes]]) -> None:
-    """`told`: by rank, its secret and the proof that it has the same token."""
+def _check_tokens(rank: int, token: bytes, received: Sequence[tuple[bytes, bytes]]) -> None:
+    """`receivers`: by rank, its secret and the proof that it has the same token."""
     others = [
         str(other)
-        for other, (secret, proof) in enumerate(told)
+        for other, (secret, proof) in enumerate(received)
         if not hmac.compare_digest(proof, _proof(token, secret, other))
     ]
     if others:

@@ -64,8 +64,8 @@ def encrypted_mesh(
     if engine.world == 1:
         return engine
     rank = engine.rank
-    told = engine.all_gather_text(declared((wish if available() else ENGINE) + SEALED, device=device))
-    wishes, processes, devices = heard(told)
+    declarations = engine.all_gather_text(declared((wish if available() else ENGINE) + SEALED, device=device))
+    wishes, processes, devices = heard(declarations)
     check_same_wish(wishes)
     if ENGINE + SEALED in wishes:
         raise ConnectError(

@@ -86,9 +86,9 @@ def measured_ways(
         for group in groups
         for way in (engine, mesh)
     ]
-    told = [json.loads(text) for text in mesh.all_gather_text(json.dumps(mine))]
+    declarations = [json.loads(text) for text in mesh.all_gather_text(json.dumps(mine))]
     rows = range(len(mine))
-    return tuple(tuple(max(theirs[row][size] for theirs in told) for size in (0, 1)) for row in rows)
+    return tuple(tuple(max(theirs[row][size] for theirs in declarations) for size in (0, 1)) for row in rows)
 
 
 def _seconds(

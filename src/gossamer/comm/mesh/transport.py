@@ -56,8 +56,8 @@ def mesh_transport(
     patience = requested_timeouts()
     if engine.world == 1:
         return engine
-    told = engine.all_gather_text(declared(wish if available() else ENGINE, device=device))
-    wishes, processes, devices = heard(told)
+    outgoing = engine.all_gather_text(declared(wish if available() else ENGINE, device=device))
+    wishes, processes, devices = heard(outgoing)
     if ENGINE in wishes:
         return engine
     check_same_wish(wishes)
@@ -196,12 +196,12 @@ class MeshTransport:
         able = self._staged if self._staged.takes([each for each in tensors if each.numel()]) else self._operations
         able.broadcast_(tensors, source)
 
-    def deliver(self, told: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]:
-        """Send the uint8 tensor `told[j]` to rank j, and receive `heard[j]` bytes from rank j, directly.
+    def deliver(self, outgoing: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]:
+        """Send the uint8 tensor `outgoing[j]` to rank j, and receive `heard[j]` bytes from rank j, directly.
 
         Every rank calls it at the same point, and the sizes of every pair of ranks must match.
         """
-        return self._operations.deliver(told, heard)
+        return self._operations.deliver(outgoing, heard)
 
     def all_gather_text(self, text: str) -> list[str]:
         return self._fallback.all_gather_text(text)

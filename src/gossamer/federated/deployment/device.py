@@ -277,10 +277,10 @@ class FederationDevice:
         script = participate(invitation.number, recipe, self._store(invitation))
         return self._answered(script, trainer)
 
-    def _check_recipe(self, told: Recipe) -> None:
-        if self._recipe is not None and repr(told) != repr(self._recipe):
+    def _check_recipe(self, offered: Recipe) -> None:
+        if self._recipe is not None and repr(offered) != repr(self._recipe):
             raise ConnectError(
-                f"The server's recipe is {told!r}, but this device accepts only {self._recipe!r}, so it sends "
+                f"The server's recipe is {offered!r}, but this device accepts only {self._recipe!r}, so it sends "
                 "nothing. Ask the operator of the server why they differ, or agree on a recipe: --recipe TEXT"
             )
 

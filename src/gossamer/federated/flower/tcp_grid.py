@@ -152,9 +152,9 @@ def serve_node(
     )
 
     def answer(head: str, data: bytes) -> bytes:
-        told = msgspec.json.decode(head, type=MessageHead)
-        message = Message(content_from_bytes(data), context.node_id, told.type, group_id=told.group)
-        message.metadata.__dict__["_message_id"] = told.identity
+        invitation = msgspec.json.decode(head, type=MessageHead)
+        message = Message(content_from_bytes(data), context.node_id, invitation.type, group_id=invitation.group)
+        message.metadata.__dict__["_message_id"] = invitation.identity
         return answer_to_bytes(called(app, message, context))
 
     endpoint.meet({THE_SERVER: server})

@@ -176,10 +176,10 @@ def _refuse_unlike(session: PytreeSession, parameters: Any) -> None:
     own, _ = tree_util.tree_flatten_with_path(parameters)
     pairs = zip(own, tree_util.tree_leaves(firsts), strict=True)
     unlike = [tree_util.keystr(path) for (path, mine), first in pairs if _bytes(mine) != _bytes(first)]
-    told = [json.loads(text) for text in session.arrays.all_gather_text(json.dumps(unlike))]
-    if any(told):
+    every = [json.loads(text) for text in session.arrays.all_gather_text(json.dumps(unlike))]
+    if any(every):
         session.close()
-        which = "; ".join(f"rank {rank}: {', '.join(names)}" for rank, names in enumerate(told) if names)
+        which = "; ".join(f"rank {rank}: {', '.join(names)}" for rank, names in enumerate(every) if names)
         raise MismatchError(
             f"parameters are not those of rank 0, and an optimizer cannot replace them: {which}. Initialize them "
             "with the same key on every rank, as model.init(jax.random.key(0), inputs)."

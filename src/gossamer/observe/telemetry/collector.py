@@ -59,7 +59,7 @@ class Collector:
         self._uplinked = ExitStack()
         self._book: Ranks | None = None  # if other launchers have ranks, too
         self._logs, self._directory, self._note = logs, directory, note
-        self._told = LineFile(RunFiles(directory).told, lambda sentence: None)
+        self._told = LineFile(RunFiles(directory).launcher_messages, lambda sentence: None)
         self._telling = threading.Lock()  # notes come from several threads of the launcher
         self._ingest: Ingest | None = None  # None while the store cannot be written
         self._noted = self._is_aside = False

@@ -235,10 +235,10 @@ def read_activities(db: sqlite3.Connection, now: float) -> list[RankActivity]:
 
 
 def _fields(text: str | None) -> dict[str, Any]:
-    told = json.loads(text or "{}")
+    parsed = json.loads(text or "{}")
     names = ("operation", "under_way", "number", "step", "bucket", "buckets", "since")
-    return {name: told[name] for name in names if name in told} | {
-        name: tuple(told.get(name, default)) for name, default in (("group", (0, 0)), ("waits_for", ()))
+    return {name: parsed[name] for name in names if name in parsed} | {
+        name: tuple(parsed.get(name, default)) for name, default in (("group", (0, 0)), ("waits_for", ()))
     }
 
 

@@ -183,10 +183,10 @@ def describe(clocks: Mapping[str, AlignedClock], processes: Sequence[ProcessSpan
                 "are placed by their machines' wall clocks, which may be wrong by any amount. Trace more steps"
             )
         else:
-            told = (
+            description = (
                 f"ranks {ranks}: within {1000 * clock.error:.3g} ms (drift {1e6 * clock.drift:.3g} parts per million)"
             )
             if clock.contradicts:
-                told += f"; their clock was set or slewed meanwhile, by about {1000 * clock.contradicts:.3g} ms"
-            said.append(told)
+                description += f"; their clock was set or slewed meanwhile, by about {1000 * clock.contradicts:.3g} ms"
+            said.append(description)
     return said

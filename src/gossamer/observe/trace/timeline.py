@@ -170,10 +170,10 @@ def _name(record: Any) -> str:
 
 def _operation(record: Any, view: _View) -> Slice:
     peers, nbytes = int(record["peers"]), int(record["nbytes"])
-    told: dict[str, int | str] = {"bytes sent": nbytes}
+    args: dict[str, int | str] = {"bytes sent": nbytes}
     if peers != EVERYONE:
-        told["from places"] = ", ".join(str(place) for place in range(MOST_PEERS) if peers >> place & 1)
-    return Slice(operation_text(int(record["code"])), view(record["begin"]), view(record["end"]), told)
+        args["from places"] = ", ".join(str(place) for place in range(MOST_PEERS) if peers >> place & 1)
+    return Slice(operation_text(int(record["code"])), view(record["begin"]), view(record["end"]), args)
 
 
 def _operator_tracks(each: ProcessSpans, window: Window | None, view: _View) -> Iterator[SpanTrack]:

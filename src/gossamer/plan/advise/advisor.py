@@ -299,8 +299,10 @@ class Advisor:
         ratios[DENSE] = 1.0
         finalists = [each for each in self.foretold if each.recipe in ratios]
         seen = [ratios[each.recipe] for each in finalists]
-        told = [ratio if isfinite(ratio) else each.expected_steps for ratio, each in zip(seen, finalists, strict=True)]
-        return thresholds(finalists, self.pricer, self.network, expected_steps=told)
+        expected = [
+            ratio if isfinite(ratio) else each.expected_steps for ratio, each in zip(seen, finalists, strict=True)
+        ]
+        return thresholds(finalists, self.pricer, self.network, expected_steps=expected)
 
 
 def affordable(budget_seconds: float, step_seconds: float) -> int:
@@ -340,9 +342,9 @@ def _numbers(statistics: GradientStatistics | None) -> Mapping[str, float | None
     """Statistics that are single numbers, by name."""
     if statistics is None:
         return {}
-    told = {**statistics.to_json(), "noise_scale_batches": statistics.noise_scale_batches}
+    expected = {**statistics.to_json(), "noise_scale_batches": statistics.noise_scale_batches}
     return {
         name: float(value) if value is not None and isfinite(value) else None
-        for name, value in told.items()
+        for name, value in expected.items()
         if value is None or isinstance(value, int | float)
     }

@@ -143,10 +143,10 @@ def _nothing_gained(race: RaceResult) -> str:
         return f"no significant difference: {best.name} made too few steps for a comparison with {race.baseline.recipe}"
     if speedup.value == 0:
         return f"the best other recipe, {best.name}, did not reach the {race.metric} of {race.reference.name}"
-    told = f"the best other recipe, {best.name}, is {speedup.value:.2f}x as fast ({_between(speedup)})"
+    sentence = f"the best other recipe, {best.name}, is {speedup.value:.2f}x as fast ({_between(speedup)})"
     if speedup.low <= 1:
-        return f"{told}: not beyond noise"
-    return f"{told}: less than {WORTHWHILE:g}x is not worth another recipe"
+        return f"{sentence}: not beyond noise"
+    return f"{sentence}: less than {WORTHWHILE:g}x is not worth another recipe"
 
 
 def _between(interval: ConfidenceInterval, form: str = ".2f") -> str:

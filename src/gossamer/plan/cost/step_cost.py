@@ -133,8 +133,8 @@ def _of_collectives(recipe: Recipe, model: Attached, traffic: TrafficEstimate, n
 
 
 def _of_neighbors(recipe: Recipe, traffic: TrafficEstimate) -> MachineLoad:
-    told = [len(recipe.topology.tells(rank, traffic.workers, 0)) for rank in sampled_ranks(traffic.workers)]
-    mean, most = sum(told) / len(told), max(told)
+    receiver_counts = [len(recipe.topology.tells(rank, traffic.workers, 0)) for rank in sampled_ranks(traffic.workers)]
+    mean, most = sum(receiver_counts) / len(receiver_counts), max(receiver_counts)
     in_lock_step = recipe.strategy.steady_stage.in_lock_step
     share = most / mean if mean and in_lock_step else 1.0
     sent = traffic.bytes_sent * share
@@ -188,7 +188,7 @@ class _Tables:
             case InGroup(ranks, inner):
                 return self.busiest(inner, len(ranks))
             case NeighborAllGather():
-                return op.bytes_sent(world), sum(peer != 0 for peer in op.told)
+                return op.bytes_sent(world), sum(peer != 0 for peer in op.receivers)
             case AllGather() | AllToAll() | Coalesced():
                 return op.bytes_sent(world), world - 1
 

@@ -74,7 +74,7 @@ class StepTimeEstimate:
     @property
     def caution(self) -> str | None:
         """Warning about an estimate from few steps or a busy machine; None without one."""
-        said = [told for told in (self._few_steps, self._busy_machine) if told]
+        said = [note for note in (self._few_steps, self._busy_machine) if note]
         return "; ".join(said) or None
 
     @property

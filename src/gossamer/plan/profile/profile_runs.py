@@ -85,8 +85,8 @@ def _profiled(
         directory = Path(name)
         _run_copies(directory, script, arguments, recipe, workers, copies, batches)
         found = [WorkloadProfile.from_json(json.loads(path.read_text())) for path in results(directory, copies)]
-        told = statistics_file(directory)
-        statistics = GradientStatistics.from_json(json.loads(told.read_text())) if told.exists() else None
+        file = statistics_file(directory)
+        statistics = GradientStatistics.from_json(json.loads(file.read_text())) if file.exists() else None
     return _mean(found), statistics
 
 

@@ -108,11 +108,11 @@ def conclude(pending: BackgroundSave | None, all_gather_text: AllGatherText) -> 
     Raises:
         CheckpointError: on all ranks, if one rank failed; that rank's error has the cause.
     """
-    told = "nothing"
+    status = "nothing"
     if pending is not None:
         pending.wait()
-        told = f"lost {pending.step} {pending.error}" if pending.error else "complete"
-    answers = all_gather_text(told)
+        status = f"lost {pending.step} {pending.error}" if pending.error else "complete"
+    answers = all_gather_text(status)
     lost = [f"rank {who}: {text.split(' ', 2)[2]}" for who, text in enumerate(answers) if text.startswith("lost ")]
     if lost:
         step = next(text.split(" ")[1] for text in answers if text.startswith("lost "))
@@ -182,8 +182,8 @@ def load(
         CheckpointError: on all ranks, if the path is a file or no checkpoint can be used.
     """
     usable, others = _usable(directory, rank, world)
-    told = json.dumps([usable, others, nothing_found.refusal(directory)])
-    answers = [json.loads(text) for text in all_gather_text(told)]
+    status = json.dumps([usable, others, nothing_found.refusal(directory)])
+    answers = [json.loads(text) for text in all_gather_text(status)]
     if refusals := [why for _, _, why in answers if why]:
         raise CheckpointError(refusals[0])
     steps = [{tuple(each) for each in usable} for usable, _, _ in answers]

@@ -196,8 +196,10 @@ def fetch(exchange: ReplicaExchange, directory: str | os.PathLike[str]) -> None:
     Raises CheckpointError on all ranks if a part cannot be read or written.
     """
     gather = exchange.all_gather_text
-    told = gather(json.dumps(sorted(parts_here(directory))))
-    held: list[Parts] = [{(step, part, save, world) for step, part, save, world in json.loads(text)} for text in told]
+    held_parts = gather(json.dumps(sorted(parts_here(directory))))
+    held: list[Parts] = [
+        {(step, part, save, world) for step, part, save, world in json.loads(text)} for text in held_parts
+    ]
     if not (missing(held) or _kept_twice(held)):
         return
     try:

@@ -223,11 +223,11 @@ class StepReduction:
     def _refuse_other_settings(self, mine: str, active: Sequence[int]) -> None:
         """Raise MismatchError on all ranks; in an elastic run only on new workers, if only theirs differ."""
         joined: bool | None = getattr(self.transport, "joined", None)
-        told = self.transport.all_gather_text(f"{bool(joined):d}{mine}")
-        texts = [text[1:] for text in told]
+        answers = self.transport.all_gather_text(f"{bool(joined):d}{mine}")
+        texts = [text[1:] for text in answers]
         if joined is None:
             compare_settings(texts)
-        refuse_newcomers(texts, [text[0] == "1" for text in told], active, self.transport.rank)
+        refuse_newcomers(texts, [text[0] == "1" for text in answers], active, self.transport.rank)
 
     def _try(self, tuner: PipelineTuner, presence: Presence) -> None:
         """Record the duration of this reduction; ranks compare after a trial. Its bytes do not count for any step.

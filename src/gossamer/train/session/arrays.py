@@ -403,11 +403,11 @@ class ArraySession(SessionCore):
         missing = [name for name in self._tensors if name not in arrays]
         unknown = [name for name in arrays if name not in self._tensors]
         if missing or unknown:
-            told = " and ".join(
+            texts = " and ".join(
                 f"{names} {how}" for names, how in ((missing, "missing"), (unknown, "unknown")) if names
             )
             raise LayoutError(
-                f"rank {self.rank}: the names are not those of this session's parameters: {told}. Give one array "
+                f"rank {self.rank}: the names are not those of this session's parameters: {texts}. Give one array "
                 "for each of them; "
                 "for other parameters construct a new session on every rank."
             )

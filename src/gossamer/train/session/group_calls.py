@@ -65,7 +65,7 @@ class GroupCalls:
         if calls is None or self.alone:
             return False
         here = calls.gather(caller, "", b"detached" if self.is_detached else b"")
-        there = [rank for rank, told in here.items() if not told]
+        there = [rank for rank, participates in here.items() if not participates]
         missing = [rank for rank in range(self.transport.world) if rank not in there]
         if missing and missing != self._missing and self.transport.rank == min(here):
             events.notice(

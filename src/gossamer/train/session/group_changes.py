@@ -282,9 +282,9 @@ class GroupChanges(Extension):
         return {"shards": self._session._world.state_dict().get("shards", []), "unsent": norm_of(unsent)}
 
     def moved(self, change: Change) -> None:
-        told = [change.standings.get(number) for number in change.before]
-        known = next(each for each in told if each)
-        shards = [[each and each["shards"][place] for each in told] for place in range(len(known["shards"]))]
+        standings = [change.standings.get(number) for number in change.before]
+        known = next(each for each in standings if each)
+        shards = [[each and each["shards"][place] for each in standings] for place in range(len(known["shards"]))]
         stayed = [change.before.index(number) for number in change.now if number in change.before]
         rank = self._rank
         self._session._world.move(rank, len(change.now), shards, stayed=stayed)

@@ -39,8 +39,10 @@ def gathered(calls: RollCall, caller: str, named: Named) -> list[dict[str, Any]]
     where names, shapes or dtypes differ."""
     said, flat = described(named), flat_bytes(named)
     form = hashlib.sha256(json.dumps(form_of(json.loads(said))).encode()).hexdigest()
-    told = calls.gather(f"gossamer.{caller}", form, b"".join((LENGTH.pack(len(said)), said, flat.numpy().tobytes())))
-    split = {rank: _split(content) for rank, content in told.items()}
+    contents = calls.gather(
+        f"gossamer.{caller}", form, b"".join((LENGTH.pack(len(said)), said, flat.numpy().tobytes()))
+    )
+    split = {rank: _split(content) for rank, content in contents.items()}
     check_alike({rank: header for rank, (header, _) in split.items()} | {calls.rank: json.loads(said)}, caller)
     return [opened(header, part, named) for header, part in split.values()]
 

@@ -207,22 +207,22 @@ def _agreed(session: SwitchingSession, following: Following | None, refusal: Gos
         synchronizer.meet_to_save(Presence.SWITCHING)  # LoopError on all ranks if some continue training
     asked = "" if following is None else repr(following.recipe)
     mine = {"asked": asked, "step": synchronizer.step, "held": sorted(session._step_hooks.owed.state())}
-    told = [json.loads(text) for text in group.all_gather_text(json.dumps(mine))]
+    sent = [json.loads(text) for text in group.all_gather_text(json.dumps(mine))]
     if refusal is not None:
         raise refusal
-    if len({each["asked"] for each in told}) > 1:
+    if len({each["asked"] for each in sent}) > 1:
         raise MismatchError(
             "the ranks request different recipes: "
-            + by_value([each["asked"] or "one that it refuses" for each in told])
+            + by_value([each["asked"] or "one that it refuses" for each in sent])
             + ". Nothing was changed. Call session.switch with the same recipe on every rank: decide on one rank, or "
             "by numbers that all ranks have."
         )
-    if len({each["step"] for each in told}) > 1:
+    if len({each["step"] for each in sent}) > 1:
         raise LoopError(
-            f"the ranks call session.switch() after different steps: {by_value([str(each['step']) for each in told])}. "
+            f"the ranks call session.switch() after different steps: {by_value([str(each['step']) for each in sent])}. "
             "Nothing was changed. Call it on every rank after the same step."
         )
-    return sorted({name for each in told for name in each["held"]})
+    return sorted({name for each in sent for name in each["held"]})
 
 
 @torch.no_grad()
@@ -377,8 +377,8 @@ def merge_state(
     Moments that only some ranks have are copied from rank 0 as well.
     """
     moments = _moments(optimizer, parameters)
-    told = [json.loads(text) for text in group.all_gather_text(json.dumps(sorted(moments)))]
-    alike = all(names == told[0] for names in told)
+    gathered = [json.loads(text) for text in group.all_gather_text(json.dumps(sorted(moments)))]
+    alike = all(names == gathered[0] for names in gathered)
     state = AveragedState([*averaged, *(moments[name] for name in sorted(moments) if alike)])
     numbers, nbytes = state.numbers(), 0.0
     if numbers is not None:

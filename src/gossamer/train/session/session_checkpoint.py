@@ -315,9 +315,9 @@ class SessionCheckpoints:
         if failure is not None:
             raise failure
         if len(set(texts)) > 1:
-            told = "; ".join(f"rank {who}: {text}" for who, text in enumerate(texts))
+            found = "; ".join(f"rank {who}: {text}" for who, text in enumerate(texts))
             raise CheckpointError(
-                f"ranks save with different options: {told}. Call session.save with the same options on every rank; "
+                f"ranks save with different options: {found}. Call session.save with the same options on every rank; "
                 "nothing was written."
             )
         return wanted

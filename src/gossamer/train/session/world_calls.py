@@ -82,7 +82,7 @@ def broadcast(world: WorldState, value: Any, root: int = 0) -> Any:
     call = Call("broadcast", f"root={root}")
     content = packed(value, call.name) if world.rank == root else b""
 
-    def told(transport: Transport) -> bytes | None:
+    def perform(transport: Transport) -> bytes | None:
         lengths = _agreed(transport, call, len(content))
         source = next((rank for rank, length in enumerate(lengths) if length), None)  # ranks may have changed meanwhile
         if source is None:
@@ -91,7 +91,7 @@ def broadcast(world: WorldState, value: Any, root: int = 0) -> Any:
         broadcast_tensors(transport, [tensor], source)
         return bytes_of(tensor)
 
-    found = _performed(world, call, content, told, lambda values: values.get(root))
+    found = _performed(world, call, content, perform, lambda values: values.get(root))
     if found is None:
         raise PeerLost(f"rank {root} was lost, so {call.text} has no value. Broadcast from a rank that is left.")
     return unpacked(found, world.device)
@@ -206,11 +206,11 @@ def _combined(values: Sequence[Tensor], op: Reduction) -> Tensor:
 def _gathered(world: WorldState, call: Call, content: bytes) -> list[bytes]:
     """The contents of all ranks that are there, by rank."""
 
-    def told(transport: Transport) -> list[bytes]:
+    def perform(transport: Transport) -> list[bytes]:
         lengths = _agreed(transport, call, len(content))
         return _all_gathered(transport, content, lengths)
 
-    return _performed(world, call, content, told, lambda values: list(values.values()))
+    return _performed(world, call, content, perform, lambda values: list(values.values()))
 
 
 class _Differing(Exception):
@@ -267,8 +267,8 @@ def _performed(
         return among_survivors({0: own})
     if (calls := survivor_calls(world)) is not None:
         form = call.text.encode()
-        told = calls.gather(f"world.{call.name}", call.form, b"".join((_LENGTH.pack(len(form)), form, own)))
-        return among_survivors(_of_one_form(told))
+        perform = calls.gather(f"world.{call.name}", call.form, b"".join((_LENGTH.pack(len(form)), form, own)))
+        return among_survivors(_of_one_form(perform))
 
     def attempt(transport: Transport) -> tuple[list[T], str]:
         try:
@@ -299,13 +299,13 @@ def _over_newest_group(world: WorldState, calls: Callable[[Transport], T]) -> T:
         return calls(transport)
 
 
-def _of_one_form(told: Mapping[int, bytes]) -> dict[int, bytes]:
+def _of_one_form(perform: Mapping[int, bytes]) -> dict[int, bytes]:
     """The contents by rank. Raises MismatchError where the calls had different forms."""
-    ends = {rank: _LENGTH.size + _LENGTH.unpack_from(each)[0] for rank, each in told.items()}
-    forms = {rank: each[_LENGTH.size : ends[rank]] for rank, each in told.items()}
+    ends = {rank: _LENGTH.size + _LENGTH.unpack_from(each)[0] for rank, each in perform.items()}
+    forms = {rank: each[_LENGTH.size : ends[rank]] for rank, each in perform.items()}
     if len(set(forms.values())) > 1:
         raise _mismatch(_by_rank(forms))
-    return {rank: each[ends[rank] :] for rank, each in told.items()}
+    return {rank: each[ends[rank] :] for rank, each in perform.items()}
 
 
 def _by_rank(forms: Mapping[int, bytes]) -> str:

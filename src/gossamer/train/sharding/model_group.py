@@ -40,8 +40,10 @@ class ModelGroup:
 
     def hold(self, views: WholeParameters) -> None:
         """Set this rank's part of the model. Collective."""
-        told = self.training.all_gather_text(json.dumps([_ranks(each) for each in views.own.values() if _ranks(each)]))
-        mine = _connected(self.training.rank, _job_ranks(self.training, self.job), map(json.loads, told))
+        gathered = self.training.all_gather_text(
+            json.dumps([_ranks(each) for each in views.own.values() if _ranks(each)])
+        )
+        mine = _connected(self.training.rank, _job_ranks(self.training, self.job), map(json.loads, gathered))
         self.staged = mine < self.training.world
         self._copies = {
             id(views.parameters[name]): mine * _replicated(each) // (len(_ranks(each)) or 1)

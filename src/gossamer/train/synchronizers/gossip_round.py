@@ -50,9 +50,9 @@ class MixedTensors:
     bucket: Bucket | None = None
     mixed: Tensor | None = None  # x after the neighbors' messages were applied
 
-    def offer(self, at: AggregationContext, told: int) -> GossipOffer:
+    def offer(self, at: AggregationContext, receivers: int) -> GossipOffer:
         state = State() if self.bucket is None else self.bucket.state
-        return self.rule.offer(self.x, self.memory, state, at, told)
+        return self.rule.offer(self.x, self.memory, state, at, receivers)
 
     def land(self, offer: GossipOffer, heard: Sequence[NeighborMessage]) -> None:
         self.mixed = self.rule.land(self.x.flat, self.x.layout, self.memory, offer, heard)

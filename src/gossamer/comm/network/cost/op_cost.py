@@ -138,7 +138,7 @@ def parts_of(op: CollectiveOp, rank: int, world: int, way: MessagePlan = ENGINE)
         case AllToAll(parts):
             return [way.straight(rank, world, [payload_bytes(part) for part in parts])]
         case NeighborAllGather(payload):
-            return [way.neighbors(rank, op.told, op.hears, payload_bytes(payload))]
+            return [way.neighbors(rank, op.receivers, op.hears, payload_bytes(payload))]
         case InGroup(_, inner):
             ranks = op.group_of(rank, world)
             mine = parts_of(inner, ranks.index(rank), len(ranks), way.among(ranks))

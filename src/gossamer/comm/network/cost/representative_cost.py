@@ -292,8 +292,8 @@ class RepresentativeCost:
             case AllToAll():
                 return self._rank.exchange(ranks[1:], _largest_part(Itself(op)), now)
             case NeighborAllGather(payload):
-                told, heard = ([peer for peer in peers if peer] for peers in (op.told, op.hears))
-                return self._rank.exchange(ranks[max(told, heard, key=len)], payload_bytes(payload), now)
+                outgoing, heard = ([peer for peer in peers if peer] for peers in (op.receivers, op.hears))
+                return self._rank.exchange(ranks[max(outgoing, heard, key=len)], payload_bytes(payload), now)
             case InGroup(group, inner):
                 return self._end(inner, ranks[np.array(group) - group[0]], now)
             case Coalesced():

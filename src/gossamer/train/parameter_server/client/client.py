@@ -277,8 +277,8 @@ class Client:
     def restore_server(self, number: int, state: Mapping[str, Any], name: str) -> PeerScript:
         """Restore a state returned by `server_state`. name: unique name of this attempt."""
         shard_client, stamp = self.shard_clients[number], Stamp(self._worker, self.step)
-        for told, part in described(file_of(state), name):
-            receipt = yield self._requests.push(shard_client, STATE, stamp, told, (part,))
+        for entry, part in described(file_of(state), name):
+            receipt = yield self._requests.push(shard_client, STATE, stamp, entry, (part,))
             check([receipt], CheckpointError)
 
     def state_dict(self) -> dict[str, Any]:
