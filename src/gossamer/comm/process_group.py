@@ -54,13 +54,13 @@ def _beside(op: SimpleOp, answer: Any, place: int) -> Any:
         case AllToAll(parts):
             return [_moved(payload, parts[place]) for payload in answer]
         case AllGather(payload) | NeighborAllGather(payload):
-            return [_moved(theirs, payload) for theirs in answer]
+            return [_moved(remote, payload) for remote in answer]
         case _:
             assert_never(op)
 
 
 def _moved(payload: Payload, like: Payload) -> Payload:
-    return tuple(tensor.to(theirs.device) for tensor, theirs in zip(payload, like, strict=True))
+    return tuple(tensor.to(remote.device) for tensor, remote in zip(payload, like, strict=True))
 
 
 BUSY = (
@@ -191,8 +191,8 @@ class ProcessGroupTransport:
         self.groups = sorted({tuple(json.loads(text)) for text in outgoing})
         # Every rank participates in the creation of all groups
         made = {each: dist.new_group(list(each), timeout=engine_timeout()) for each in self.groups}
-        mine = tuple(json.loads(outgoing[self.rank]))
-        self._stand(mine, made[mine])
+        local = tuple(json.loads(outgoing[self.rank]))
+        self._stand(local, made[local])
 
     def _stand(self, ranks: Sequence[int], group: Any) -> None:
         """Use a group of these ranks of the default group."""
@@ -280,10 +280,10 @@ class ProcessGroupTransport:
                 raise AssertionError("InGroup cannot contain Coalesced; build Coalesced((InGroup(...), ...)) instead.")
 
     def _told(
-        self, outgoing: dict[int, Tensor], hears: Sequence[int], mine: Tensor, like: Payload
+        self, outgoing: dict[int, Tensor], hears: Sequence[int], local: Tensor, like: Payload
     ) -> Callable[[], list[Payload]]:
-        """Send `outgoing[j]` to rank j, and receive as many bytes as `mine` from each of `hears`."""
-        heard = {peer: mine if peer == self.rank else torch.empty_like(mine) for peer in hears}
+        """Send `outgoing[j]` to rank j, and receive as many bytes as `local` from each of `hears`."""
+        heard = {peer: local if peer == self.rank else torch.empty_like(local) for peer in hears}
         everyone = range(self.world)
         arrived = self._straight([outgoing.get(peer) for peer in everyone], [heard.get(peer) for peer in everyone])
 
@@ -345,9 +345,9 @@ class ProcessGroupTransport:
 
     def _straight(self, outgoing: Sequence[Tensor | None], heard: Sequence[Tensor | None]) -> Callable[[], None]:
         """Send the bytes `outgoing[j]` directly to rank j, and its own part to `heard[j]`, concurrently in one hop."""
-        mine, own = outgoing[self.rank], heard[self.rank]
-        if mine is not None and own is not None and own.data_ptr() != mine.data_ptr():
-            own.copy_(mine)
+        local, own = outgoing[self.rank], heard[self.rank]
+        if local is not None and own is not None and own.data_ptr() != local.data_ptr():
+            own.copy_(local)
         others = [(self.rank + step) % self.world for step in range(1, self.world)]
         moves = [
             dist.P2POp(move, numbers, self._ranks[peer], self._group)

@@ -127,9 +127,9 @@ class SimulatedTransport:
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         def hand_out(said: list[Any]) -> list[Any]:
-            for theirs in said:
-                for mine, original in zip(theirs, said[source], strict=True):
-                    mine.copy_(original)
+            for remote in said:
+                for own, original in zip(remote, said[source], strict=True):
+                    own.copy_(original)
             return said
 
         with torch.no_grad():

@@ -121,8 +121,8 @@ def leave_out_ddp(accelerator: Accelerator, model: nn.Module | None = None) -> N
     def prepare_model(
         each: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        mine = model is None or each is model
-        prepared: nn.Module = prepare(each, device_placement, evaluation_mode=evaluation_mode or mine)
+        is_own = model is None or each is model
+        prepared: nn.Module = prepare(each, device_placement, evaluation_mode=evaluation_mode or is_own)
         return prepared
 
     accelerator.prepare_model = prepare_model
@@ -134,8 +134,8 @@ def share_no_sync(accelerator: Accelerator, session: Session) -> None:
 
     @contextmanager
     def no_sync(model: nn.Module) -> Iterator[None]:
-        mine = accelerator.unwrap_model(model, keep_torch_compile=False) is session.model
-        with session.no_sync() if mine else without_gossamer(model):
+        is_own = accelerator.unwrap_model(model, keep_torch_compile=False) is session.model
+        with session.no_sync() if is_own else without_gossamer(model):
             yield
 
     accelerator.no_sync = no_sync

@@ -99,7 +99,7 @@ def _watch_steps() -> None:
 
 
 def report(
-    session: Session, metrics: Mapping[str, float] | None = None, *, checkpoint: bool = True, **mine: Any
+    session: Session, metrics: Mapping[str, float] | None = None, *, checkpoint: bool = True, **parts: Any
 ) -> None:
     """Report `metrics` to Ray, with averages over rank 0's steps since the last report. All workers call it.
 
@@ -108,7 +108,7 @@ def report(
         metrics: Numbers by name.
         checkpoint: Whether to call session.save for a Ray checkpoint. Each worker writes its part. The checkpoint is
             valid once Ray's controller has registered it, about a second later.
-        mine: Numbers, strings, tensors and containers of them, which `restore` returns.
+        parts: Numbers, strings, tensors and containers of them, which `restore` returns.
 
     Raises:
         As session.save.
@@ -118,7 +118,7 @@ def report(
         train.report(reported)
         return
     with tempfile.TemporaryDirectory() as folder:
-        session.save(folder, keep=1, **mine)
+        session.save(folder, keep=1, **parts)
         train.report(reported, checkpoint=train.Checkpoint.from_directory(folder))
 
 
@@ -129,7 +129,7 @@ def restore(session: Session) -> dict[str, Any]:
     the checkpoint may come from a different number of workers.
 
     Returns:
-        `mine` of that report, or {} without a checkpoint.
+        `parts` of that report, or {} without a checkpoint.
 
     Raises:
         As session.load.

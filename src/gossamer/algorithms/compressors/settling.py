@@ -62,8 +62,8 @@ def energy(x: Tensor) -> Tensor:
 
 def exchange(progress: WarmupProgress, like: Tensor, at: AggregationContext) -> Script:
     """Sum (waiting, given) of the last step over all ranks; the result has the same bits on every rank."""
-    mine = like.new_tensor([progress.my_waiting, progress.my_given], dtype=torch.float64)
-    heard = yield AllGather((mine,))
+    own_progress = like.new_tensor([progress.my_waiting, progress.my_given], dtype=torch.float64)
+    heard = yield AllGather((own_progress,))
     for rank, payload in enumerate(heard):
         with sent_by(rank, at):
             expect_tensors([payload], 1)

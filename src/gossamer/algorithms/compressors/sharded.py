@@ -109,12 +109,12 @@ class Sharded(Wrapper):
         out: Tensor | None,
     ) -> Aggregation:
         parts = _parts(self.inner, Itself(x.layout), at.world, x.flat.dtype)
-        mine = parts[at.rank]
+        own_part = parts[at.rank]
         sent = self._encode_parts(parts, x.flat, residual, at)
         heard = yield AllToAll(sent)
-        agreed = scratch_like(mine.of(x.flat), accumulation_dtype(x.flat.dtype))
-        finite = decode_heard(partial(self._decode, mine, divisor=at.world), heard, mine.layout, agreed, at)
-        encoded_mean = self._encode_mean(mine, agreed, finite, owed, _at(at, "mean", at.rank))
+        agreed = scratch_like(own_part.of(x.flat), accumulation_dtype(x.flat.dtype))
+        finite = decode_heard(partial(self._decode, own_part, divisor=at.world), heard, own_part.layout, agreed, at)
+        encoded_mean = self._encode_mean(own_part, agreed, finite, owed, _at(at, "mean", at.rank))
         like, lost = agreed.new_empty(0), agreed if owed is None else None
         del heard, agreed  # as large as the bucket together, and unused during the all-gather
         answers = yield AllGather(encoded_mean)
@@ -126,7 +126,7 @@ class Sharded(Wrapper):
                 into.fill_(inf)
                 finite = False
         if lost is not None:
-            lost.sub_(mine.of(mean))
+            lost.sub_(own_part.of(mean))
         own = partial(self._own, parts, sent, like, lost, at)
         return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=finite), out)
 

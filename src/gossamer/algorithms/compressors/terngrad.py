@@ -90,13 +90,13 @@ class TernGrad(Compressor):
         sizes = x.layout.sizes
         heard = yield AllGather((self._scales(x),))
         scales = _largest_scales(heard, len(sizes), at)
-        mine = ternary_encode(x.flat, sizes, scales, noise_key(x, at), self.per_byte, after)
+        local = ternary_encode(x.flat, sizes, scales, noise_key(x, at), self.per_byte, after)
         numel, dtype, device = x.layout.numel, accumulation_dtype(x.flat.dtype), x.flat.device
-        payloads = yield AllGather((mine,))
+        payloads = yield AllGather((local,))
 
         def own() -> Tensor:
             decoded = torch.empty(numel, dtype=dtype, device=device)
-            ternary_decode([(mine,)], scales, sizes, self.per_byte, decoded)
+            ternary_decode([(local,)], scales, sizes, self.per_byte, decoded)
             return decoded
 
         def decode(said: Sequence[Payload], into: Tensor) -> None:

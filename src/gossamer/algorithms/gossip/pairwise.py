@@ -116,13 +116,13 @@ class Partner:
 
     def drain_each(self, parameters: Sequence[Tensor]) -> None:
         """Do the same for separate tensors, in the layout's order and shapes, each of any dtype and on any device."""
-        mine = self._side_by_side(parameters)
+        own = self._side_by_side(parameters)
         with self._lock:
             if self._owes:
-                mine.add_(self.owed)
-                torch._foreach_copy_(list(parameters), [slot.view(mine) for slot in self._layout])
-                self._owe_what_is_left(mine, parameters)
-            self.shown = mine
+                own.add_(self.owed)
+                torch._foreach_copy_(list(parameters), [slot.view(own) for slot in self._layout])
+                self._owe_what_is_left(own, parameters)
+            self.shown = own
             self.version += 1
 
     def _owe_what_is_left(self, shown: Tensor, parameters: Sequence[Tensor]) -> None:
@@ -185,11 +185,11 @@ class Partner:
                 return False
             del self._asked[peer]
             try:
-                theirs = self._read(receipt.payload, peer, push.stamp.step)
+                peer_parameters = self._read(receipt.payload, peer, push.stamp.step)
             except MalformedError:
                 self.abandoned += 1
                 raise
-            self._move(theirs, asked.sent())
+            self._move(peer_parameters, asked.sent())
             return True
 
     def _end_declined(self, peer: int, receipt: Receipt) -> None:
@@ -220,11 +220,11 @@ class Partner:
         if self.rank < stamp.worker and stamp.worker in self._asked:
             return NO_EXCHANGE
         try:
-            theirs = self._read(payload, stamp.worker, stamp.step)
+            peer_parameters = self._read(payload, stamp.worker, stamp.step)
             message = self._write(stamp.step)
         except (MalformedError, NotFinite):
             return NO_EXCHANGE
-        self._move(theirs, message.own())
+        self._move(peer_parameters, message.own())
         return Receipt(version=self.version, payload=message.payload)
 
     def snapshot(self, known: int) -> Pulled:
@@ -293,9 +293,9 @@ class Partner:
         with self._lock:
             return tuple(sorted(self._asked))
 
-    def _move(self, theirs: Tensor, sent: Tensor) -> None:
-        """Move halfway from `sent` to `theirs`: (n,), which is overwritten."""
-        difference = theirs.sub_(sent)
+    def _move(self, peer_parameters: Tensor, sent: Tensor) -> None:
+        """Move halfway from `sent` to `peer_parameters`: (n,), which is overwritten."""
+        difference = peer_parameters.sub_(sent)
         shown = scratch_like(self.shown)  # a new tensor: the old one may be in flight
         self.shown = torch.add(self.shown, difference, alpha=0.5, out=shown)
         self.owed.add_(difference, alpha=0.5)
@@ -307,11 +307,11 @@ class Partner:
         return point_to_point.encode(self._compressor, x, point_to_point.begin(self._compressor, x, at), at)
 
     def _read(self, payload: Payload, writer: int, step: int) -> Tensor:
-        theirs = scratch_like(self.shown)
-        point_to_point.decode(self._compressor, payload, self._layout, self._at(writer, step), theirs)
-        if not all_finite(theirs):  # averaging would spread them to all workers
+        peer_parameters = scratch_like(self.shown)
+        point_to_point.decode(self._compressor, payload, self._layout, self._at(writer, step), peer_parameters)
+        if not all_finite(peer_parameters):  # averaging would spread them to all workers
             raise MalformedError(f"worker {writer} sent parameters that are not finite, which no correct worker does")
-        return theirs
+        return peer_parameters
 
     def _at(self, writer: int, step: int) -> AggregationContext:
         return AggregationContext(step=step, seed=self._seed, rank=writer)

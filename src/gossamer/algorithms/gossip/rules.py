@@ -115,9 +115,9 @@ class Averaging(MixingRule):
         self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
     ) -> Tensor:
         change = torch.zeros_like(x, dtype=accumulation_dtype(x.dtype))
-        for weight, (theirs,), _ in heard:
-            if all_finite(theirs):
-                change.add_(theirs - x, alpha=weight)
+        for weight, (neighbor_parameters,), _ in heard:
+            if all_finite(neighbor_parameters):
+                change.add_(neighbor_parameters - x, alpha=weight)
         return change.mul_(self.step_size).add_(x).to(x.dtype)
 
 
@@ -208,8 +208,8 @@ class PushSum(MixingRule):
         numbers, mass = offer.own
         memory[NUMBERS].copy_(numbers)
         memory[MASS].copy_(mass)
-        for _, (theirs, their_mass), _ in heard:
-            memory[NUMBERS].add_(theirs)
+        for _, (neighbor_parameters, their_mass), _ in heard:
+            memory[NUMBERS].add_(neighbor_parameters)
             memory[MASS].add_(their_mass)
         return self._shown(x, memory)
 

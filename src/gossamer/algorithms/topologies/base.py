@@ -93,11 +93,11 @@ class Topology(Term, ABC):
         source:   Xiao, Boyd & Lall 2005, IPSN (after Metropolis; Xiao & Boyd 2004 omit the 1 + out, and then a ring of
                   two would only swap); Kempe, Dobra & Gehrke 2003, FOCS (directed)
         """
-        mine = self._degree(rank, world, round, seed)
-        theirs = {peer: self._degree(peer, world, round, seed) for peer in self.hears(rank, world, round, seed)}
+        own_degree = self._degree(rank, world, round, seed)
+        degrees = {peer: self._degree(peer, world, round, seed) for peer in self.hears(rank, world, round, seed)}
         if not self.mutual:
-            return tuple(sorted((peer, 1 / (1 + degree)) for peer, degree in (theirs | {rank: mine}).items()))
-        heard = {peer: 1 / (1 + max(mine, degree)) for peer, degree in theirs.items()}
+            return tuple(sorted((peer, 1 / (1 + degree)) for peer, degree in (degrees | {rank: own_degree}).items()))
+        heard = {peer: 1 / (1 + max(own_degree, degree)) for peer, degree in degrees.items()}
         return tuple(sorted((heard | {rank: 1 - fsum(heard.values())}).items()))
 
     def mixing(self, world: int, round: int = 0, seed: int = 0) -> Tensor:

@@ -104,8 +104,8 @@ class ElasticTransport:
         if self._given is None:
             self._log.keep(place, [tensor.detach().clone() for tensor in tensors])
             return
-        for mine, original in zip(tensors, self._from_others(place), strict=True):
-            mine.detach().copy_(original)
+        for own, original in zip(tensors, self._from_others(place), strict=True):
+            own.detach().copy_(original)
 
     def all_gather_text(self, text: str) -> list[str]:
         place = self._log.begin()
@@ -248,8 +248,8 @@ class ElasticTransport:
             return [None] * group.world
         self._trainee.park()
         self._base = self._base or Base(self.members, self._trainee.standing())
-        mine = [self._base.members, self.members, self._base.standing]
-        return [json.loads(text) for text in group.all_gather_text(json.dumps(mine))]
+        own = [self._base.members, self.members, self._base.standing]
+        return [json.loads(text) for text in group.all_gather_text(json.dumps(own))]
 
     def _become(self, bases: Sequence[Any], resolved: Resolved) -> None:
         count, members = self.world, resolved.members

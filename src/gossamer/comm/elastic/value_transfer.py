@@ -70,12 +70,12 @@ def _bytes(tensors: Sequence[Tensor], ends: Sequence[int], begin: int, end: int)
 
 
 def _fill(tensors: Sequence[Tensor], ends: Sequence[int], begin: int, joint: Tensor) -> None:
-    for piece, theirs in zip(
+    for piece, remote in zip(
         (pieces := list(_pieces(tensors, ends, begin, begin + len(joint)))),
         joint.split([len(piece) for piece in pieces]),
         strict=True,
     ):
-        piece.copy_(theirs)
+        piece.copy_(remote)
 
 
 def _described(value: Any, tensors: list[Tensor]) -> Any:

@@ -162,8 +162,8 @@ class ViewEngines:
         declarations = mesh.all_gather_text(json.dumps([problem, self._address, 0 if held is None else held.port]))
         problems, addresses, ports = zip(*map(json.loads, declarations), strict=True)
         if not any(problems):
-            theirs = partial(TCPStore, addresses[0], ports[0], timeout=PATIENCE, wait_for_workers=False)
-            problem = self._formed(mesh, theirs if held is None else lambda: held)
+            remote = partial(TCPStore, addresses[0], ports[0], timeout=PATIENCE, wait_for_workers=False)
+            problem = self._formed(mesh, remote if held is None else lambda: held)
             problems = tuple(mesh.all_gather_text(problem))
         if any(problems):
             self._refuse(next(filter(None, problems)), says=mesh.rank == 0)

@@ -230,11 +230,11 @@ class Meeting:
 
     def _objection(self, hello: Hello, proven: bool) -> str | None:
         """Return why this worker is refused, or None."""
-        mine = self._identity
-        if hello.run != mine.run:
-            theirs = repr(hello.run[:SHOWN_CHARACTERS])
+        own = self._identity
+        if hello.run != own.run:
+            peer_run = repr(hello.run[:SHOWN_CHARACTERS])
             return (
-                f"it belongs to the run {theirs} and this is the run {mine.run!r}. Stop the older run's processes; "
+                f"it belongs to the run {peer_run} and this is the run {own.run!r}. Stop the older run's processes; "
                 "all workers of one run need the same GOSSAMER_RUN"
             )
         if not proven:
@@ -242,10 +242,10 @@ class Meeting:
                 "it cannot prove that it belongs to this run: it has no token, or another one. Give all "
                 "workers the same GOSSAMER_TOKEN_FILE, or start them with `gossamer run --token-file FILE`"
             )
-        if hello.world != mine.world:
-            return f"it was started with WORLD_SIZE={hello.world}, rank 0 with {mine.world}. Set the same value for all"
-        if not 0 <= hello.rank < mine.world:
-            return f"its rank is {hello.rank} of {mine.world}"
+        if hello.world != own.world:
+            return f"it was started with WORLD_SIZE={hello.world}, rank 0 with {own.world}. Set the same value for all"
+        if not 0 <= hello.rank < own.world:
+            return f"its rank is {hello.rank} of {own.world}"
         if (holder := self._members.get(hello.rank)) is not None and holder.hello is not None:
             return f"another worker ({holder.hello.who}) is already present as rank {hello.rank}"
         return self._failed or None

@@ -112,8 +112,12 @@ def assumed(job: JobEnvironment, environ: Mapping[str, str]) -> list[Gpus]:
 
     They are assumed to see the same GPUs or, if Slurm gives each task its own (--gpus-per-task), disjoint ones.
     """
-    mine = [str(number) for number in range(torch.cuda.device_count())]
-    return [mine] if mine and len(mine) == _gpus_per_task(environ) else [mine] * (job.local_rank + 1)
+    own_devices = [str(number) for number in range(torch.cuda.device_count())]
+    return (
+        [own_devices]
+        if own_devices and len(own_devices) == _gpus_per_task(environ)
+        else [own_devices] * (job.local_rank + 1)
+    )
 
 
 def _gpus_per_task(environ: Mapping[str, str]) -> int:

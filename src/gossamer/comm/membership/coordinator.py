@@ -190,10 +190,10 @@ class Coordinator:
 
     def _check_newer(self, view: int) -> None:
         """End the run if a worker was in a view newer than the journal's last one: the journal has lost its end."""
-        mine = 0 if self.rule.view is None else self.rule.view.number
-        if view > mine and not self.rule.ended:
+        own = 0 if self.rule.view is None else self.rule.view.number
+        if view > own and not self.rule.ended:
             self.rule.end(
-                f"a worker of this run was in view {view}, but the coordinator's journal ends with view {mine}. The "
+                f"a worker of this run was in view {view}, but the coordinator's journal ends with view {own}. The "
                 "newer views were never written, so the members are unknown. Restart from the last checkpoint"
             )
 

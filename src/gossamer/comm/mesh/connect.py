@@ -62,12 +62,12 @@ def connect(
             raise ConnectError(problems[0])
         return texts
 
-    with ExitStack() as ours, ExitStack() as failing:
+    with ExitStack() as sockets, ExitStack() as failing:
         failing.callback(_hang_up, found)
 
         def listen() -> str:
             listener = socket.create_server((address, 0), family=family_of(address), backlog=world)
-            greeters.append(Greeter(ours.enter_context(listener)))
+            greeters.append(Greeter(sockets.enter_context(listener)))
             return f"{address} {listener.getsockname()[1]} {secret.hex()} {_proof(token, secret, rank).hex()}"
 
         def call() -> str:
@@ -80,7 +80,7 @@ def connect(
         def greet() -> str:
             calls = {peer: partial(_dialed, each) for peer, each in enumerate(found[:rank])}
             names = {peer: f"rank {peer}" for peer in range(world) if peer != rank}
-            key = meeting_key(token, b"".join(theirs for *_, theirs in listeners))
+            key = meeting_key(token, b"".join(remote for *_, remote in listeners))
             meeting = MeshMeeting(number=0, key=key, me=rank, names=names, calls=calls, insists=False)
             for peer, connection in greeters[0].meet(meeting, SECONDS).items():
                 found[peer] = connection
@@ -88,8 +88,8 @@ def connect(
 
         greeters: list[Greeter] = []
         heard = [text.split() for text in together(listen)]
-        listeners = [(host, int(number), bytes.fromhex(theirs)) for host, number, theirs, _ in heard]
-        _check_tokens(rank, token, [(bytes.fromhex(theirs), bytes.fromhex(proof)) for *_, theirs, proof in heard])
+        listeners = [(host, int(number), bytes.fromhex(remote)) for host, number, remote, _ in heard]
+        _check_tokens(rank, token, [(bytes.fromhex(remote), bytes.fromhex(proof)) for *_, remote, proof in heard])
         together(call)  # the kernel completes a connection before accept()
         together(greet)
         failing.pop_all()

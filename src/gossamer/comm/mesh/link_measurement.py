@@ -131,7 +131,7 @@ def meet(transport: Transport, flows: Sequence[Flow], nbytes: int) -> Mapping[Fl
     part, rank = (torch.zeros(nbytes, dtype=torch.uint8, device="cpu"),), transport.rank
     upwards, downwards = [flow for flow in flows if flow[0] < flow[1]], [flow for flow in flows if flow[0] > flow[1]]
     waiting = [(flow, transport.begin(_mix(part, flow, rank))) for flow in (upwards, downwards) * 2]
-    heard = [wait for mine, wait in waiting if any(receiver == rank for _, receiver in mine)]
+    heard = [wait for own, wait in waiting if any(receiver == rank for _, receiver in own)]
     moments = []
     for wait in heard:
         wait()
@@ -139,8 +139,8 @@ def meet(transport: Transport, flows: Sequence[Flow], nbytes: int) -> Mapping[Fl
     for _, wait in waiting:
         if wait not in heard:
             wait()
-    mine = torch.tensor([moments[1] - moments[0] if moments else 0.0], dtype=torch.float64, device="cpu")
-    seconds = [float(theirs) for (theirs,) in transport.answer(AllGather((mine,)))]
+    own = torch.tensor([moments[1] - moments[0] if moments else 0.0], dtype=torch.float64, device="cpu")
+    seconds = [float(remote) for (remote,) in transport.answer(AllGather((own,)))]
     return {flow: seconds[flow[1]] for flow in flows}
 
 
@@ -169,8 +169,8 @@ def losses(
     return _matrix(lost)
 
 
-def _told(transport: Transport, mine: Any) -> list[Any]:
-    return [json.loads(text) for text in transport.all_gather_text(json.dumps(mine))]
+def _told(transport: Transport, own: Any) -> list[Any]:
+    return [json.loads(text) for text in transport.all_gather_text(json.dumps(own))]
 
 
 def _symmetric(rows: Sequence[Sequence[float]]) -> Matrix:

@@ -87,10 +87,10 @@ class MeshOperations:
 
     def _exchange(self, parts: Sequence[Payload], ranks: Ranks) -> Wait:
         outgoing = {peer: join(part) for peer, part in zip(ranks, parts, strict=True)}
-        mine = outgoing[self.rank].nbytes
+        own = outgoing[self.rank].nbytes
         form = form_of("exchange", tuple(each.nbytes for each in outgoing.values()), ranks)
         like = parts[ranks.index(self.rank)]
-        return self._straight(outgoing, dict.fromkeys(ranks, mine), form, [(peer, like) for peer in ranks])
+        return self._straight(outgoing, dict.fromkeys(ranks, own), form, [(peer, like) for peer in ranks])
 
     def _mix(self, payload: Payload, tells: Sequence[int], hears: Sequence[int], ranks: Ranks) -> Wait:
         joint = join(payload)
@@ -99,9 +99,9 @@ class MeshOperations:
         form = form_of("mix", joint.nbytes, ranks)
         return self._straight(outgoing, dict.fromkeys(heard, joint.nbytes), form, [(peer, payload) for peer in heard])
 
-    def begin_bytes(self, mine: Tensor, sizes: Sequence[int]) -> Wait:
+    def begin_bytes(self, own: Tensor, sizes: Sequence[int]) -> Wait:
         """All-gather bytes of different lengths. sizes: by rank, equal on every rank."""
-        outgoing, heard = dict.fromkeys(self.everyone, mine), dict(enumerate(sizes))
+        outgoing, heard = dict.fromkeys(self.everyone, own), dict(enumerate(sizes))
         likes = [(peer, (torch.empty(size, dtype=torch.uint8, device="meta"),)) for peer, size in heard.items()]
         return self._straight(outgoing, heard, form_of("bytes", tuple(sizes)), likes)
 
@@ -116,7 +116,7 @@ class MeshOperations:
         """Send the bytes `outgoing[j]` to rank j, and receive `heard[j]` bytes from rank j."""
         likes = [(peer, (torch.empty(size, dtype=torch.uint8, device="meta"),)) for peer, size in heard.items()]
         came = self._straight(dict(outgoing), dict(heard), form_of("deliver"), likes)()
-        return {peer: theirs for peer, (theirs,) in zip(heard, came, strict=True)}
+        return {peer: remote for peer, (remote,) in zip(heard, came, strict=True)}
 
     def _straight(
         self, outgoing: dict[int, Tensor], heard: dict[int, int], form: int, answers: Sequence[tuple[int, Payload]]

@@ -116,11 +116,11 @@ def _averaged_chunk(
 ) -> Chunk:
     layout, length = SlotLayout(), end - begin
     at = {peer: (layout.add(length), length) for peer in ranks}
-    mine = at[operations.rank]
+    local = at[operations.rank]
     others = [peer for peer in ranks if peer != operations.rank]
 
     def begins(slot: Tensor) -> Wait:
-        arrived = straight(operations, dict.fromkeys(others, mine), {peer: at[peer] for peer in others}, slot)
+        arrived = straight(operations, dict.fromkeys(others, local), {peer: at[peer] for peer in others}, slot)
 
         def average() -> None:
             arrived()
@@ -130,7 +130,7 @@ def _averaged_chunk(
         return average
 
     def moves(tensor: Tensor) -> list[Move]:
-        return [(bytes_of(tensor)[begin:end], mine[0])] if length else []
+        return [(bytes_of(tensor)[begin:end], local[0])] if length else []
 
     return Chunk(layout.nbytes, moves(source), begins, moves(flat))
 

@@ -102,25 +102,25 @@ class MeshFallback:
         wait = self._operations.begin(AllGather((tensor,)), ranks)
 
         def answer() -> Tensor:
-            mean = rank_order_mean([theirs for (theirs,) in wait()])
+            mean = rank_order_mean([remote for (remote,) in wait()])
             return mean if out is None else out.copy_(mean)
 
         return answer
 
     def all_gather_text(self, text: str) -> list[str]:
         """All-gather texts, by rank. Raises MalformedError, on every rank, if one is longer than 64 MiB."""
-        mine = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
+        own = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
         length = torch.tensor([len(text.encode())], dtype=torch.int64, device=CPU)
         everyone = self._operations.everyone
-        sizes = [int(theirs) for (theirs,) in self._operations.begin(AllGather((length,)), everyone)()]
+        sizes = [int(remote) for (remote,) in self._operations.begin(AllGather((length,)), everyone)()]
         for rank, size in enumerate(sizes):
             if not 0 <= size <= MOST_TEXT_BYTES:
                 raise MalformedError(
                     f"rank {rank} announced a text of {size} bytes; the limit is {MOST_TEXT_BYTES}. Nothing was "
                     "received. Send large data as tensors."
                 )
-        heard = self._operations.begin_bytes(mine[: sizes[self._operations.rank]], sizes)()
-        return [_text(rank, theirs) for rank, (theirs,) in enumerate(heard)]
+        heard = self._operations.begin_bytes(own[: sizes[self._operations.rank]], sizes)()
+        return [_text(rank, remote) for rank, (remote,) in enumerate(heard)]
 
     def part(self, size: int, known: Links) -> Transport:
         raise GossamerError(

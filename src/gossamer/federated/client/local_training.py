@@ -79,14 +79,14 @@ class LocalTraining:
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        ours = [each for group in optimizer.param_groups for each in group["params"] if each in self._names]
-        if not ours:
+        trained = [each for group in optimizer.param_groups for each in group["params"] if each in self._names]
+        if not trained:
             return
         self._check_optimizer(optimizer)
         if not self._strategy.changes_gradients:
             return
         self._check_step(optimizer, (*args[1:], *kwargs.values()))
-        for parameter in ours:
+        for parameter in trained:
             name = self._names[parameter]
             if parameter.grad is None:  # unused in this device's loss
                 parameter.grad = torch.zeros_like(parameter)

@@ -175,7 +175,7 @@ def _refuse_unlike(session: PytreeSession, parameters: Any) -> None:
     firsts = session.parameters
     own, _ = tree_util.tree_flatten_with_path(parameters)
     pairs = zip(own, tree_util.tree_leaves(firsts), strict=True)
-    unlike = [tree_util.keystr(path) for (path, mine), first in pairs if _bytes(mine) != _bytes(first)]
+    unlike = [tree_util.keystr(path) for (path, local), first in pairs if _bytes(local) != _bytes(first)]
     every = [json.loads(text) for text in session.arrays.all_gather_text(json.dumps(unlike))]
     if any(every):
         session.close()

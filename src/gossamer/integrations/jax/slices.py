@@ -72,6 +72,6 @@ class SharedParts:
         if self._group is None:
             return
         for owner in sorted({owner for owner, *_ in self._shared}):
-            theirs = [each for each in self._shared if each[0] == owner]
-            into = [tensors[name] if name in tensors else torch.empty(s, dtype=d) for _, name, s, d in theirs]
+            remote = [each for each in self._shared if each[0] == owner]
+            into = [tensors[name] if name in tensors else torch.empty(s, dtype=d) for _, name, s, d in remote]
             broadcast(self._group.training, into, owner)

@@ -48,14 +48,14 @@ class GossamerFabricStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Attach an optimizer to the module of its parameters. A second one of the same module is tracked."""
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        mine = [each for each in self._modules if held & {id(parameter) for parameter in each.parameters()}]
-        attached = [session for session in self.sessions if mine and session.model is mine[-1]]
+        own = [each for each in self._modules if held & {id(parameter) for parameter in each.parameters()}]
+        attached = [session for session in self.sessions if own and session.model is own[-1]]
         if attached:
             self._tracked += 1
             attached[0].track(**{f"optimizer_{self._tracked}": optimizer})
-        elif mine:
+        elif own:
             scaler = getattr(self.precision, "scaler", None)
-            self.sessions.append(self._attach(mine[-1], optimizer, scaler=scaler))
+            self.sessions.append(self._attach(own[-1], optimizer, scaler=scaler))
         return optimizer
 
     def close(self) -> None:
@@ -75,9 +75,9 @@ class GossamerFabricStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
         """The module's state, with merged parameters under local training. All ranks call it."""
-        mine = [session for session in self.sessions if session.model is module]
+        own = [session for session in self.sessions if session.model is module]
         state_dict = partial(super().get_module_state_dict, module)
-        return agreed_state(mine[0], state_dict) if mine else dict(state_dict())
+        return agreed_state(own[0], state_dict) if own else dict(state_dict())
 
     def save_checkpoint(self, path: str | os.PathLike[str], state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Rank 0 writes Fabric's file; next to it every rank saves its sessions of the saved optimizers."""
@@ -114,5 +114,5 @@ class MutedSessions(_BackwardSyncControl):  # type: ignore[misc]  # Any, where L
         self._sessions = sessions
 
     def no_backward_sync(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
-        mine = [session for session in self._sessions if session.model is module]
-        return mine[0].no_sync() if enabled and mine else nullcontext()
+        own = [session for session in self._sessions if session.model is module]
+        return own[0].no_sync() if enabled and own else nullcontext()

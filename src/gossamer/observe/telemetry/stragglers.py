@@ -138,8 +138,8 @@ def _behind_a_slow_link(paces: Sequence[RankPace]) -> Straggler | None:
 
 def _towards(rank: int, paces: Sequence[RankPace]) -> list[float]:
     """Rates of a rank's connections, in both directions."""
-    mine = [rate for pace in paces if pace.rank == rank for rate in (pace.rates or {}).values()]
-    return mine + [pace.rates[rank] for pace in paces if pace.rates and rank in pace.rates]
+    local = [rate for pace in paces if pace.rank == rank for rate in (pace.rates or {}).values()]
+    return local + [pace.rates[rank] for pace in paces if pace.rates and rank in pace.rates]
 
 
 def _ms(seconds: float) -> str:

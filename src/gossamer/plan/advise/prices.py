@@ -400,8 +400,8 @@ def _dominated(each: Foretold, others: Sequence[Foretold]) -> str | None:
 
 def _beats(one: Foretold, other: Foretold) -> bool:
     """A partial order: a better strategy with a worse compressor is neither better nor worse."""
-    mine, theirs = ((each.pass_seconds, each.strategy_passes, each.compressor_passes) for each in (one, other))
-    return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
+    own, remote = ((each.pass_seconds, each.strategy_passes, each.compressor_passes) for each in (one, other))
+    return own != remote and all(a <= b for a, b in zip(own, remote, strict=True))
 
 
 def _behind(foretold: Sequence[Foretold]) -> Reason:

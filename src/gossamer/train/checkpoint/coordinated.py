@@ -188,7 +188,7 @@ def load(
         raise CheckpointError(refusals[0])
     steps = [{tuple(each) for each in usable} for usable, _, _ in answers]
     if any(steps) and not all(steps):
-        without = ", ".join(str(who) for who, theirs in enumerate(steps) if not theirs)
+        without = ", ".join(str(who) for who, remote in enumerate(steps) if not remote)
         raise CheckpointError(
             f"of {world} ranks, {without} have no checkpoint in {os.fspath(directory)!r} that they can load, but the "
             "others do: parts are missing, or the directory is not shared by all machines. Share it, or copy all parts "

@@ -115,15 +115,15 @@ def _exchange(
     found: dict[int, list[bytes]] = {rank: [] for rank in hears}
     for start in range(0, most, CHUNK_BYTES):
         sent = torch.zeros(min(CHUNK_BYTES, most - start), dtype=torch.uint8)
-        mine = next(chunks, b"")
-        if mine:
-            sent[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        own = next(chunks, b"")
+        if own:
+            sent[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
         edges = tuple((rank, 1.0) for rank in hears)
         heard = yield NeighborAllGather((sent.to(device),), edges, tells)
-        for rank, (theirs,) in zip(hears, heard, strict=True):
-            count = max(0, min(len(theirs), sizes[rank] - start))
+        for rank, (remote,) in zip(hears, heard, strict=True):
+            count = max(0, min(len(remote), sizes[rank] - start))
             if count:
-                found[rank].append(_bytes(theirs[:count]))
+                found[rank].append(_bytes(remote[:count]))
     return found
 
 
@@ -238,8 +238,8 @@ def _take_out_damaged(
 ) -> None:
     """Remove a rank's own part of the newest step from `held` if the rank finds it damaged."""
     newest = max((step for parts in held for step, *_ in parts), default=0)
-    mine = any((step, part) == (newest, exchange.rank) for step, part, *_ in held[exchange.rank])
-    fine = not mine or intact(directory, newest, exchange.rank)
+    own = any((step, part) == (newest, exchange.rank) for step, part, *_ in held[exchange.rank])
+    fine = not own or intact(directory, newest, exchange.rank)
     for rank, text in enumerate(exchange.all_gather_text("" if fine else "damaged")):
         for each in next(group for group in groups if rank in group) if text else ():
             held[each].difference_update({part for part in held[each] if part[:2] == (newest, rank)})

@@ -147,7 +147,7 @@ class StepReduction:
         Part of the startup checks; its bytes do not count for any step.
         """
         heard = run_script(gather_first_batches(batch, self.weight), self.transport).result
-        weights = [theirs for _, theirs in heard if theirs > 0]
+        weights = [remote for _, remote in heard if remote > 0]
         if weights:
             self.reference = sum(weights) / len(weights)
             warn(heard)
@@ -220,10 +220,10 @@ class StepReduction:
             self.spent.append(broadcast(self.transport, traveling, source=decision.active[0]))
         return decision  # type: ignore[no-any-return]
 
-    def _refuse_other_settings(self, mine: str, active: Sequence[int]) -> None:
+    def _refuse_other_settings(self, local: str, active: Sequence[int]) -> None:
         """Raise MismatchError on all ranks; in an elastic run only on new workers, if only theirs differ."""
         joined: bool | None = getattr(self.transport, "joined", None)
-        answers = self.transport.all_gather_text(f"{bool(joined):d}{mine}")
+        answers = self.transport.all_gather_text(f"{bool(joined):d}{local}")
         texts = [text[1:] for text in answers]
         if joined is None:
             compare_settings(texts)

@@ -179,7 +179,7 @@ def gather_first_batches(batch: int, weight: float) -> Generator[AllGather, Any,
     heard = yield AllGather(
         (torch.tensor([weight], dtype=torch.float64, device="cpu"), torch.tensor([batch], device="cpu"))
     )
-    return [(int(theirs.item()), weights.item()) for weights, theirs in heard]
+    return [(int(remote.item()), weights.item()) for weights, remote in heard]
 
 
 STANDING_BYTES = 16
@@ -196,7 +196,7 @@ class Standings:
 def gather_standings(weight: float, steps: int) -> Generator[AllGather, Any, Standings]:
     """The first operation of a step if its compressor has state, or if a rank was out of data before."""
     heard = yield AllGather((torch.tensor([weight, steps], dtype=torch.float64, device="cpu"),))
-    weights, made = zip(*(theirs.tolist() for (theirs,) in heard), strict=True)
+    weights, made = zip(*(remote.tolist() for (remote,) in heard), strict=True)
     return Standings(float(sum(weights)), tuple(map(int, made)))
 
 

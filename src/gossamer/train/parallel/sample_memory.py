@@ -63,11 +63,11 @@ class SampleMemory:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore a state. Raises CheckpointError for other samples or shapes."""
-        for name, mine in self.state_dict().items():
-            if name not in state or state[name].shape != mine.shape:
+        for name, own in self.state_dict().items():
+            if name not in state or state[name].shape != own.shape:
                 came = tuple(state[name].shape) if name in state else "nothing"
                 raise CheckpointError(
-                    f"this boundary's memory {name!r} is {tuple(mine.shape)}, but that of the checkpoint is {came}: "
+                    f"this boundary's memory {name!r} is {tuple(own.shape)}, but that of the checkpoint is {came}: "
                     "data or model differ. Pass boundary(...) the shape and samples that it was saved with."
                 )
-            mine.copy_(state[name])
+            own.copy_(state[name])

@@ -114,8 +114,8 @@ def regrouped(positions: Sequence[Position], *, rank: int, size: int, stayed: Se
         )
     guides = [positions[old] for old in stayed] or positions
     newest = max(each.epoch for each in guides)
-    mine = positions[stayed[rank]] if rank < len(stayed) else None
-    epoch = mine.epoch if mine else newest
+    own = positions[stayed[rank]] if rank < len(stayed) else None
+    epoch = own.epoch if own else newest
     last = max(epoch, *(each.epoch for each in positions), *(later for each in positions for later in each.later))
     if last - epoch > EPOCHS_APART:
         raise CheckpointError(
@@ -131,7 +131,7 @@ def regrouped(positions: Sequence[Position], *, rank: int, size: int, stayed: Se
         position.deal, position.drawn = plain, plain.part
         return position
     position.in_last_batch = deal.place != NO_PLACE and not deal.part
-    position.before = mine.before + mine.drawn if mine and deal != plain else 0
+    position.before = own.before + own.drawn if own and deal != plain else 0
     return position
 
 

@@ -373,16 +373,16 @@ class ArraySession(SessionCore):
             return self.parameters
         own = session_checkpoint.own_state(states, self._transport)
         self._enter_stage(own["passes"])
-        mine = session_checkpoint.session_state(
+        local = session_checkpoint.session_state(
             self.recipe, self._layout, self._transport, self._synchronizer, owed={}, attached=repr(self.recipe)
         )
-        session_checkpoint.refuse_misfit({**own, "rank": mine["rank"], "world": mine["world"]}, mine)
+        session_checkpoint.refuse_misfit({**own, "rank": local["rank"], "world": local["world"]}, local)
         if own.get("loop"):
             self._loop.receive(own["loop"])
         with torch.no_grad():
             copy_parameters(own["parameters"], self._tensors)
-        session_checkpoint.restore(states, mine, self._transport, self._synchronizer)
-        if own["world"] != mine["world"]:
+        session_checkpoint.restore(states, local, self._transport, self._synchronizer)
+        if own["world"] != local["world"]:
             with torch.no_grad():
                 found = agreed(states)
                 copy_parameters(found, {name: each for name, each in self._tensors.items() if name in found})
@@ -461,9 +461,9 @@ class LoopArrays:
 
     def receive(self, tensors: Mapping[str, Tensor]) -> None:
         """The loop is to continue from `tensors`. Raises CheckpointError where they do not fit its own."""
-        if (theirs := _forms(tensors)) != (own := self.forms()):
+        if (remote := _forms(tensors)) != (own := self.forms()):
             raise CheckpointError(
-                f"the state to continue from has the arrays {theirs or 'none'}, and state= of this loop returns "
+                f"the state to continue from has the arrays {remote or 'none'}, and state= of this loop returns "
                 f"{own or 'none'}. Construct the optimizer that it was written with, and pass the same state=."
             )
         self._received = {**tensors}

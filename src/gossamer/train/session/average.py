@@ -74,8 +74,8 @@ class AverageState:
         Raises:
             CheckpointError: another compressor, rank or number of workers wrote it, or it is incomplete.
         """
-        mine = {"compressor": repr(self.compressor), "rank": self.transport.rank, "world": self.transport.world}
-        for key, value in mine.items():
+        own = {"compressor": repr(self.compressor), "rank": self.transport.rank, "world": self.transport.world}
+        for key, value in own.items():
             if state.get(key) != value:
                 raise CheckpointError(
                     f"this state has the {key} {state.get(key)!r}, but this run has {value!r}. Load a state saved by "
@@ -160,7 +160,7 @@ def _voted(
     staged: AggregationResult = yield from aggregate_finite(compressor, x, state, at, x.flat, lambda: lost.append(True))
     flag = torch.tensor([not lost and staged.finite], dtype=torch.uint8, device="cpu")
     heard = yield AllGather((flag,))
-    return staged, all(bool(theirs.item()) for (theirs,) in heard)
+    return staged, all(bool(remote.item()) for (remote,) in heard)
 
 
 _shared: WeakKeyDictionary[WorldState, Transport] = WeakKeyDictionary()

@@ -128,8 +128,8 @@ class GroupCalls:
 def newest_group() -> GroupCalls | None:
     """The group of this worker's newest open session, the same on every rank; None without a session."""
     alive = [group for each in tuple(_open) if (group := each()) is not None and not group.forked]
-    mine = [group for group in alive if group.worker is current_worker()]
-    return mine[-1] if mine else None
+    own = [group for group in alive if group.worker is current_worker()]
+    return own[-1] if own else None
 
 
 def leave(comm_thread: CommThread, transports: Sequence[Transport], process: int) -> None:

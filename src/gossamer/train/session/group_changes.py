@@ -201,7 +201,7 @@ class GroupChanges(Extension):
         self._group, self._session, self._comm_thread = group, session, comm_thread
         self._untold: list[WorldChange] = []
         self._listeners: list[Callable[[WorldChange], None]] = []
-        self.mine: Mapping[str, Any] = {}  # values that the loop saved or loaded, for the loops of new workers
+        self.saved_values: Mapping[str, Any] = {}  # values that the loop saved or loaded, for the loops of new workers
         self.handed_over = False  # whether this new worker has received the state, and made no step since
         self._residual = ResidualReport(comm_thread)
         self._preemption = PreemptionHandler(self._leave, lambda: session.request_stop())
@@ -325,7 +325,7 @@ class GroupChanges(Extension):
     def hand_over(self) -> tuple[Any, Any]:
         own = {
             "session": self._session._own_state(),
-            "mine": dict(self.mine),
+            "mine": dict(self.saved_values),
             "synchronizer": self._session._synchronizer.handed_over(),
             "passes": self._session._synchronizer.passes,
         }
@@ -339,7 +339,7 @@ class GroupChanges(Extension):
         self._session._take_up(found["alike"] if alike is None else _unpacked(alike), found["session"])
         with torch.no_grad():
             self._session._synchronizer.take_up(found["synchronizer"])
-        self.mine, self.handed_over = dict(found["mine"]), True
+        self.saved_values, self.handed_over = dict(found["mine"]), True
 
     def state_hash(self) -> str:
         synchronizer, local = self._session._synchronizer, self._session._stages.now.local_parameters

@@ -262,11 +262,11 @@ def _refuse_unserved(session: LayoutChanges, found: AddedParameters) -> None:
 
 def _compare(session: LayoutChanges, found: AddedParameters, refusal: GossamerError | None) -> None:
     """Raise MismatchError on every rank unless all ranks add the same parameters after the same step."""
-    mine: dict[str, Any] = {
+    own: dict[str, Any] = {
         "what": f"no parameter, {refusal}" if refusal is not None else found.text(),
         "step": session._synchronizer.step,
     }
-    heard = [json.loads(text) for text in session._group.all_gather_text(json.dumps(mine))]
+    heard = [json.loads(text) for text in session._group.all_gather_text(json.dumps(own))]
     if refusal is None and len({each["what"] for each in heard}) > 1:
         raise MismatchError(
             f"the ranks add different parameters: {by_value([each['what'] for each in heard])}. Nothing was changed. "

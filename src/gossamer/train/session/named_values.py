@@ -118,9 +118,9 @@ def opened(header: Header, flat: Tensor, own: Mapping[str, Scalar | Tensor]) -> 
         if isinstance(each, list):
             kind, shape = dtype_of(each[0]), each[1]
             end = begin + prod(shape) * kind.itemsize
-            mine = own[name]
-            assert isinstance(mine, Tensor)  # or its form would be another
-            found[name] = flat[begin:end].clone().view(kind).view(shape).to(mine.device)
+            local = own[name]
+            assert isinstance(local, Tensor)  # or its form would be another
+            found[name] = flat[begin:end].clone().view(kind).view(shape).to(local.device)
             begin = end
         else:
             found[name] = each

@@ -206,8 +206,8 @@ def _agreed(session: SwitchingSession, following: Following | None, refusal: Gos
     if not group.alone:
         synchronizer.meet_to_save(Presence.SWITCHING)  # LoopError on all ranks if some continue training
     asked = "" if following is None else repr(following.recipe)
-    mine = {"asked": asked, "step": synchronizer.step, "held": sorted(session._step_hooks.owed.state())}
-    sent = [json.loads(text) for text in group.all_gather_text(json.dumps(mine))]
+    local = {"asked": asked, "step": synchronizer.step, "held": sorted(session._step_hooks.owed.state())}
+    sent = [json.loads(text) for text in group.all_gather_text(json.dumps(local))]
     if refusal is not None:
         raise refusal
     if len({each["asked"] for each in sent}) > 1:

@@ -179,9 +179,9 @@ def _reduction(flat: Tensor, op: Reduction, world: int) -> Generator[CollectiveO
     padded = flat.new_zeros(share * world)
     padded[: len(flat)] = flat
     parts = tuple((part.view(torch.uint8),) for part in padded.split(share))
-    mine = _combined([part.view(flat.dtype) for (part,) in (yield AllToAll(parts))], op)
-    found = yield AllGather((mine.view(torch.uint8),))
-    return torch.cat([part for (part,) in found]).view(mine.dtype)[: len(flat)]
+    local = _combined([part.view(flat.dtype) for (part,) in (yield AllToAll(parts))], op)
+    found = yield AllGather((local.view(torch.uint8),))
+    return torch.cat([part for (part,) in found]).view(local.dtype)[: len(flat)]
 
 
 def _combined(values: Sequence[Tensor], op: Reduction) -> Tensor:
@@ -219,8 +219,8 @@ class _Differing(Exception):
 
 def _agreed(transport: Transport, call: Call, length: int) -> list[int]:
     """Compare the calls of all ranks. Returns the lengths of their contents, by rank."""
-    mine = torch.tensor([call.code, len(call.text.encode()), length], device="cpu")
-    heard = [part.tolist() for (part,) in _answer(transport, AllGather((mine,)))]
+    local = torch.tensor([call.code, len(call.text.encode()), length], device="cpu")
+    heard = [part.tolist() for (part,) in _answer(transport, AllGather((local,)))]
     if any(code != call.code for code, _, _ in heard):
         texts = _all_gathered(transport, call.text.encode(), [size for _, size, _ in heard])
         raise _Differing(_by_rank(dict(enumerate(texts))))

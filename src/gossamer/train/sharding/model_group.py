@@ -43,10 +43,10 @@ class ModelGroup:
         gathered = self.training.all_gather_text(
             json.dumps([_ranks(each) for each in views.own.values() if _ranks(each)])
         )
-        mine = _connected(self.training.rank, _job_ranks(self.training, self.job), map(json.loads, gathered))
-        self.staged = mine < self.training.world
+        own = _connected(self.training.rank, _job_ranks(self.training, self.job), map(json.loads, gathered))
+        self.staged = own < self.training.world
         self._copies = {
-            id(views.parameters[name]): mine * _replicated(each) // (len(_ranks(each)) or 1)
+            id(views.parameters[name]): own * _replicated(each) // (len(_ranks(each)) or 1)
             for name, each in views.own.items()
         }
 
@@ -65,7 +65,7 @@ class ModelGroup:
             for each in graded
         )
         heard = self.training.answer(AllGather((torch.tensor([squared], dtype=torch.float64),)))
-        return torch.tensor(sqrt(sum(float(theirs) for (theirs,) in heard)))
+        return torch.tensor(sqrt(sum(float(remote) for (remote,) in heard)))
 
     def whole(self, closed: events.Closed) -> events.Closed:
         """Add a digest of all parts of the replica, which replicas compare."""
@@ -81,7 +81,7 @@ class ModelGroup:
 
 def _agreed(transport: Transport, blame: NonFiniteOrigin | None) -> NonFiniteOrigin | None:
     heard = transport.answer(AllGather((torch.tensor([blame is not None], dtype=torch.uint8),)))
-    return blame if blame is not None or not any(bool(theirs) for (theirs,) in heard) else ELSEWHERE
+    return blame if blame is not None or not any(bool(remote) for (remote,) in heard) else ELSEWHERE
 
 
 def _job_ranks(training: Transport, job: Transport) -> list[int]:
@@ -92,7 +92,7 @@ def _job_ranks(training: Transport, job: Transport) -> list[int]:
 def _connected(rank: int, job_ranks: Sequence[int], meshes: Iterable[Sequence[Sequence[int]]]) -> int:
     """Number of ranks of the replica that are connected to `rank` by the meshes of parameters. They share parameters
     without a mesh, as with tensor parallelism; other ranks hold other layers."""
-    found, joined = {job_ranks[rank]}, [{*ranks} for theirs in meshes for ranks in theirs]
+    found, joined = {job_ranks[rank]}, [{*ranks} for remote in meshes for ranks in remote]
     while more := [ranks for ranks in joined if ranks & found and not ranks <= found]:
         found = found.union(*more)
     return len(found & {*job_ranks})

@@ -97,7 +97,7 @@ def gossip_round(
     check({at.rank: head} | {peer: read_header(payload[0]) for peer, payload in zip(op.hears, heard, strict=True)})
     if head.presence.call is None:
         _land(parts, offers, [(weight, _of(at, peer)) for peer, weight in edges], heard)
-    return [read_header(theirs) for (theirs,) in everyone]
+    return [read_header(remote) for (remote,) in everyone]
 
 
 def check(heads: Mapping[int, RoundHeader]) -> None:
@@ -134,6 +134,6 @@ def _land(
     begin = 1
     for part, offer in zip(parts, offers, strict=True):
         end = begin + len(offer.payload)
-        theirs = zip(edges, heard, strict=True)
-        part.land(offer, [NeighborMessage(weight, payload[begin:end], at) for (weight, at), payload in theirs])
+        remote = zip(edges, heard, strict=True)
+        part.land(offer, [NeighborMessage(weight, payload[begin:end], at) for (weight, at), payload in remote])
         begin = end

@@ -141,8 +141,8 @@ def parts_of(op: CollectiveOp, rank: int, world: int, way: MessagePlan = ENGINE)
             return [way.neighbors(rank, op.receivers, op.hears, payload_bytes(payload))]
         case InGroup(_, inner):
             ranks = op.group_of(rank, world)
-            mine = parts_of(inner, ranks.index(rank), len(ranks), way.among(ranks))
-            return [_renamed(moves, ranks) for moves in mine]
+            own = parts_of(inner, ranks.index(rank), len(ranks), way.among(ranks))
+            return [_renamed(moves, ranks) for moves in own]
         case Coalesced(ops):
             return [moves for each in ops for moves in parts_of(each, rank, world, way)]
 

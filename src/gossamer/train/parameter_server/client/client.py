@@ -298,7 +298,7 @@ class Client:
         self._membership.announcements = int(state.get("announcements", self._membership.announcements))
         self._gathered, self._unanswered, self._sent = None, (), None
         for each, saved in zip(self.shard_clients, state["states"], strict=True):
-            for mine, theirs in zip(each.states, saved, strict=True):
-                for key, packed in mine.items():
-                    packed.flat.copy_(theirs[key])
+            for own, peer_value in zip(each.states, saved, strict=True):
+                for key, packed in own.items():
+                    packed.flat.copy_(peer_value[key])
             each.replica.version = -1  # servers may have been restored as well
