@@ -35,7 +35,7 @@ class OperationUnderWay:
     def __init__(self, recorder: SpanRecorder, transport: Transport, op: CollectiveOp, began: float) -> None:
         world = transport.world
         self._began, self._position = began, recorder.position(transport)
-        self._about = code_of(op.names()), int(op.bytes_sent(world, transport.rank)), mask(op.heard(world), world)
+        self._about = code_of(op.names()), int(op.bytes_sent(world, transport.rank)), mask(op.sources(world), world)
 
     def ended(self, recorder: SpanRecorder, answered: float) -> None:
         recorder.operation(self._began, answered, self._position, *self._about)
@@ -60,21 +60,21 @@ class ScriptRun:
         self._flight.waiting = self._noted
         answer = self._answered()
         self._flight.waiting = flight_recorder.NOTHING
-        heard = self._noted.answered = time.perf_counter()
-        self._wire += heard - asked
+        answered_at = self._noted.answered = time.perf_counter()
+        self._wire += answered_at - asked
         try:
             op = self._script.send(answer)
         except StopIteration as stop:
             ended = time.perf_counter()
-            self._compute(ended - heard)
+            self._compute(ended - answered_at)
             if active.recorder is not None:
-                self._record(active.recorder, asked, heard, ended, None)
+                self._record(active.recorder, asked, answered_at, ended, None)
             self._said, self._answered, self._result = None, _nothing, stop.value
             return False
         computed = time.perf_counter()
-        self._compute(computed - heard)
+        self._compute(computed - answered_at)
         if active.recorder is not None:
-            self._record(active.recorder, asked, heard, computed, op)
+            self._record(active.recorder, asked, answered_at, computed, op)
         nbytes = op.bytes_sent(self._transport.world, self._transport.rank)
         self._noted = self._flight.begin(self._transport, op.names(), nbytes, computed, self._bucket)
         self._flight.waiting = self._noted  # a transport may need others to begin
@@ -85,15 +85,15 @@ class ScriptRun:
         return True
 
     def _record(
-        self, recorder: SpanRecorder, asked: float, heard: float, computed: float, op: CollectiveOp | None
+        self, recorder: SpanRecorder, asked: float, answered_at: float, computed: float, op: CollectiveOp | None
     ) -> None:
         """Record the spans of this thread since it requested the last answer; `op` begins now."""
         if self._under_way is not None:
-            recorder.add(SpanKind.WIRE, asked, heard)
-            self._under_way.ended(recorder, heard)
-            recorder.add(SpanKind.DECODE, heard, computed)
+            recorder.add(SpanKind.WIRE, asked, answered_at)
+            self._under_way.ended(recorder, answered_at)
+            recorder.add(SpanKind.DECODE, answered_at, computed)
         else:
-            recorder.add(SpanKind.ENCODE, heard, computed)
+            recorder.add(SpanKind.ENCODE, answered_at, computed)
         self._under_way = None if op is None else OperationUnderWay(recorder, self._transport, op, computed)
 
     def _compute(self, seconds: float) -> None:
@@ -169,12 +169,12 @@ class OpCost:
 
 def price(script: Script, world: int, rank: int = 0) -> list[OpCost]:
     """The operations that a script over meta tensors would ask for, and their bytes, without performing them."""
-    said: list[OpCost] = []
+    costs: list[OpCost] = []
     answer: Any = None
     while True:
         try:
             op = script.send(answer)
         except StopIteration:
-            return said
-        said += [OpCost(each.label, each.bytes_sent(world, rank)) for each in op.concurrent()]
+            return costs
+        costs += [OpCost(each.label, each.bytes_sent(world, rank)) for each in op.concurrent()]
         answer = op.meta_answer(world, rank)

@@ -127,11 +127,11 @@ def _advised(
             f"profile   {facts.model.parameters:,} parameters, {seconds_text(measured.compute_seconds)} computing a "
             f"step, {facts.optimizer_type.__name__}"
         )
-        foretold = advisor.foretell()
-        left = [each for each in foretold if each.excluded is None]
+        estimated = advisor.estimate_all()
+        left = [each for each in estimated if each.excluded is None]
         best = min(left, key=lambda each: each.expected_seconds)
         echo(
-            f"estimate  {len(foretold)} recipes for {setting.workers} workers on {network.text}: {len(left)} enter "
+            f"estimate  {len(estimated)} recipes for {setting.workers} workers on {network.text}: {len(left)} enter "
             f"the race, fastest {best.recipe}, {seconds_text(best.step_seconds)} a step; {left[0].recipe} "
             f"{seconds_text(left[0].step_seconds)}"
         )
@@ -182,9 +182,9 @@ def _confirm(result: RaceResult, setting: Setting, seconds: float) -> tuple[Conf
                 seconds_to_target=row.seconds_to_target,
             )
         )
-        foretold = "nothing" if declared is None else seconds_text(declared)
+        estimated = "nothing" if declared is None else seconds_text(declared)
         console.print(
-            f"{contender.recipe}: estimated {foretold} a step, measured {seconds_text(row.step_seconds)}"
+            f"{contender.recipe}: estimated {estimated} a step, measured {seconds_text(row.step_seconds)}"
             + (
                 "" if row.loss_at_equal_time is None else f", {found.metric} {row.loss_at_equal_time:.4g} at equal time"
             ),

@@ -120,7 +120,7 @@ def simulate_command(
         except ValueError as error:
             raise click.ClickException(str(error)) from error
         run, began = simulation.result, time.perf_counter()
-        say(f"gossamer: {foretold(simulation, plan.clients, plan.rounds)}")
+        say(f"gossamer: {estimated(simulation, plan.clients, plan.rounds)}")
         try:
             with _bar(plan.rounds) as tell:
                 simulation.on_round = lambda record: tell(record.version, _standing(run, plan.until))
@@ -142,7 +142,7 @@ def simulate_command(
         raise SystemExit(INTERRUPTED)
 
 
-def foretold(simulation: Any, clients: int, rounds: int) -> str:
+def estimated(simulation: Any, clients: int, rounds: int) -> str:
     """Size and cost of the simulation, before it starts."""
     return (
         f"{clients:,} devices, {simulation.cohort:,} per round, {rounds:,} rounds; {simulation.parameters:,} "

@@ -180,9 +180,9 @@ def main() -> None:
     try:
         sys.exit(gossamer.main(prog_name="gossamer", standalone_mode=False))
     except click.ClickException as refusal:
-        said = StringIO()
-        refusal.show(said)
-        say(said.getvalue().rstrip())
+        output = StringIO()
+        refusal.show(output)
+        say(output.getvalue().rstrip())
         sys.exit(refusal.exit_code)
     except click.Abort:
         sys.exit("Aborted!")

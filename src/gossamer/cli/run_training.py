@@ -22,7 +22,7 @@ from gossamer.base.spans.step_range import StepRange
 from gossamer.cli.console import say
 from gossamer.cli.dry_run import show_plan
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
-from gossamer.cli.foretold import Forecast, read_forecast, verdict
+from gossamer.cli.forecast_file import Forecast, read_forecast, verdict
 from gossamer.cli.launchers import Start, check_emulation, elastic_starter, read_elasticity, read_serving, starter
 from gossamer.cli.log_folder import new_logs, next_logs, private_directory
 from gossamer.cli.options import Machines, check_installed, check_profiled, first_workers, most_workers, trace_settings
@@ -78,7 +78,7 @@ def run_training(
     tls: Path | None,
     as_horovod: bool,
     watch: bool,
-    foretold: Path | None,
+    forecast_file: Path | None,
     network_text: str | None,
     fault_texts: tuple[str, ...],
     join: tuple[str, int] | None,
@@ -105,7 +105,7 @@ def run_training(
     refuse_unknown_terms(recipe, program.script, program.as_module, servers=servers)
     fixed = isinstance(workers, int) and elasticity is None
     check_profiled(trace, torch_profiler, first_workers(workers) * machines.nodes if fixed else None)
-    forecast, serving = read_forecast(foretold), read_serving(servers, machines)
+    forecast, serving = read_forecast(forecast_file), read_serving(servers, machines)
     faults = tuple(read_fault(text, most_workers(workers) + servers) for text in fault_texts)
     network = machines.emulated(network_text, most_workers(workers) + servers)
     check_installed(*WORKERS_NEED)
@@ -212,7 +212,7 @@ def _launch(
             faults.tick(seconds)
 
     with terminal.progress():
-        outcome = start(directory, show=terminal.line, note=collector.heard(terminal.note), tick=tick)
+        outcome = start(directory, show=terminal.line, note=collector.notes_recorded_by(terminal.note), tick=tick)
     for text in faults.not_begun:
         terminal.note(f"{text} was not injected: training ended before its time.")
     return outcome

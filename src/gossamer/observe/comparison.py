@@ -70,7 +70,7 @@ def compare(
     unlimited: Record | None = None,
     target: Target | None = None,
     prices: Prices | None = None,
-    foretold: Sequence[float | None] | None = None,
+    estimates: Sequence[float | None] | None = None,
 ) -> Comparison:
     """Compare records.
 
@@ -79,7 +79,7 @@ def compare(
         unlimited: the record of a run without a network limit; None without one.
         target: a metric and its bound, for the time to reach it.
         prices: for the cost of each run.
-        `foretold`: estimated seconds of a step, for each record.
+        `estimates`: estimated seconds of a step, for each record.
 
     Returns:
         A row for each record, with losses at the end of the shortest run.
@@ -91,7 +91,7 @@ def compare(
     floor = unlimited["seconds_per_step"]["median"] if unlimited else None
     rows = [
         _row(record, metric, seconds, steps, first, floor, target, prices or Prices(), predicted)
-        for record, predicted in zip(records, foretold or [None] * len(records), strict=True)
+        for record, predicted in zip(records, estimates or [None] * len(records), strict=True)
     ]
     return Comparison(
         rows=tuple(rows),

@@ -201,6 +201,6 @@ def _merge_metrics(ranks: Iterable[RankRecord]) -> dict[str, list[Point]]:
     return {name: [_mean_point(*item) for item in sorted(steps.items())] for name, steps in logged.items()}
 
 
-def _mean_point(step: int, heard: list[tuple[float, float, int]]) -> Point:
-    began = heard[0][2]
-    return step, fmean(each[0] for each in heard if each[2] == began), mean_of(each[1] for each in heard)
+def _mean_point(step: int, received: list[tuple[float, float, int]]) -> Point:
+    began = received[0][2]
+    return step, fmean(each[0] for each in received if each[2] == began), mean_of(each[1] for each in received)

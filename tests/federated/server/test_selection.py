@@ -22,7 +22,7 @@ POLICIES: list[Callable[[], SelectionPolicy]] = [Uniform, LeastTrained, PowerOfC
 
 
 def tell(policy: SelectionPolicy, client: int, loss: float = 1.0, seconds: float = 1.0, samples: int = 1) -> None:
-    policy.heard(client, Report(samples=samples, steps=1, metrics={"loss": loss}), seconds)
+    policy.record_report(client, Report(samples=samples, steps=1, metrics={"loss": loss}), seconds)
 
 
 @pytest.mark.parametrize("make", POLICIES)

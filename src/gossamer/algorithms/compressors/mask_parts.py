@@ -63,9 +63,9 @@ class MaskParts:
         places, _ = largest(x[begin:end], [end - begin], [self.each])
         return encode_places(places, self.longest)
 
-    def mark(self, heard: Sequence[Payload], mask: Tensor, at: AggregationContext) -> None:
+    def mark(self, received: Sequence[Payload], mask: Tensor, at: AggregationContext) -> None:
         """Overwrite the mask: (n,) bool with the indices that ranks sent. Raises MalformedError, before it writes."""
-        found = [self._told(payload, rank, at) for rank, payload in enumerate(heard)]
+        found = [self._told(payload, rank, at) for rank, payload in enumerate(received)]
         mask.zero_().index_fill_(0, torch.cat(found), True)
 
     def _told(self, payload: Payload, rank: int, at: AggregationContext) -> Tensor:

@@ -125,9 +125,9 @@ class SparseSum(Wrapper):
         wanted.index_fill_(0, members, 0)
         entries = _entries(regions, *self.inner.select(FlatTensors(wanted, x.layout), at), room)
         wanted.index_fill_(0, entries.places, 0)
-        heard = yield AllToAll(entries.messages(regions.rows, room))
+        received = yield AllToAll(entries.messages(regions.rows, room))
         left = scratch_like(local)
-        finite = decode_heard(partial(_added, local, regions.rows, room), heard, None, left, at)
+        finite = decode_heard(partial(_added, local, regions.rows, room), received, None, left, at)
         answers = yield AllGather(_largest_sums(left, finite, regions, kept))
         mean = mean_buffer_like(x.flat, out)
         if mean.is_meta:
@@ -183,13 +183,13 @@ def _entries(regions: Regions, places: Tensor, values: Tensor, room: int) -> Ent
     return Entries(found[chosen], rows[chosen].int(), values, fitting)
 
 
-def _added(local: Tensor, rows: int, room: int, heard: Sequence[Payload], sums: Tensor) -> None:
+def _added(local: Tensor, rows: int, room: int, received: Sequence[Payload], sums: Tensor) -> None:
     """Overwrite `sums`: (m,) with mine plus the received entries, in the order of ranks. Raises MalformedError."""
-    expect_tensors(heard, 3)
-    for _, values, _ in heard:
+    expect_tensors(received, 3)
+    for _, values, _ in received:
         expect_values(values, room, local)
-        expect_summable(values, len(heard))
-    entries = [_received(payload, rows, room, len(local)) for payload in heard]
+        expect_summable(values, len(received))
+    entries = [_received(payload, rows, room, len(local)) for payload in received]
     scatter(entries, sums.copy_(local), onto=True)
 
 

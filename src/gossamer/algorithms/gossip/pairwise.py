@@ -49,7 +49,7 @@ class PairAnswer(NamedTuple):
 class Partner:
     """A worker's state in pairwise gossip: it averages with neighbors, one at a time, without waiting for any of them.
 
-    shown <- shown + (theirs - sent) / 2, on both sides; parameters <- parameters + `owed` at the next step boundary
+    shown <- shown + (received - sent) / 2, on both sides; parameters <- parameters + `unapplied` at the next step
     law:    the sum over workers of `shown` changes by the optimizers' steps only, under any interleaving, loss,
             duplication and pause; one exchange at a time among n, drawn uniformly, multiplies the expected squared
             distance from the mean by 1 - 1/(n-1)
@@ -96,8 +96,8 @@ class Partner:
         #: (n,), the parameters at the last step boundary plus pending changes: at least float32, on the CPU, from where
         #: messages are sent
         self.shown = parameters.flat.to("cpu", accumulation_dtype(parameters.flat.dtype), copy=True)
-        self.owed = torch.zeros_like(self.shown)  # (n,), sum of exchanges that the training thread has not applied yet
-        self._owes = False  # whether pending changes have a nonzero entry
+        self.unapplied = torch.zeros_like(self.shown)  # (n,), sum of exchanges before the training thread applies it
+        self._pending_exchange = False  # whether pending changes have a nonzero entry
         self._compressor = Dense() if compressor is None else compressor
         refuse_loss(self._compressor)
         self.version = self.declined = self.abandoned = 0
@@ -118,23 +118,23 @@ class Partner:
         """Do the same for separate tensors, in the layout's order and shapes, each of any dtype and on any device."""
         own = self._side_by_side(parameters)
         with self._lock:
-            if self._owes:
-                own.add_(self.owed)
+            if self._pending_exchange:
+                own.add_(self.unapplied)
                 torch._foreach_copy_(list(parameters), [slot.view(own) for slot in self._layout])
-                self._owe_what_is_left(own, parameters)
+                self._keep_rounding_errors(own, parameters)
             self.shown = own
             self.version += 1
 
-    def _owe_what_is_left(self, shown: Tensor, parameters: Sequence[Tensor]) -> None:
+    def _keep_rounding_errors(self, shown: Tensor, parameters: Sequence[Tensor]) -> None:
         """Keep the rounding errors of parameters overwritten by `shown`: zero if they have its dtype."""
-        self._owes = any(each.dtype != shown.dtype for each in parameters)
-        if self._owes:
-            torch.sub(shown, self._side_by_side(parameters), out=self.owed)
+        self._pending_exchange = any(each.dtype != shown.dtype for each in parameters)
+        if self._pending_exchange:
+            torch.sub(shown, self._side_by_side(parameters), out=self.unapplied)
         else:
-            self.owed.zero_()
+            self.unapplied.zero_()
 
     def _side_by_side(self, parameters: Sequence[Tensor]) -> Tensor:
-        flat = scratch_like(self.owed)
+        flat = scratch_like(self.unapplied)
         torch._foreach_copy_([slot.view(flat) for slot in self._layout], list(parameters))
         return flat
 
@@ -298,8 +298,8 @@ class Partner:
         difference = peer_parameters.sub_(sent)
         shown = scratch_like(self.shown)  # a new tensor: the old one may be in flight
         self.shown = torch.add(self.shown, difference, alpha=0.5, out=shown)
-        self.owed.add_(difference, alpha=0.5)
-        self._owes = True
+        self.unapplied.add_(difference, alpha=0.5)
+        self._pending_exchange = True
         self.version += 1
 
     def _write(self, step: int) -> point_to_point.EncodedMessage:

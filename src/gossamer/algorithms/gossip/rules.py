@@ -77,7 +77,7 @@ class MixingRule(ABC):
 
     @abstractmethod
     def land(
-        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, received: Sequence[NeighborMessage]
     ) -> Tensor:
         """Return x after the round, in a new tensor; `memory` is updated."""
 
@@ -112,10 +112,10 @@ class Averaging(MixingRule):
         return GossipOffer((x.flat,))
 
     def land(
-        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, received: Sequence[NeighborMessage]
     ) -> Tensor:
         change = torch.zeros_like(x, dtype=accumulation_dtype(x.dtype))
-        for weight, (neighbor_parameters,), _ in heard:
+        for weight, (neighbor_parameters,), _ in received:
             if all_finite(neighbor_parameters):
                 change.add_(neighbor_parameters - x, alpha=weight)
         return change.mul_(self.step_size).add_(x).to(x.dtype)
@@ -159,12 +159,12 @@ class Choco(MixingRule):
         return GossipOffer(message.payload, (message.own(),), message.next_state)
 
     def land(
-        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, received: Sequence[NeighborMessage]
     ) -> Tensor:
         (own,), pull = offer.own, memory[PULL]
         memory[HAT].add_(own)
         message = scratch_like(pull)
-        for weight, payload, at in heard:
+        for weight, payload, at in received:
             decode(self.compressor, payload, layout, at, message)
             pull.add_(message.sub_(own), alpha=weight)
         return torch.add(x, pull, alpha=self.step_size).to(x.dtype)
@@ -203,12 +203,12 @@ class PushSum(MixingRule):
         return GossipOffer((part, lighter), (numbers.sub_(part, alpha=receivers), lighter))
 
     def land(
-        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, received: Sequence[NeighborMessage]
     ) -> Tensor:
         numbers, mass = offer.own
         memory[NUMBERS].copy_(numbers)
         memory[MASS].copy_(mass)
-        for _, (neighbor_parameters, their_mass), _ in heard:
+        for _, (neighbor_parameters, their_mass), _ in received:
             memory[NUMBERS].add_(neighbor_parameters)
             memory[MASS].add_(their_mass)
         return self._shown(x, memory)
@@ -260,11 +260,11 @@ class OuterMomentum(MixingRule):
         return GossipOffer(numbers, numbers)
 
     def land(
-        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, received: Sequence[NeighborMessage]
     ) -> Tensor:
         slow, moved = offer.own
         change = moved * self.learning_rate
-        for weight, (their_slow, they_moved), _ in heard:
+        for weight, (their_slow, they_moved), _ in received:
             if all_finite(their_slow) and all_finite(they_moved):
                 change.add_(they_moved - moved, alpha=weight * self.learning_rate)
                 change.add_(their_slow - slow, alpha=weight * self.pull)

@@ -90,12 +90,12 @@ class ViewEngine:
 
     def _gather(self, payload: Payload) -> Callable[[], list[Payload]]:
         joint = join(payload)
-        heard = joint.new_empty(self.world * joint.numel())
-        work = self._communicator.begin(lambda: self._group._allgather_base(heard, joint, AllgatherOptions()))
+        received = joint.new_empty(self.world * joint.numel())
+        work = self._communicator.begin(lambda: self._group._allgather_base(received, joint, AllgatherOptions()))
 
         def wait() -> list[Payload]:
             self._communicator.finish([work])
-            return [split(part, payload) for part in heard.view(self.world, -1)]
+            return [split(part, payload) for part in received.view(self.world, -1)]
 
         return wait
 

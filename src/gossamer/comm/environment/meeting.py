@@ -214,8 +214,8 @@ class Meeting:
     def admit(self, guest: Guest) -> Replies:
         """Accept or refuse a rank after it has sent its claims. Raises MalformedError for invalid claims."""
         handshake, token = guest.handshake, self._identity.token
-        said = _text(handshake.claims or b"")
-        hello = Hello.read(said)
+        description = _text(handshake.claims or b"")
+        hello = Hello.read(description)
         proven = handshake.is_proven(token)
         if (reason := self._objection(hello, proven)) is not None:
             guest.dismissed = True
@@ -226,7 +226,7 @@ class Meeting:
         guest.hello = hello
         self._members[hello.rank] = guest
         handshake.accept(token)
-        return [(guest, handshake.output()), *self._hear(hello.rank, COMING, said)]
+        return [(guest, handshake.output()), *self._hear(hello.rank, COMING, description)]
 
     def _objection(self, hello: Hello, proven: bool) -> str | None:
         """Return why this worker is refused, or None."""
@@ -251,12 +251,12 @@ class Meeting:
         return self._failed or None
 
     def _hear(self, rank: int, topic: str, text: str) -> Replies:
-        said = self._said[topic]
-        said[rank] = text
-        if len(said) < self._identity.world:
+        description = self._said[topic]
+        description[rank] = text
+        if len(description) < self._identity.world:
             return []
         self._over = topic == STANDING
-        return self._to_all({"heard": topic, "texts": [said[rank] for rank in range(self._identity.world)]})
+        return self._to_all({"heard": topic, "texts": [description[rank] for rank in range(self._identity.world)]})
 
     def _give_up(self, topic: str, seconds: float) -> Replies:
         missing = self.missing(topic)

@@ -26,7 +26,7 @@ from gossamer.base.peer_ops import (
     Reply,
 )
 from gossamer.comm.membership.fingerprints import read_fingerprint
-from gossamer.comm.membership.heard_worker import HeardWorker
+from gossamer.comm.membership.known_worker import HeardWorker
 from gossamer.comm.membership.messages import (
     ATTACHED,
     BROKEN,
@@ -72,7 +72,7 @@ class Coordinator:
             case PeerJoined(peer=peer):
                 for each in self.rule.workers.values():
                     if each.peer == peer:
-                        self.rule.heard(each, peer)
+                        self.rule.record_contact(each, peer)
             case Arrived(token=token, sender=sender, op=op):
                 try:
                     self._heard(token, sender, op)
@@ -151,7 +151,7 @@ class Coordinator:
             return
         if known < OUT_VERSION:
             self._check_newer(known // 2)
-        self.rule.heard(worker, sender)
+        self.rule.record_contact(worker, sender)
         worker.polls.append((token, known))
         if known > 0 and known % 2:
             worker.closed_view = max(worker.closed_view, known // 2)
@@ -175,7 +175,7 @@ class Coordinator:
             if self.rule.view is None and self.rule.first_here == inf:
                 self.rule.first_here = self.rule.now
         worker.learn(report)
-        self.rule.heard(worker, sender)
+        self.rule.record_contact(worker, sender)
         if self.rule.view is not None and report.view and not self.rule.view.holds(report.number):
             self.rule.outs.setdefault(
                 report.number, f"view {self.rule.view.number} was created while this worker was unreachable"

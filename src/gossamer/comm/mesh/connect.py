@@ -54,10 +54,10 @@ def connect(
     def together(act: Callable[[], str]) -> list[str]:
         """Run `act` on all ranks, and gather the results. All ranks raise if one has failed."""
         try:
-            said = act()
+            answer = act()
         except (OSError, ConnectError) as problem:
-            said = f"{FAILED}rank {rank} at {address} could not reach the other ranks ({problem})"
-        texts = all_gather_text(said)
+            answer = f"{FAILED}rank {rank} at {address} could not reach the other ranks ({problem})"
+        texts = all_gather_text(answer)
         if problems := [text.removeprefix(FAILED) for text in texts if text.startswith(FAILED)]:
             raise ConnectError(problems[0])
         return texts
@@ -87,9 +87,9 @@ def connect(
             return ""
 
         greeters: list[Greeter] = []
-        heard = [text.split() for text in together(listen)]
-        listeners = [(host, int(number), bytes.fromhex(remote)) for host, number, remote, _ in heard]
-        _check_tokens(rank, token, [(bytes.fromhex(remote), bytes.fromhex(proof)) for *_, remote, proof in heard])
+        incoming = [text.split() for text in together(listen)]
+        listeners = [(host, int(number), bytes.fromhex(remote)) for host, number, remote, _ in incoming]
+        _check_tokens(rank, token, [(bytes.fromhex(remote), bytes.fromhex(proof)) for *_, remote, proof in incoming])
         together(call)  # the kernel completes a connection before accept()
         together(greet)
         failing.pop_all()

@@ -138,7 +138,7 @@ class Mesh:
             raise ValueError(f"keys are missing for the connections to ranks {sorted(missing)}")
         for peer, link in keys.items():
             functions = cipher_functions(link.cipher)
-            if _SEAL(self._handle, peer, functions, link.sends, link.hears) != SEALED:
+            if _SEAL(self._handle, peer, functions, link.sends, link.receives) != SEALED:
                 raise AssertionError(f"libcrypto rejected {link.cipher}")
 
     def begin(self, program: Program, places: Sequence[int], keep: object, sources: Sequence[int] | None = None) -> int:

@@ -61,7 +61,7 @@ class LinkKeys:
 
     cipher: str  # of CIPHERS
     sends: bytes = field(repr=False)
-    hears: bytes = field(repr=False)
+    receives: bytes = field(repr=False)
 
 
 LinksKeys = Mapping[int, LinkKeys]  # by rank
@@ -289,12 +289,12 @@ def derive_key(token: bytes, nonces: bytes, context: bytes, ends: tuple[int, int
 
 
 def _exactly(connection: ssl.SSLSocket, nbytes: int) -> bytes:
-    heard = b""
-    while len(heard) < nbytes:
-        if not (more := connection.recv(nbytes - len(heard))):
+    received = b""
+    while len(received) < nbytes:
+        if not (more := connection.recv(nbytes - len(received))):
             raise ConnectionError("the peer disconnected during the handshake")
-        heard += more
-    return heard
+        received += more
+    return received
 
 
 def hang_up(sockets: Iterable[socket.socket | None]) -> None:

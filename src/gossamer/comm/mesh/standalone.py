@@ -13,7 +13,7 @@ from gossamer.base.ops import AllGather, AllReduceMean, SimpleOp
 from gossamer.base.transport import Transport
 from gossamer.comm.mesh.collective_selector import ENGINE, CollectiveSelector, check_wish
 from gossamer.comm.mesh.link_measurement import Links
-from gossamer.comm.mesh.link_statistics import declared, heard, tell_links
+from gossamer.comm.mesh.link_statistics import declared, parse_declarations, tell_links
 from gossamer.comm.mesh.native_mesh import Mesh, available
 from gossamer.comm.mesh.operations import MeshOperations, Wait
 from gossamer.comm.mesh.program import Ranks
@@ -57,7 +57,9 @@ def standalone_mesh(
         _check(wish)
         mesh = Mesh(rank, sockets, requested_timeouts(), keys=keys)
         texts = MeshFallback(MeshOperations(mesh, CollectiveSelector(wish, _unknown(mesh.world))))
-        wishes, processes, devices = heard(texts.all_gather_text(declared(wish, fixed=False, device=device)))
+        wishes, processes, devices = parse_declarations(
+            texts.all_gather_text(declared(wish, fixed=False, device=device))
+        )
         check_same_wish(wishes)
         mesh.share(share(rank, sockets, texts.all_gather_text))
         links = known or (measured(mesh, sockets, texts) if mesh.world > 1 else _unknown(1))
@@ -119,8 +121,8 @@ class MeshFallback:
                     f"rank {rank} announced a text of {size} bytes; the limit is {MOST_TEXT_BYTES}. Nothing was "
                     "received. Send large data as tensors."
                 )
-        heard = self._operations.begin_bytes(own[: sizes[self._operations.rank]], sizes)()
-        return [_text(rank, remote) for rank, (remote,) in enumerate(heard)]
+        parse_declarations = self._operations.begin_bytes(own[: sizes[self._operations.rank]], sizes)()
+        return [_text(rank, remote) for rank, (remote,) in enumerate(parse_declarations)]
 
     def part(self, size: int, known: Links) -> Transport:
         raise GossamerError(

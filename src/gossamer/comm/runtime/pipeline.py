@@ -126,8 +126,8 @@ class PipelineTuner:
     def compare(self) -> Generator[AllGather, Any, None]:
         """Keep the depth that was faster over all ranks with both times. Sends 16 bytes per rank."""
         own = [median(seconds or [nan]) for seconds in self._took.values()]
-        heard = yield AllGather((torch.tensor(own, dtype=torch.float64, device="cpu"),))
-        found = [both for both in (numbers.tolist() for (numbers,) in heard) if all(map(isfinite, both))]
+        received = yield AllGather((torch.tensor(own, dtype=torch.float64, device="cpu"),))
+        found = [both for both in (numbers.tolist() for (numbers,) in received) if all(map(isfinite, both))]
         if found:
             one, several = map(sum, zip(*found, strict=True))
             self.window = self._kept = DEPTH if several < one else 1

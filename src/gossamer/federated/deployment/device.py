@@ -101,22 +101,22 @@ class ServerLink:
         threading.Thread(target=self._watch, name="gossamer link", daemon=True).start()
 
     def _watch(self) -> None:
-        lost_at, said = time.monotonic(), False
+        lost_at, notified = time.monotonic(), False
         try:
             while True:
-                due = lost_at + (self._give_up if said else min(FIRST_WORD_SECONDS, self._give_up))
+                due = lost_at + (self._give_up if notified else min(FIRST_WORD_SECONDS, self._give_up))
                 match self._endpoint.answer(Await(until=due)):
                     case PeerJoined():
-                        if said:
+                        if notified:
                             self._say(f"connected to {self._name}")
-                        lost_at, said = inf, False
+                        lost_at, notified = inf, False
                     case PeerLeft(moment=moment):
                         lost_at = moment
                     case Elapsed(moment=moment) if moment >= lost_at + self._give_up:
                         self._endpoint.close(self._gave_up())
                         return
                     case Elapsed():
-                        said = True
+                        notified = True
                         self._say(f"{self._name} does not answer; trying again until it does")
         except GossamerError:  # the endpoint was closed
             return

@@ -125,10 +125,10 @@ def _compressed(
     arrays = numpy_arrays(record, "the ClientApp's reply")
     difference = given - layout.read(arrays, "the ClientApp's reply")
     codec = ContributionCodec.of(invitation.recipe, invitation.seed)
-    data, owed = codec.encode(difference, layout, state.before, node, invitation.step)
+    data, unsent = codec.encode(difference, layout, state.before, node, invitation.step)
     others = {key: record[key] for key in arrays if key not in layout}
     reply.content[name] = array_record({PAYLOAD: payload_array(codec.stype, data)} | others)
-    return replace(state, note=msgspec.structs.replace(state.note, step=invitation.step), after=owed)
+    return replace(state, note=msgspec.structs.replace(state.note, step=invitation.step), after=unsent)
 
 
 def loaded(context: Any) -> NodeState:

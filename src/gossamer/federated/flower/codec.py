@@ -59,8 +59,10 @@ class NodeState:
             return NodeState(KeptNote(run=invitation.run, recipe=invitation.recipe))
         if invitation.step < 0 or self.note.step < 0:
             return self
-        owed = self.after if invitation.counted == self.note.step else self.before  # an uncounted contribution is lost
-        return replace(self, note=msgspec.structs.replace(self.note, step=-1), before=owed, after=())
+        unsent = (
+            self.after if invitation.counted == self.note.step else self.before
+        )  # an uncounted contribution is lost
+        return replace(self, note=msgspec.structs.replace(self.note, step=-1), before=unsent, after=())
 
     def holding(
         self, invitation: NodeInvitation, layout: ArrayLayout, names: tuple[str, ...], flat: Tensor

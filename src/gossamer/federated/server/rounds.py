@@ -391,7 +391,7 @@ class Rounds(ABC):
             return
         done, self.reported = self.reported, {}
         for client, each in done.items():
-            self.selection.heard(client, each.report, each.moment - self.roster.assigned[client].moment)
+            self.selection.record_report(client, each.report, each.moment - self.roster.assigned[client].moment)
             self.roster.counted[client] = self.roster.assigned[client].round, version
         self._end(done)
         self.attempts.counted(done)

@@ -38,7 +38,7 @@ class SelectionPolicy(Protocol):
             Device numbers, ascending.
         """
 
-    def heard(self, client: int, report: Report, seconds: float) -> None:
+    def record_report(self, client: int, report: Report, seconds: float) -> None:
         """A device's contribution was counted, `seconds` after the device was chosen."""
         return None
 
@@ -83,7 +83,7 @@ class LeastTrained(SelectionPolicy):
         ranked = sorted((self.counted.get(client, 0), random.random(), client) for client in available)
         return sorted(client for *_, client in ranked[:count])
 
-    def heard(self, client: int, report: Report, seconds: float) -> None:
+    def record_report(self, client: int, report: Report, seconds: float) -> None:
         self.counted[client] = self.counted.get(client, 0) + 1
 
     @property
@@ -123,7 +123,7 @@ class PowerOfChoice(SelectionPolicy):
     def _samples(self, client: int, usual: float) -> float:
         return self.losses[client][1] if client in self.losses else usual
 
-    def heard(self, client: int, report: Report, seconds: float) -> None:
+    def record_report(self, client: int, report: Report, seconds: float) -> None:
         if self.metric in report.metrics:
             self.losses[client] = float(report.metrics[self.metric]), report.samples
 
@@ -162,7 +162,7 @@ class WithinDeadline(SelectionPolicy):
         rest = sorted(held_back.difference(tried), key=lambda client: (self.seconds[client], client))
         return sorted(chosen + rest[: count - len(chosen)])
 
-    def heard(self, client: int, report: Report, seconds: float) -> None:
+    def record_report(self, client: int, report: Report, seconds: float) -> None:
         self.seconds[client] = seconds
 
     def missed(self, client: int, seconds: float) -> None:

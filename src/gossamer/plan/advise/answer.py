@@ -53,7 +53,7 @@ def answer(
     race: RaceResult, setting: Setting, thresholds: Sequence[LeadRange] = (), remarks: Sequence[str] = ()
 ) -> Answer:
     """The answer from a race. remarks: to be added to it."""
-    said = (*remarks, *race.remarks, *_target_remarks(race, setting.target))
+    notes = (*remarks, *race.remarks, *_target_remarks(race, setting.target))
     best = winner(race)
     changes = tuple(map(threshold_text, thresholds))
     if best is None:
@@ -66,7 +66,7 @@ def answer(
             cost="no change in loss",
             command=setting.command(race.baseline.recipe),
             would_change=changes,
-            remarks=said,
+            remarks=notes,
         )
     return Answer(
         recipe=best.recipe,
@@ -77,7 +77,7 @@ def answer(
         cost=_cost(best, race),
         command=setting.command(best.recipe),
         would_change=changes,
-        remarks=said,
+        remarks=notes,
     )
 
 

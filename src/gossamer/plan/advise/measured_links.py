@@ -56,8 +56,8 @@ def contradictions(given: Network, found: Network) -> tuple[str, ...]:
 
 
 def _contradictions(given: Network, found: Network) -> Iterator[str]:
-    for host, (said, seen) in enumerate(zip(given.hosts, found.hosts, strict=False)):
-        rates = said.up_bits_per_second, seen.up_bits_per_second
+    for host, (stated, seen) in enumerate(zip(given.hosts, found.hosts, strict=False)):
+        rates = stated.up_bits_per_second, seen.up_bits_per_second
         if max(rates) >= CONTRADICTS * min(rates):
             yield (
                 f"host {host} has a measured rate of {rate_text(rates[1])}, and {rate_text(rates[0])} in {given.text}: "
@@ -99,5 +99,5 @@ def _report(file: Path) -> DoctorReport:
         pairs = tuple(pair_from(json.dumps(each)) for each in fields["pairs"])
         return DoctorReport(hosts=hosts, pairs=pairs, seconds=float(fields["seconds"]))
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        said = f"{type(problem).__name__}: {str(problem)[:100]}"
-        raise NetworkError(f"{file} cannot be read as a doctor's report ({said}). {HOW}") from None
+        stated = f"{type(problem).__name__}: {str(problem)[:100]}"
+        raise NetworkError(f"{file} cannot be read as a doctor's report ({stated}). {HOW}") from None

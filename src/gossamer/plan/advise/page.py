@@ -54,7 +54,7 @@ def _content(advice: Advice) -> Iterator[str]:
     if advice.gradients:
         yield card("Gradients", _gradients(advice), "Means over tensors and some successive batches.", whole=True)
     if advice.candidates:
-        yield card("Estimates", _foretold(advice), whole=True)
+        yield card("Estimates", _estimated(advice), whole=True)
     yield "</div>"
     yield f"<footer>gossamer {escape(advice.gossamer)}</footer>"
 
@@ -233,19 +233,19 @@ def _share_or_number(name: str, value: float) -> str:
     return share_text(value) if 0 <= value <= 1 and "noise scale" not in name else short(value)
 
 
-def _foretold(advice: Advice) -> str:
+def _estimated(advice: Advice) -> str:
     left = [row for row in advice.candidates if row.excluded is None]
     gone = [row for row in advice.candidates if row.excluded is not None]
     header = ("recipe", "seconds per step", "bytes per step", "state", "steps over the first's", "")
-    body = table(header, [_foretold_row(row) for row in left], LEFT_COLUMNS)
+    body = table(header, [_prediction_row(row) for row in left], LEFT_COLUMNS)
     if not gone:
         return body
-    rows = [_foretold_row(row) for row in gone]
+    rows = [_prediction_row(row) for row in gone]
     summary = f"<summary>left out: {len(gone)}</summary>"
     return f"{body}<details>{summary}{table(header, rows, LEFT_COLUMNS)}</details>"
 
 
-def _foretold_row(row: CandidateRow) -> str:
+def _prediction_row(row: CandidateRow) -> str:
     low, high = row.step_seconds_low, row.step_seconds_high
     seconds = seconds_text(row.step_seconds) if row.step_seconds else ""
     if low is not None and high is not None:

@@ -209,8 +209,8 @@ def _probe(
         store.pin("token", secrets.token_hex(TOKEN_BYTES))
     token = bytes.fromhex(store.read("token", RENDEZVOUS_SECONDS))
     with closing(PingListener(own.address, token)) as listener:
-        said = json.dumps({"host": asdict(own), "port": listener.port})
-        everyone = [json.loads(each) for each in store.everyone("host", job.rank, job.world, said, RENDEZVOUS_SECONDS)]
+        text = json.dumps({"host": asdict(own), "port": listener.port})
+        everyone = [json.loads(each) for each in store.everyone("host", job.rank, job.world, text, RENDEZVOUS_SECONDS)]
         probe = Probe(
             rank=job.rank,
             store=store,

@@ -225,8 +225,8 @@ def load(
             f"no checkpoint in {os.fspath(directory)!r} can be used: {'; '.join(passed_over)}. Copy an intact one into "
             "it, or begin in an empty directory."
         )
-    if rank == 0 and (said := nothing_found.start_notice(directory)):
-        notice(said)
+    if rank == 0 and (description := nothing_found.start_notice(directory)):
+        notice(description)
     return None
 
 

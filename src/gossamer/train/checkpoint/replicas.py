@@ -96,10 +96,10 @@ class ReplicaExchange:
 
     def exchange(self, tree: Any, sizes: Sequence[int], plan: Mapping[int, Sequence[int]]) -> dict[int, list[bytes]]:
         """Files of the parts that this rank keeps, by rank. sizes: of all ranks' files, in bytes. Collective."""
-        hears = tuple(rank for rank in sorted(plan) if self.rank in plan[rank])
+        senders = tuple(rank for rank in sorted(plan) if self.rank in plan[rank])
         if not any(plan.values()):
             return {}
-        script = partial(_exchange, pieces_of(tree), sizes, hears, tuple(plan[self.rank]), self.device())
+        script = partial(_exchange, pieces_of(tree), sizes, senders, tuple(plan[self.rank]), self.device())
         found: dict[int, list[bytes]] = self.run(script)
         return found
 
@@ -107,20 +107,20 @@ class ReplicaExchange:
 def _exchange(
     pieces: Iterable[bytes | memoryview],
     sizes: Sequence[int],
-    hears: tuple[int, ...],
-    tells: tuple[int, ...],
+    senders: tuple[int, ...],
+    receivers: tuple[int, ...],
     device: torch.device,
 ) -> Script:
     chunks, most = blocks(pieces, CHUNK_BYTES), max(sizes)
-    found: dict[int, list[bytes]] = {rank: [] for rank in hears}
+    found: dict[int, list[bytes]] = {rank: [] for rank in senders}
     for start in range(0, most, CHUNK_BYTES):
         sent = torch.zeros(min(CHUNK_BYTES, most - start), dtype=torch.uint8)
         own = next(chunks, b"")
         if own:
             sent[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-        edges = tuple((rank, 1.0) for rank in hears)
-        heard = yield NeighborAllGather((sent.to(device),), edges, tells)
-        for rank, (remote,) in zip(hears, heard, strict=True):
+        edges = tuple((rank, 1.0) for rank in senders)
+        received = yield NeighborAllGather((sent.to(device),), edges, receivers)
+        for rank, (remote,) in zip(senders, received, strict=True):
             count = max(0, min(len(remote), sizes[rank] - start))
             if count:
                 found[rank].append(_bytes(remote[:count]))
@@ -259,13 +259,15 @@ def _fetch(
 
     def write() -> str:
         if exchange.rank in takers:
-            whole = b"".join(heard[each.holder])
+            whole = b"".join(received[each.holder])
             stage_pieces(directory, each.step, each.part, [memoryview(whole)[length:]])
             put_in_place(directory, each.step, each.part, whole[:length])
         return ""
 
     sizes = [[int(part) for part in text.split()] for text in on_all_ranks(exchange.all_gather_text, each.step, read)]
     length = sizes[each.holder][0]
-    hears, tells = ((each.holder,), ()) if exchange.rank in takers else ((), takers if pieces else ())
-    heard = exchange.run(partial(_exchange, pieces, [sum(size) for size in sizes], hears, tells, exchange.device()))
+    senders, receivers = ((each.holder,), ()) if exchange.rank in takers else ((), takers if pieces else ())
+    received = exchange.run(
+        partial(_exchange, pieces, [sum(size) for size in sizes], senders, receivers, exchange.device())
+    )
     on_all_ranks(exchange.all_gather_text, each.step, write, "could be fetched")

@@ -17,7 +17,7 @@ from gossamer import events
 from gossamer.algorithms.compressors.error_feedback import Feedback
 from gossamer.algorithms.compressors.feedback_rules import begins_from, debtor
 from gossamer.algorithms.compressors.hierarchical import Hierarchical
-from gossamer.algorithms.compressors.sharded import OWED, Sharded, is_owed
+from gossamer.algorithms.compressors.sharded import UNSENT, Sharded, is_group_residual
 from gossamer.algorithms.compressors.sparse_allreduce import SparseSum
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.algorithms.strategies import AveragingStage, GossipStage
@@ -187,9 +187,9 @@ def _begun(current: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]])
     begun: Remembered = {}
     for key, tensor in current.items():
         remote = [part[begins_from(key)] for part in parts if key in part]
-        begun[key] = torch.zeros_like(tensor) if is_owed(key) else _mean(remote) if remote else tensor
-    for key in {key: None for part in parts for key in part if is_owed(key)} if current else ():
-        place, sign = debtor(key.removesuffix(OWED), begun)
+        begun[key] = torch.zeros_like(tensor) if is_group_residual(key) else _mean(remote) if remote else tensor
+    for key in {key: None for part in parts for key in part if is_group_residual(key)} if current else ():
+        place, sign = debtor(key.removesuffix(UNSENT), begun)
         if sign < 0:
             continue  # it starts from the last mean, which excludes the undelivered part
         pieces = torch.cat([part[key] for part in parts if key in part])  # shards are in rank order in memory

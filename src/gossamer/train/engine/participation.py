@@ -69,8 +69,8 @@ def gather_participants(
         moved: a flag per frozen parameter, equally many on every rank.
     """
     own = [weight, passes, presence, *pack_flags(moved)]
-    heard = yield AllGather((torch.tensor(own, dtype=torch.float64, device="cpu"),))
-    rows = [remote.tolist() for (remote,) in heard]
+    received = yield AllGather((torch.tensor(own, dtype=torch.float64, device="cpu"),))
+    rows = [remote.tolist() for (remote,) in received]
     union = np.any([unpack_flags(flags, len(moved)) for _, _, _, *flags in rows], axis=0)
     weights, clocks, presences = zip(*(row[:3] for row in rows), strict=True)
     return Participants(tuple(weights), tuple(map(int, clocks)), tuple(map(Presence, presences)), moved=union)

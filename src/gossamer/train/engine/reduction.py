@@ -146,11 +146,11 @@ class StepReduction:
 
         Part of the startup checks; its bytes do not count for any step.
         """
-        heard = run_script(gather_first_batches(batch, self.weight), self.transport).result
-        weights = [remote for _, remote in heard if remote > 0]
+        received = run_script(gather_first_batches(batch, self.weight), self.transport).result
+        weights = [remote for _, remote in received if remote > 0]
         if weights:
             self.reference = sum(weights) / len(weights)
-            warn(heard)
+            warn(received)
 
     def weigh(self, trained: Sequence[int], check: ParameterCheck) -> None:
         """All-gather weights and step counts before the first bucket. A compressor's state includes its own weight, so

@@ -69,8 +69,8 @@ def mean_rows(own: Sequence[Rows], world: int) -> Generator[AllGather, Any, list
     counts = [remote.tolist() for (remote,) in (yield AllGather((lengths,)))]
     longest = [max(of_table) for of_table in zip(*counts, strict=True)]
     payload = tuple(part for rows, most in zip(own, longest, strict=True) if most for part in rows.padded(most))
-    heard = (yield AllGather(payload)) if payload else [()] * world
-    parts = [iter(remote) for remote in heard]
+    received = (yield AllGather(payload)) if payload else [()] * world
+    parts = [iter(remote) for remote in received]
     means = []
     for table, rows in enumerate(own):
         if not longest[table]:

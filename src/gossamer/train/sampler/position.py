@@ -181,13 +181,13 @@ def taken_up(states: Sequence[State], rank: int, size: int) -> dict[str, Any]:
     positions = [Position.of(each, total=UNKNOWN_TOTAL, rank=old, size=len(states)) for old, each in enumerate(states)]
     newest = max(each.epoch for each in positions)
     deal = _deal_again(positions, newest, newest, rank, size, stayed=())
-    said = [state["over"] for state in states if state["epoch"] == newest and "over" in state]
+    saved = [state["over"] for state in states if state["epoch"] == newest and "over" in state]
     return {
         "epoch": newest,
         "drawn": 0,
         **(_dealt_state(deal) if deal.drawn else {}),
-        **({"over": all(said)} if said else {}),
-        **({"total": sum(map(sum, deal.drawn)) if all(said) else None} if "total" in states[0] else {}),
+        **({"over": all(saved)} if saved else {}),
+        **({"total": sum(map(sum, deal.drawn)) if all(saved) else None} if "total" in states[0] else {}),
     }
 
 

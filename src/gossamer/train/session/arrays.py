@@ -177,7 +177,7 @@ class ArraySession(SessionCore):
 
     def _loop_state(self) -> LoopState:
         def now() -> StepContext:
-            return StepContext(settings=with_weights("", said=self._weighs), first_batch=-1)
+            return StepContext(settings=with_weights("", weighted=self._weighs), first_batch=-1)
 
         return LoopState(
             now=now,
@@ -356,7 +356,7 @@ class ArraySession(SessionCore):
         """
         self._synchronizer.meet_to_save()
         state = session_checkpoint.session_state(
-            self.recipe, self._layout, self._transport, self._synchronizer, owed={}, attached=repr(self.recipe)
+            self.recipe, self._layout, self._transport, self._synchronizer, earlier={}, attached=repr(self.recipe)
         )
         copies = {name: {key: each.clone() for key, each in kept.items()} for name, kept in state["state"].items()}
         return {**state, "state": copies, "parameters": _copies(self._tensors), "loop": _copies(self._loop.tensors())}
@@ -374,7 +374,7 @@ class ArraySession(SessionCore):
         own = session_checkpoint.own_state(states, self._transport)
         self._enter_stage(own["passes"])
         local = session_checkpoint.session_state(
-            self.recipe, self._layout, self._transport, self._synchronizer, owed={}, attached=repr(self.recipe)
+            self.recipe, self._layout, self._transport, self._synchronizer, earlier={}, attached=repr(self.recipe)
         )
         session_checkpoint.refuse_misfit({**own, "rank": local["rank"], "world": local["world"]}, local)
         if own.get("loop"):

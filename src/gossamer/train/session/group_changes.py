@@ -316,8 +316,8 @@ class GroupChanges(Extension):
         if rank == 0:
             events.notice(_told(change, step))
             stage = self._session._stages.now
-            if isinstance(stage, GradientStage) and (said := stage.crowded(len(change.now))):
-                events.notice(said)
+            if isinstance(stage, GradientStage) and (notice := stage.crowded(len(change.now))):
+                events.notice(notice)
 
     def rescale(self, before: int, now: int) -> None:
         self._session._synchronizer.rescale(now / before)

@@ -37,13 +37,13 @@ def survivor_calls(world: WorldState) -> RollCall | None:
 def gathered(calls: RollCall, caller: str, named: Named) -> list[dict[str, Any]]:
     """Values of the ranks that are left, by rank, on this rank's devices. Raises as RollCall.gather, and MismatchError
     where names, shapes or dtypes differ."""
-    said, flat = described(named), flat_bytes(named)
-    form = hashlib.sha256(json.dumps(form_of(json.loads(said))).encode()).hexdigest()
+    description, flat = described(named), flat_bytes(named)
+    form = hashlib.sha256(json.dumps(form_of(json.loads(description))).encode()).hexdigest()
     contents = calls.gather(
-        f"gossamer.{caller}", form, b"".join((LENGTH.pack(len(said)), said, flat.numpy().tobytes()))
+        f"gossamer.{caller}", form, b"".join((LENGTH.pack(len(description)), description, flat.numpy().tobytes()))
     )
     split = {rank: _split(content) for rank, content in contents.items()}
-    check_alike({rank: header for rank, (header, _) in split.items()} | {calls.rank: json.loads(said)}, caller)
+    check_alike({rank: header for rank, (header, _) in split.items()} | {calls.rank: json.loads(description)}, caller)
     return [opened(header, part, named) for header, part in split.values()]
 
 

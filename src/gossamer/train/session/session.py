@@ -167,7 +167,7 @@ class Session(LayoutChanges):
             if self._mixed or self._stages.now.local_parameters
             else f"{settings(self.optimizer)}; loss scale={scale}"
         )
-        return with_weights(alike, said=self._weighs)
+        return with_weights(alike, weighted=self._weighs)
 
     def _about(self) -> dict[str, str]:
         scaled, clipped = self._loop_scaler.scale() is not None, self.clip_norm
@@ -344,7 +344,7 @@ class Session(LayoutChanges):
             self._layout,
             self._transport,
             self._synchronizer,
-            owed=self._step_hooks.owed.state(),
+            earlier=self._step_hooks.pending_gradients.state(),
             attached=repr(self._attached),
             since=self._stages.since,
             shards=self._parts.shards,

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer import events
-from gossamer.algorithms.compressors.sharded import is_owed
+from gossamer.algorithms.compressors.sharded import is_group_residual
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base import flight_recorder
 from gossamer.base.transport import Transport
@@ -48,11 +48,11 @@ REMEDIES = {
 
 
 def session_state(
-    recipe: Recipe, layout: str, transport: Transport, synchronizer: Synchronizer, *, owed: NamedState, **about: Any
+    recipe: Recipe, layout: str, transport: Transport, synchronizer: Synchronizer, *, earlier: NamedState, **about: Any
 ) -> dict[str, Any]:
-    """State of a session. `owed`: pending gradients of an earlier recipe. about: further values for a resumed run."""
+    """State of a session. earlier: pending gradients of an earlier recipe. about: further values to save."""
     state = synchronizer.remembered()
-    for name, tensors in owed.items():
+    for name, tensors in earlier.items():
         state.setdefault(name, {}).update(tensors)
     return {
         **about,
@@ -160,7 +160,9 @@ def restart_resharded(
 def copy_kept(old: Mapping[str, Mapping[str, Tensor]], new: NamedState, without: Collection[str]) -> None:
     """Copy the state of parameters from `old` to `new`, except those in `without` and undelivered values of shards."""
     kept = {name: state for name, state in new.items() if name not in without}
-    copy_state(old, {name: {key: state[key] for key in state if not is_owed(key)} for name, state in kept.items()})
+    copy_state(
+        old, {name: {key: state[key] for key in state if not is_group_residual(key)} for name, state in kept.items()}
+    )
 
 
 # -- saves and loads of all ranks together -----------------------------------------------------------------------------

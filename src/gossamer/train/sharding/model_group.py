@@ -64,8 +64,8 @@ class ModelGroup:
             float(torch.linalg.vector_norm(entries(each.grad), dtype=torch.float64)) ** 2 / self._copies[id(each)]
             for each in graded
         )
-        heard = self.training.answer(AllGather((torch.tensor([squared], dtype=torch.float64),)))
-        return torch.tensor(sqrt(sum(float(remote) for (remote,) in heard)))
+        received = self.training.answer(AllGather((torch.tensor([squared], dtype=torch.float64),)))
+        return torch.tensor(sqrt(sum(float(remote) for (remote,) in received)))
 
     def whole(self, closed: events.Closed) -> events.Closed:
         """Add a digest of all parts of the replica, which replicas compare."""
@@ -80,8 +80,8 @@ class ModelGroup:
 
 
 def _agreed(transport: Transport, blame: NonFiniteOrigin | None) -> NonFiniteOrigin | None:
-    heard = transport.answer(AllGather((torch.tensor([blame is not None], dtype=torch.uint8),)))
-    return blame if blame is not None or not any(bool(remote) for (remote,) in heard) else ELSEWHERE
+    received = transport.answer(AllGather((torch.tensor([blame is not None], dtype=torch.uint8),)))
+    return blame if blame is not None or not any(bool(remote) for (remote,) in received) else ELSEWHERE
 
 
 def _job_ranks(training: Transport, job: Transport) -> list[int]:

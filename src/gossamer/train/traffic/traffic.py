@@ -277,7 +277,7 @@ def neighbor_payload(recipe: Recipe, layout: Layout, dtype: torch.dtype) -> Payl
 def mean_neighbors(topology: Topology, workers: int) -> float:
     """Number of neighbors that a worker sends to in a round, on average over workers and rounds."""
     rounds = range(topology.rounds(workers))
-    return fmean(len(topology.tells(rank, workers, number)) for number in rounds for rank in sampled_ranks(workers))
+    return fmean(len(topology.sends_to(rank, workers, number)) for number in rounds for rank in sampled_ranks(workers))
 
 
 def sampled_ranks(workers: int) -> range:

@@ -188,7 +188,7 @@ class _Rank:
     waiting: Move | None = None
     sent: deque[float] = field(default_factory=deque)
     received: deque[float] = field(default_factory=deque)
-    heard: dict[int, int] = field(default_factory=dict)
+    received_counts: dict[int, int] = field(default_factory=dict)
 
 
 class _Exchange:
@@ -212,10 +212,10 @@ class _Exchange:
             own.waiting = None
             match move:
                 case Hear(of):
-                    if not own.heard.get(of):
+                    if not own.received_counts.get(of):
                         own.waiting = move
                         return
-                    own.heard[of] -= 1
+                    own.received_counts[of] -= 1
                 case Send(to, nbytes, True):
                     self._post(rank, to, nbytes + EAGER_ENVELOPE_BYTES)
                 case Send(to, nbytes):
@@ -292,6 +292,6 @@ class _Exchange:
 
     def _heard(self, sender: int, receiver: int) -> None:
         own = self._ranks[receiver]
-        own.heard[sender] = own.heard.get(sender, 0) + 1
+        own.received_counts[sender] = own.received_counts.get(sender, 0) + 1
         if own.waiting is not None:
             self._go_on(receiver)

@@ -53,16 +53,17 @@ def verdict(forecast: Forecast, record: Record) -> str | None:
     measured = record["seconds_per_step"]["median"]
     if not forecast or not measured:
         return None
-    said = f"A step took {seconds_text(measured)}; estimated: {seconds_text(forecast['foretold_seconds_per_step'])}"
+    text = f"A step took {seconds_text(measured)}; estimated: {seconds_text(forecast['foretold_seconds_per_step'])}"
     if (interval := forecast.get("foretold_interval")) is None:
-        return f"{said}."
+        return f"{text}."
     low, high = interval["low_seconds"], interval["high_seconds"]
     where = "inside" if low <= measured <= high else "outside"
-    return f"{said}, {share_text(interval['coverage'])}: {range_text(low, high)}, and it is {where}."
+    return f"{text}, {share_text(interval['coverage'])}: {range_text(low, high)}, and it is {where}."
 
 
-foretold_option = click.option(
+forecast_option = click.option(
     "--foretold",
+    "forecast_file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="File of `gossamer explain --json`: `gossamer watch` compares the step time with it.",
