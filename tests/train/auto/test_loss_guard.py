@@ -20,8 +20,8 @@ def test_at_the_beginning_nobody_knows() -> None:
 
 
 @pytest.mark.parametrize(("late", "said"), [(1.4, False), (1.6, True), (0.6, False), (0.4, True)])
-def test_half_is_the_bound(late: float, weighted: bool) -> None:
-    assert moves(norms(lambda step: 1.0 if step < 100 else late, 31)) == weighted
+def test_half_is_the_bound(late: float, said: bool) -> None:
+    assert moves(norms(lambda step: 1.0 if step < 100 else late, 31)) == said
 
 
 def test_the_twin_that_never_forgets_sees_a_fall_of_long_ago() -> None:

@@ -75,9 +75,9 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any]]] = {
 def test_the_intact_one_before_a_damaged_checkpoint_is_used(kind: str, world: int, kept: Path) -> None:
     name, damage = DAMAGES[kind]
     damage(kept / "step-00000004" / name)
-    with notices() as weighted:
+    with notices() as said:
         assert loaded_step(kept, world) == 2
-    told = [line for line in weighted if "continues from step 2: step 4 is damaged" in line]
+    told = [line for line in said if "continues from step 2: step 4 is damaged" in line]
     assert len(told) == 1
     assert name in told[0]
 
@@ -116,9 +116,9 @@ def test_parts_of_two_saves_of_one_step_are_not_mixed(kept: Path, tmp_path: Path
     assert loaded_step(again) == 4
     for name in ("rank-0.json", "rank-0.safetensors"):
         shutil.copy(again / "step-00000004" / name, kept / "step-00000004" / name)
-    with notices() as weighted:
+    with notices() as said:
         assert loaded_step(kept) == 2
-    assert any("step 4 has parts of two saves" in line for line in weighted)
+    assert any("step 4 has parts of two saves" in line for line in said)
 
 
 class Killed(BaseException):
@@ -148,11 +148,11 @@ def test_killed_while_a_step_is_replaced_what_it_was_loads(kept: Path, monkeypat
         with pytest.raises(Killed):
             cluster(work, 2)
     assert checkpoint.complete_steps(kept, 0) == [2]
-    with notices() as weighted:
+    with notices() as said:
         assert loaded_step(kept) == 4
         shutil.rmtree(kept / "replaced")
         assert loaded_step(kept) == 2
-    assert weighted == []
+    assert said == []
 
 
 def rank_of(manifest: Path) -> int:
@@ -221,9 +221,9 @@ def test_a_forged_tree_never_ends_raw(seed: int, kept: Path) -> None:
 @pytest.mark.parametrize("tree", [[], "text", {"dict": []}, None])
 def test_a_tree_of_something_else_is_passed_over(tree: Any, kept: Path) -> None:
     forge(kept / "step-00000004", lambda _: tree)
-    with notices() as weighted:
+    with notices() as said:
         assert loaded_step(kept) == 2
-    assert any("is not a checkpoint of a session" in line for line in weighted)
+    assert any("is not a checkpoint of a session" in line for line in said)
 
 
 def test_a_file_without_a_tree_is_passed_over(kept: Path) -> None:
@@ -285,6 +285,6 @@ def test_a_header_with_something_else_is_passed_over(kind: str, kept: Path) -> N
     header = json.dumps({**json.loads(content[8:size]), **HEADERS[kind]}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + content[size:])
     sign(path)
-    with notices() as weighted:
+    with notices() as said:
         assert loaded_step(kept) == 2
-    assert any("continues from step 2: step 4 is damaged" in line for line in weighted)
+    assert any("continues from step 2: step 4 is damaged" in line for line in said)

@@ -18,9 +18,9 @@ def loaded(path: Path, world: int = 2) -> tuple[list[dict[str, Any]], list[str]]
         _, _, session = worker.start(network(worker.rank), sgd)
         return session.load(path)
 
-    with notices() as weighted:
+    with notices() as said:
         found = cluster(work, world)
-    return found, [text for text in weighted if "session.load" in text]
+    return found, [text for text in said if "session.load" in text]
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -43,9 +43,9 @@ def test_load_refuses_a_file_and_names_the_line_to_write(tmp_path: Path, world: 
 
 
 def test_a_first_start_loads_nothing_and_says_so_once(tmp_path: Path) -> None:
-    found, weighted = loaded(tmp_path / "typo" / "dir")
+    found, said = loaded(tmp_path / "typo" / "dir")
     assert found == [{}, {}]
-    assert [text.partition("since ")[2] for text in weighted] == [
+    assert [text.partition("since ")[2] for text in said] == [
         "this folder does not exist: training starts from scratch"
     ]
     assert loaded(tmp_path) == ([{}, {}], []), "an empty folder was made for this run"
@@ -54,7 +54,7 @@ def test_a_first_start_loads_nothing_and_says_so_once(tmp_path: Path) -> None:
 def test_a_folder_without_a_checkpoint_is_named_with_what_it_holds(tmp_path: Path) -> None:
     for name in ("a.txt", "b", "c", "d"):
         (tmp_path / name).touch()
-    found, weighted = loaded(tmp_path)
+    found, said = loaded(tmp_path)
     assert found == [{}, {}]
-    assert len(weighted) == 1
-    assert "only a.txt, b, c and 1 more" in weighted[0]
+    assert len(said) == 1
+    assert "only a.txt, b, c and 1 more" in said[0]

@@ -46,20 +46,20 @@ def check_resumes(tmp_path: Path, world: int, lost: list[int], **options: Any) -
     cluster(lambda worker: trained(worker, own(tmp_path, worker), 2, True, **options), world)
     for rank in lost:
         shutil.rmtree(tmp_path / f"machine-{rank}")
-    with notices() as weighted:
+    with notices() as said:
         resumed = cluster(lambda worker: trained(worker, own(tmp_path, worker), 5, False), world)
     for (_, one, remembered), (begun, other, later) in zip(whole, resumed, strict=True):
         assert begun == 2
         assert torch.equal(one, other)
         assert all(torch.equal(x, later[name][key]) for name, kept in remembered.items() for key, x in kept.items())
-    return weighted
+    return said
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(("world", "lost"), [(2, [0]), (2, [1]), (3, [1]), (3, [2]), (4, [0, 2])])
 def test_a_lost_directory_is_made_up_for(world: int, lost: list[int], asynchronous: bool, tmp_path: Path) -> None:
-    weighted = check_resumes(tmp_path, world, lost, replicas=1, asynchronous=asynchronous)
-    assert ["was copied from another machine" in line for line in weighted if "loaded nothing" not in line] == [True]
+    said = check_resumes(tmp_path, world, lost, replicas=1, asynchronous=asynchronous)
+    assert ["was copied from another machine" in line for line in said if "loaded nothing" not in line] == [True]
 
 
 @pytest.mark.parametrize("replicas", [0, 1])
@@ -70,10 +70,10 @@ def test_a_damaged_part_is_made_up_for(replicas: int, tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with notices() as weighted:
+    with notices() as said:
         found = cluster(lambda worker: trained(worker, own(tmp_path, worker), 2, False), 3)
     assert {begun for begun, *_ in found} == {1 + replicas}
-    assert ["was copied from another machine" in line for line in weighted] == [bool(replicas)]
+    assert ["was copied from another machine" in line for line in said] == [bool(replicas)]
 
 
 def test_a_replica_that_is_damaged_too_is_passed_over(tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ def test_older_replicas_are_removed_too(tmp_path: Path) -> None:
 
 
 def test_a_shared_directory_is_seen(tmp_path: Path) -> None:
-    with notices() as weighted:
+    with notices() as said:
         cluster(lambda worker: trained(worker, tmp_path / "kept", 3, True, replicas=1), 3)
-    assert ["one folder for all workers" in line for line in weighted if "loaded nothing" not in line] == [True]
+    assert ["one folder for all workers" in line for line in said if "loaded nothing" not in line] == [True]
     assert len(list((tmp_path / "kept" / "step-00000003").iterdir())) == 6
     assert not list((tmp_path / "kept").glob(".rank-*"))
 
@@ -137,9 +137,9 @@ def test_a_directory_that_cannot_be_written_is_loaded_from(tmp_path: Path, monke
 
 
 def test_fewer_machines_than_replicas_is_said(tmp_path: Path) -> None:
-    with notices() as weighted:
+    with notices() as said:
         cluster(lambda worker: trained(worker, own(tmp_path, worker), 2, True, replicas=5), 2)
-    assert ["in only 2 directories, not 6" in line for line in weighted if "loaded nothing" not in line] == [True]
+    assert ["in only 2 directories, not 6" in line for line in said if "loaded nothing" not in line] == [True]
 
 
 def test_machines_of_several_workers(tmp_path: Path) -> None:

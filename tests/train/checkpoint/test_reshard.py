@@ -143,17 +143,17 @@ def test_debts_find_their_places_in_tensors_of_any_strides() -> None:
     ],
 )
 def test_one_line_says_what_was_done(old: int, new: int, ops: str, tmp_path: Path) -> None:
-    with notices() as weighted:
+    with notices() as said:
         before, begun, later = fold(old, new, "TopK(0.1)", tmp_path)
-    assert [ops in line for line in weighted] == [True], weighted
+    assert [ops in line for line in said] == [True], said
     assert torch.equal(begun[-1][0], before[0][0])
     assert not torch.equal(later[0][0], before[0][0])
 
 
 def test_an_equal_number_of_workers_needs_no_words(tmp_path: Path) -> None:
-    with notices() as weighted:
+    with notices() as said:
         fold(2, 2, "Int8()", tmp_path)
-    assert weighted == []
+    assert said == []
 
 
 def test_the_states_themselves_can_be_given_and_all_are_needed() -> None:

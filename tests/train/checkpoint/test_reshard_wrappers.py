@@ -43,7 +43,7 @@ def advance(worker: Worker, recipe: str, state: State) -> tuple[State, torch.Ten
 def check_taken_up(written: str, now: str, spoil: Callable[[State], State] = lambda state: state) -> list[str]:
     """Residuals are bit-equal, and workers train on together; returns what was said."""
     states = [end[1] for _, end in cluster(lambda worker: train(worker, written, 5), WORLD)]
-    with notices() as weighted:
+    with notices() as said:
         found = cluster(lambda worker: advance(worker, now, spoil(states[worker.rank])), WORLD)
     for state, (begun, _, later) in zip(states, found, strict=True):
         waiting = {name: kept for name, kept in state["state"].items() if kept}
@@ -53,7 +53,7 @@ def check_taken_up(written: str, now: str, spoil: Callable[[State], State] = lam
             assert all(key.endswith(RESIDUAL) and torch.equal(kept[key], begun[name][key]) for key in kept)
             assert not any(torch.equal(later[name][key], kept[key]) for key in kept)
     assert torch.isfinite(agree([ended for _, ended, _ in found])).all()
-    return weighted
+    return said
 
 
 @pytest.mark.parametrize(("written", "now"), [(GATHERED, SUMMED), (SUMMED, GATHERED)], ids=["summed", "gathered"])

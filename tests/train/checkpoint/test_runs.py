@@ -33,12 +33,12 @@ def names(directory: Path) -> list[str]:
 
 def test_a_new_run_in_an_old_directory_loads_its_own_step(tmp_path: Path) -> None:
     saved(tmp_path, 8)
-    with notices() as weighted:
+    with notices() as said:
         saved(tmp_path, 3)
     assert loaded_step(tmp_path) == 3
     (aside,) = tmp_path.glob("run-*")
     assert names(tmp_path) == [f"{aside.name}/step-00000008", "step-00000003"]
-    (line,) = weighted
+    (line,) = said
     assert "another run" in line
     assert str(aside) in line
     assert loaded_step(aside) == 8  # nothing is lost
@@ -54,9 +54,9 @@ def test_a_step_of_the_same_number_is_kept_too(tmp_path: Path) -> None:
 
 def test_whoever_loads_goes_on_with_the_run(tmp_path: Path) -> None:
     saved(tmp_path, 3)
-    with notices() as weighted:
+    with notices() as said:
         saved(tmp_path, 2, load=tmp_path)
-    assert (weighted, names(tmp_path)) == ([], ["step-00000003", "step-00000005"])
+    assert (said, names(tmp_path)) == ([], ["step-00000003", "step-00000005"])
     assert len({json.loads(path.read_text())["about"]["run"] for path in tmp_path.glob("**/*.json")}) == 1
 
 

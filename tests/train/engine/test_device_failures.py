@@ -42,7 +42,7 @@ def remembered(session: Any) -> list[Tensor]:
 def trained(worker: Worker, recipe: str, steps: int = 5) -> tuple[Tensor, str]:
     """Parameters in the end, and what was raised in between; a step that was undone is made again."""
     model, optimizer, session = worker.start(network(worker.rank), sgd, recipe)
-    weighted = ""
+    said = ""
     for step in range(steps):
         optimizer.zero_grad()
         own = torch.autograd.grad(loss_of(model, step, worker.rank), list(model.parameters()))
@@ -50,7 +50,7 @@ def trained(worker: Worker, recipe: str, steps: int = 5) -> tuple[Tensor, str]:
         try:
             loss_of(model, step, worker.rank).backward()
         except MemoryShortage as failure:
-            weighted = str(failure)
+            said = str(failure)
             assert torch.equal(parameters(model), before[0])
             assert all(torch.equal(*pair) for pair in zip(remembered(session), before[1], strict=True))
             gradients = [parameter.grad for parameter in model.parameters()]
@@ -58,7 +58,7 @@ def trained(worker: Worker, recipe: str, steps: int = 5) -> tuple[Tensor, str]:
             optimizer.zero_grad()
             loss_of(model, step, worker.rank).backward()
         optimizer.step()
-    return parameters(model), weighted
+    return parameters(model), said
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA), MemoryError("no more")], ids=["device", "host"])
@@ -70,10 +70,10 @@ def test_memory_that_runs_out_undoes_the_step_on_every_rank(
     failing(monkeypatch, kind, "encode", error)
     results = cluster(lambda worker: trained(worker, recipe), 3)
     assert torch.equal(agree([found for found, _ in results]), undisturbed)
-    (weighted,) = {text for _, text in results}
-    assert 'rank 1 ran out of memory on cpu for the bucket of the 6 tensors from "' in weighted
-    assert ("2.00 GiB more was requested" if "CUDA" in str(error) else "more than available was requested") in weighted
-    assert "Reduce the batch size" in weighted
+    (said,) = {text for _, text in results}
+    assert 'rank 1 ran out of memory on cpu for the bucket of the 6 tensors from "' in said
+    assert ("2.00 GiB more was requested" if "CUDA" in str(error) else "more than available was requested") in said
+    assert "Reduce the batch size" in said
 
 
 def test_the_check_catches_a_step_that_is_made_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,18 +88,18 @@ def test_a_round_is_undone_on_every_rank(recipe: str, monkeypatch: pytest.Monkey
 
     def work(worker: Worker) -> str:
         model, optimizer, _ = worker.start(network(worker.rank), sgd, recipe)
-        weighted = ""
+        said = ""
         for step in range(6):
             optimizer.zero_grad()
             try:
                 loss_of(model, step, worker.rank).backward()
                 optimizer.step()
             except MemoryShortage as failure:
-                weighted = str(failure)
-        return weighted
+                said = str(failure)
+        return said
 
-    (weighted,) = set(cluster(work, 2))
-    assert "rank 1 ran out of memory" in weighted
+    (said,) = set(cluster(work, 2))
+    assert "rank 1 ran out of memory" in said
 
 
 def test_memory_that_runs_out_later_ends_this_worker_and_names_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,15 +70,15 @@ def averaged(frozen: FrozenParameters, *moved: bool) -> dict[str, Tensor]:
 def test_what_has_moved_once_is_averaged_from_then_on_and_told_once() -> None:
     model = model_of((2,), (3,), (4,))
     frozen = FrozenParameters(model)
-    with notices() as weighted:
+    with notices() as said:
         assert list(averaged(frozen, False, False, False)) == []
         assert list(averaged(frozen, False, False, True)) == ["3"]
         assert list(averaged(frozen, True, False, False)) == ["1", "3"]
         assert list(averaged(frozen, True, False, True)) == ["1", "3"]
         frozen.average(np.array([True, True, True]), says=False)
-    assert ['"3"' in text for text in weighted] == [True, False]
-    assert "4 numbers" in weighted[0]
-    assert "6 numbers" in weighted[1]
+    assert ['"3"' in text for text in said] == [True, False]
+    assert "4 numbers" in said[0]
+    assert "6 numbers" in said[1]
     assert frozen.averaged["2"] is model[2]
 
 

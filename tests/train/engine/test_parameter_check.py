@@ -92,9 +92,9 @@ def test_the_majority_is_taken_to_be_right(values: list[float], whose: str) -> N
         return layer
 
     checks = [check_of(model_of(value)) for value in values]
-    with notices() as weighted:
+    with notices() as said:
         checks[0].compare({rank: check.text() for rank, check in enumerate(checks)}, "at step 3")
-    (line,) = weighted
+    (line,) = said
     assert f"{whose} at step 3" in line
     assert '"weight"' in line
     assert '"bias"' not in line
@@ -170,18 +170,18 @@ def every_day(case: tuple[str, Deviation]) -> bool:
 
 @pytest.mark.parametrize(("recipe", "deviation"), [*filter(every_day, CASES), *nightly(*filterfalse(every_day, CASES))])
 def test_a_rank_that_parts_is_named_within_a_hundred_steps(recipe: str, deviation: Deviation) -> None:
-    with notices() as weighted:
+    with notices() as said:
         cluster(lambda worker: train(worker, recipe, deviation), 3)
-    told = [line for line in weighted if "the parameters of rank 1 are not those of the others" in line]
+    told = [line for line in said if "the parameters of rank 1 are not those of the others" in line]
     assert len(told) == 1
     assert '"2.weight"' in told[0]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_ranks_that_stay_together_are_left_alone(recipe: str) -> None:
-    with notices() as weighted:
+    with notices() as said:
         cluster(lambda worker: train(worker, recipe, None), 3)
-    assert [line for line in weighted if "rank" in line] == []
+    assert [line for line in said if "rank" in line] == []
 
 
 @pytest.mark.parametrize("deviation", [a_weight_is_set, the_step_is_left_out])
@@ -199,17 +199,17 @@ def test_it_ends_the_run_on_every_rank_where_that_is_asked_for(recipe: str, devi
 
 @pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "RandomK(0.2)"])
 def test_a_step_that_one_rank_leaves_out_is_told_by_number_and_training_goes_on(recipe: str) -> None:
-    with notices() as weighted:
+    with notices() as said:
         steps = cluster(lambda worker: train(worker, recipe, the_step_is_left_out, steps=12), 3)
     assert len(set(steps)) == 1
-    (told,) = [line for line in weighted if "different numbers of steps" in line]
+    (told,) = [line for line in said if "different numbers of steps" in line]
     assert "6 on rank 0, 5 on rank 1, 6 on rank 2" in told
 
 
 def test_nothing_is_looked_at_where_that_is_asked_for() -> None:
-    with notices() as weighted:
+    with notices() as said:
         cluster(lambda worker: train(worker, "Dense()", a_weight_is_set, "off"), 2)
-    assert weighted == []
+    assert said == []
 
 
 def test_verify_is_one_of_three() -> None:
@@ -241,9 +241,9 @@ def replaced(worker: Worker, verify: str) -> None:
 
 
 def test_a_parameter_that_was_replaced_is_named() -> None:
-    with notices() as weighted:
+    with notices() as said:
         cluster(lambda worker: replaced(worker, "warn"), 2)
-    (told,) = [line for line in weighted if "than at attach" in line]
+    (told,) = [line for line in said if "than at attach" in line]
     assert 'another "4.bias" on rank 1' in told
     with pytest.raises(LoopError, match=r'another "4\.bias" on rank 1'):
         cluster(lambda worker: replaced(worker, "stop"), 2)
@@ -264,9 +264,9 @@ def test_a_step_made_twice_is_told(recipe: str) -> None:
             if (step, worker.rank) == (2, 1):
                 optimizer.step()
 
-    with notices() as weighted:
+    with notices() as said:
         cluster(work, 2)
-    (told,) = [line for line in weighted if "without a backward()" in line]
+    (told,) = [line for line in said if "without a backward()" in line]
     assert "called on rank 1" in told
 
 
@@ -300,9 +300,9 @@ def saved(worker: Worker, verify: str) -> Tensor:
 
 
 def test_a_checkpoint_of_ranks_that_have_parted_is_told_or_refused() -> None:
-    with notices() as weighted:
+    with notices() as said:
         cluster(lambda worker: saved(worker, "warn"), 3)
-    (told,) = weighted
+    (told,) = said
     assert "rank 1 are not those of the others in the checkpoint of step 0" in told
     with pytest.raises(MismatchError, match="in the checkpoint of step 0"):
         cluster(lambda worker: saved(worker, "stop"), 3)
@@ -325,9 +325,9 @@ def parted(recipe: str, every: int | None, steps: int = 12) -> tuple[list[str], 
                 with torch.no_grad():
                     model[2].weight[15, 15] += 1e-6
 
-    with heard(Parted) as events, notices() as weighted:
+    with heard(Parted) as events, notices() as said:
         cluster(work, 3)
-    return [line for line in weighted if "not those of the others" in line], events
+    return [line for line in said if "not those of the others" in line], events
 
 
 @pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "EveryStep(delay=1)"])
@@ -346,9 +346,9 @@ def test_without_it_the_same_difference_is_found_later() -> None:
 
 
 def test_ranks_that_stay_together_are_left_alone_by_whole_comparisons() -> None:
-    with notices() as weighted:
+    with notices() as said:
         cluster(lambda worker: train(worker, "TopK(0.1)", None, steps=9, every=2), 3)
-    assert [line for line in weighted if "rank" in line] == []
+    assert [line for line in said if "rank" in line] == []
 
 
 @pytest.mark.parametrize("every", [0, -3, 2.5, True, "100"])

@@ -163,8 +163,8 @@ def test_optimizers_without_a_second_moment_are_refused(rule: Callable[[nn.Modul
             worker.attach(model, rule(model), "LocalSGD(2, second_moment='agreed')")
         return str(caught.value)
 
-    for weighted in cluster(work, 2):
-        assert why in weighted
+    for said in cluster(work, 2):
+        assert why in said
 
 
 @pytest.mark.parametrize(

@@ -253,10 +253,10 @@ def test_one_line_says_who_moves_parameters_and_one_that_gradients_were_changed(
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             optimizer.step()
 
-    with notices() as weighted:
+    with notices() as said:
         cluster(work, 2)
-    assert sum("6 tensors will move by the learning rate and the sign" in line for line in weighted) == 1
-    assert sum("between loss.backward() and optimizer.step()" in line for line in weighted) == 1
+    assert sum("6 tensors will move by the learning rate and the sign" in line for line in said) == 1
+    assert sum("between loss.backward() and optimizer.step()" in line for line in said) == 1
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

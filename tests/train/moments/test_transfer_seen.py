@@ -65,9 +65,9 @@ def test_a_step_that_failed_leaves_no_trace() -> None:
 
 
 def said_in(work: Callable[[], Any]) -> list[str]:
-    with notices() as weighted:
+    with notices() as said:
         work()
-    return weighted
+    return said
 
 
 def test_one_line_says_that_momentum_moved() -> None:
@@ -91,8 +91,8 @@ def test_clipping_after_backward_is_noticed_once(recipe: str, clips: bool, lines
                 nn.utils.clip_grad_norm_(model.parameters(), 100.0)
             optimizer.step()
 
-    weighted = said_in(lambda: cluster(work, 2))
-    assert sum("between loss.backward() and optimizer.step()" in line for line in weighted) == lines
+    said = said_in(lambda: cluster(work, 2))
+    assert sum("between loss.backward() and optimizer.step()" in line for line in said) == lines
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -18,16 +18,14 @@ ORDERS = {"ScheduleGPipe": GPIPE, "Schedule1F1B": ONE_F_ONE_B}
 def test_torchs_pipelining_over_gloo_sends_few_bytes_and_trains_the_same_bits(
     codec: str, feedback: str, schedule: str
 ) -> None:
-    first, second = (
-        findings(weighted)[0] for weighted in succeed([pipeline_worker.__file__, codec, feedback, schedule], 2)
-    )
+    first, second = (findings(said)[0] for said in succeed([pipeline_worker.__file__, codec, feedback, schedule], 2))
     edge = edge_of(codec, feedback)
     assert edge is not None
     stages = TwoStages(*halves(width=WIDTH), edge)
     ids = IDS if feedback != "none" else None
     loss = [stages.step(INPUTS, TARGETS, ids, ORDERS[schedule]) for _ in range(STEPS)][-1]
-    for weighted, module in ((first, stages.first.module), (second, stages.second.module)):
-        assert weighted["gradients"] == digest(parameter.grad for parameter in module.parameters())
+    for said, module in ((first, stages.first.module), (second, stages.second.module)):
+        assert said["gradients"] == digest(parameter.grad for parameter in module.parameters())
     assert sum(second["losses"]) / MICROBATCHES == pytest.approx(loss)
     assert len(first["sent_bytes"]) == (STEPS + 1) * MICROBATCHES  # activations, also those of the evaluation
     assert len(second["sent_bytes"]) == STEPS * MICROBATCHES  # gradients
@@ -43,6 +41,6 @@ def test_torchs_pipelining_over_gloo_sends_few_bytes_and_trains_the_same_bits(
 
 @pytest.mark.processes
 def test_several_stages_a_rank_train_the_same_bits() -> None:
-    weighted = "".join(succeed([interleaved_worker.__file__], 2))
+    said = "".join(succeed([interleaved_worker.__file__], 2))
     for schedule, places in interleaved_worker.PLACES.items():
-        assert all(f"equal {schedule} {one} {other}\n" in weighted for one, other in places)
+        assert all(f"equal {schedule} {one} {other}\n" in said for one, other in places)

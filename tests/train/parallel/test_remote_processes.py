@@ -52,8 +52,8 @@ def test_the_death_of_an_owner_is_told_and_others_serve_on(tmp_path):
     try:
         assert ranks[0].stdout.readline() == "gradient of (2, 4)\n", ranks[0].stderr.read()
         os.kill(ranks[2].pid, signal.SIGKILL)
-        weighted, errors = ranks[0].communicate("go on\n", timeout=300)
-        lost, shape = weighted.splitlines()
+        said, errors = ranks[0].communicate("go on\n", timeout=300)
+        lost, shape = said.splitlines()
         assert "worker 2 has left, or was silent towards worker 0 for 5 s" in lost
         assert shape == "torch.Size([2, 4])"
         assert ranks[0].returncode == 0, errors

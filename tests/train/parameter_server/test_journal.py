@@ -49,9 +49,9 @@ def story(server: DirectServer) -> Story:
     return found
 
 
-def push_all(server: DirectServer, weighted: Story) -> Iterator[int]:
+def push_all(server: DirectServer, said: Story) -> Iterator[int]:
     """Send one op after the other; before each reply, which."""
-    for number, (worker, op) in enumerate(weighted):
+    for number, (worker, op) in enumerate(said):
         if op is None:
             server.lose(worker)
             yield number
@@ -199,16 +199,16 @@ def test_killed_while_the_log_gives_way_to_a_new_state(
             directory = tmp_path / str(when)
             server = DirectServer(RECIPES[0], optimizer=adamw)
             keep(directory, server.shard)
-            weighted = story(server)
+            said = story(server)
             done: list[int] = []
             with suppress(Killed):
-                done.extend(push_all(server, weighted))
+                done.extend(push_all(server, said))
                 raise AssertionError("it was never killed")
         shard = restore(directory, 0)
         assert shard is not None
         server.shard = shard
         server.note(server.policy.settle(shard))
-        for _ in push_all(server, weighted[max(done, default=-1) + 1 :]):
+        for _ in push_all(server, said[max(done, default=-1) + 1 :]):
             pass
         same_state(shard, expected)
         assert len(list((directory / "server-0").glob("log-*"))) <= 2
@@ -232,21 +232,21 @@ def test_the_log_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_without_a_disk_the_server_goes_on_and_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journals, "STATES_PER_LOG", 0)
     monkeypatch.setattr(journals, "SHORTEST_LOG", 3000)
-    with notices() as weighted:
+    with notices() as said:
         server = DirectServer('ParameterServer("sync")', world=1, optimizer=adamw)
         keep(tmp_path, server.shard)
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full_disk)
             for step in range(9):
                 server.say(0, server.push(0, step))
-        assert len(weighted) == 1
-        assert "No space left" in weighted[0]
+        assert len(said) == 1
+        assert "No space left" in said[0]
         assert server.shard.version == 9
         assert restore(tmp_path, 0) is None, "an old state would be taken for the present one"
         assert (tmp_path / "server-0.stopped").is_dir()
         for step in range(9, 19):
             server.say(0, server.push(0, step))
-    assert "written again" in weighted[1]
+    assert "written again" in said[1]
     shard = restore(tmp_path, 0)
     assert shard is not None
     same_state(shard, server.shard)

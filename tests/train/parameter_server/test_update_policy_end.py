@@ -115,7 +115,7 @@ def test_nobody_ends_before_those_that_go_on_to_another_epoch() -> None:
 # -- one worker after the other ---------------------------------------------------------------------------------------
 
 
-def weighted(server: DirectServer, worker: int, key: str, step: int, number: int, about: str | None = None) -> Any:
+def said(server: DirectServer, worker: int, key: str, step: int, number: int, about: str | None = None) -> Any:
     text = server.shard.spec.agreed_settings() if about is None else about
     return server.say(worker, Push(to=Peer(SERVER, 0), key=key, stamp=Stamp(worker, step, number), about=text))
 
@@ -128,10 +128,10 @@ def ended() -> DirectServer:
     """Worker 1 is lost, and worker 0 has the last parameters."""
     server = DirectServer("ParameterServer('async')")
     for worker in range(2):
-        weighted(server, worker, JOIN, 0, 1)
+        said(server, worker, JOIN, 0, 1)
         server.say(worker, server.push(worker, 0))
     server.lose(1)
-    weighted(server, 0, LEAVE, 1, 2, ENDS)
+    said(server, 0, LEAVE, 1, 2, ENDS)
     (answer,) = asked(server, 0, END)
     assert isinstance(answer, Pulled)
     return server
@@ -141,7 +141,7 @@ def check_over(server: DirectServer, before: Tensor) -> None:
     """Worker 1 hears that all is over, and what the others have."""
     (pulled,) = server.say(1, server.pull(1))
     assert '"stop": true' in pulled.about
-    weighted(server, 1, LEAVE, 2, 3, ENDS)
+    said(server, 1, LEAVE, 2, 3, ENDS)
     (answer,) = asked(server, 1, END)
     assert torch.equal(answer.payload[0], before)
     assert '"missed": true' in answer.about
@@ -152,7 +152,7 @@ def test_what_comes_after_the_end_is_late_and_its_sender_is_told_to_stop() -> No
     server = ended()
     before = server.shard.blocks[0].flat.clone()
     assert server.say(1, server.push(1, 1)) == [Receipt(version=-1)]
-    assert weighted(server, 1, JOIN, 2, 2) == [Receipt(version=2)]
+    assert said(server, 1, JOIN, 2, 2) == [Receipt(version=2)]
     assert (server.shard.dropped, server.shard.version, server.shard.members) == (1, 2, {})
     check_over(server, before)
 
@@ -161,11 +161,11 @@ def test_whoever_is_first_heard_after_the_end_is_told_to_stop() -> None:
     """Its attach came too late."""
     server = DirectServer("ParameterServer('async')")
     server.lose(1)
-    weighted(server, 0, JOIN, 0, 1)
+    said(server, 0, JOIN, 0, 1)
     server.say(0, server.push(0, 0))
-    weighted(server, 0, LEAVE, 1, 2, ENDS)
+    said(server, 0, LEAVE, 1, 2, ENDS)
     asked(server, 0, END)
-    assert weighted(server, 1, JOIN, 0, 1) == [Receipt(version=1)]
+    assert said(server, 1, JOIN, 0, 1) == [Receipt(version=1)]
     assert server.say(1, server.push(1, 0)) == [Receipt(version=-1)]
     check_over(server, server.shard.blocks[0].flat.clone())
 
@@ -175,15 +175,15 @@ def test_whoever_attaches_anew_takes_part_again() -> None:
     server = ended()
     check_over(server, server.shard.blocks[0].flat.clone())
     for worker in range(2):
-        weighted(server, worker, JOIN, 2, 4)
+        said(server, worker, JOIN, 2, 4)
         assert server.say(worker, server.push(worker, 2)) == [Receipt(version=3 + worker)]
     assert server.shard.members == {0: 3, 1: 3}
 
 
 def test_once_the_others_attach_anew_nobody_is_left_out() -> None:
     server = ended()
-    weighted(server, 0, JOIN, 2, 4)
-    weighted(server, 1, JOIN, 2, 4)
+    said(server, 0, JOIN, 2, 4)
+    said(server, 1, JOIN, 2, 4)
     assert server.shard.members == {0: 2, 1: 2}
 
 
@@ -192,9 +192,9 @@ def test_a_restored_server_knows_who_missed_the_end(tmp_path: Path) -> None:
         server = DirectServer("ParameterServer('async')")
         journal = keep(tmp_path / str(save), server.shard)
         for worker in range(2):
-            weighted(server, worker, JOIN, 0, 1)
+            said(server, worker, JOIN, 0, 1)
         server.lose(1)
-        weighted(server, 0, LEAVE, 0, 2, ENDS)
+        said(server, 0, LEAVE, 0, 2, ENDS)
         asked(server, 0, END)
         if save:
             journal.save()

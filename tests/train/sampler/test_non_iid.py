@@ -107,10 +107,10 @@ def test_who_stays_keeps_its_samples_and_goes_on_in_the_epoch() -> None:
     drawing = [iter(part) for part in parts]
     seen = [[next(each) for _ in range(5)] for each in drawing]
     states = [part.state_dict() for part in parts]
-    with notices() as weighted:
+    with notices() as said:
         for rank, old in enumerate((1, 2)):
             parts[old].regroup(rank, 2, states, stayed=[1, 2])
-    assert len([line for line in weighted if "non_iid" in line]) == 1
+    assert len([line for line in said if "non_iid" in line]) == 1
     state = parts[2].state_dict()
     assert state == {"epoch": 0, "drawn": 5, "own": [2, 3]}
     for old in (1, 2):

@@ -227,8 +227,8 @@ def test_models_that_are_sharded_or_averaged_already() -> None:
 
 @pytest.fixture
 def noticed() -> Iterator[list[str]]:
-    with notices() as weighted:
-        yield weighted
+    with notices() as said:
+        yield said
 
 
 @pytest.mark.parametrize(
@@ -294,8 +294,8 @@ def test_promise_11_two_versions_of_gossamer_and_of_the_script(tmp_path: Path) -
     edited.write_text(CHECKS.read_text() + "# changed on one machine only\n")
     here, there = virtual_environment(tmp_path / "here"), virtual_environment(tmp_path / "there", other)
     paths = {"PYTHONPATH": str(TESTS)}  # and none that would find another Gossamer first
-    weighted = succeed(per_rank([[here, str(CHECKS), REFUSED], [there, str(edited), REFUSED]]), 2, extra=paths)
-    for text in weighted:
+    said = succeed(per_rank([[here, str(CHECKS), REFUSED], [there, str(edited), REFUSED]]), 2, extra=paths)
+    for text in said:
         (finding,) = findings(text)
         assert finding["seconds"] < AT_ONCE_SECONDS
         first, second = finding["message"].partition("They differ in ")[2].split("; in ")
@@ -321,8 +321,8 @@ SHARED = [
 @pytest.mark.processes
 def test_two_real_workers(tmp_path: Path) -> None:
     """The checks in SHARED, one after the other in the same two processes."""
-    weighted = succeed([str(CHECKS), *SHARED], 2, extra={"CHECKS_FOLDER": str(tmp_path)})
-    for text in weighted:
+    said = succeed([str(CHECKS), *SHARED], 2, extra={"CHECKS_FOLDER": str(tmp_path)})
+    for text in said:
         assert [line for line in text.splitlines() if line.startswith("passed")] == [f"passed {c}" for c in SHARED]
         of_torch, of_python, *_ = findings(text)
         assert of_torch["message"].endswith(
@@ -331,7 +331,7 @@ def test_two_real_workers(tmp_path: Path) -> None:
         python = f"Python's version (use the same one everywhere): '{platform.python_version()}'"
         assert of_python["message"].endswith(f"{python} on rank 0, '9.8.7' on rank 1")
         assert max(of_torch["seconds"], of_python["seconds"]) < AT_ONCE_SECONDS
-    *_, of_peer = findings(weighted[0])
+    *_, of_peer = findings(said[0])
     assert of_peer["seconds"] < AT_ONCE_SECONDS
     assert "`with session.epoch():`" in of_peer["message"]
 
@@ -348,7 +348,7 @@ def test_missing_kernels_are_told_once_a_machine_where_workers_exchange_anything
     asked: list[int] = []
     monkeypatch.setattr(attaching, "missing_kernels", lambda: asked.append(local_rank) or missing)
     monkeypatch.setattr(attaching, "transport_for", lambda *_: pytest.fail("far enough"))
-    with notices() as weighted, pytest.raises(pytest.fail.Exception, match="far enough"):
+    with notices() as said, pytest.raises(pytest.fail.Exception, match="far enough"):
         attach(nn.Linear(3, 2))
-    assert weighted == told
+    assert said == told
     assert asked, "this rank would warn of them when it encodes"

@@ -15,14 +15,14 @@ from gossamer.train.session import ddp_hook as hooks
 
 @pytest.mark.parametrize("told", ["", "a folder"])
 def test_what_ddp_does_not_encrypt_is_said(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    weighted = []
+    said = []
     monkeypatch.setenv("GOSSAMER_TLS", told)
     monkeypatch.setattr(hooks, "group_transport", lambda *_: SimulatedGroup(1).transports[0])
-    end = events.subscribe(lambda event: weighted.append(event.message) if isinstance(event, events.Noticed) else None)
+    end = events.subscribe(lambda event: said.append(event.message) if isinstance(event, events.Noticed) else None)
     state, _ = hooks.ddp_hook(nn.Linear(2, 2), "Int8()")
     end()
     state.comm_thread.close()
-    assert ["DDP's own traffic is not encrypted" in each for each in weighted] == [True] * bool(told)
+    assert ["DDP's own traffic is not encrypted" in each for each in said] == [True] * bool(told)
 
 
 def test_the_state_of_the_hook_is_saved_and_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,11 +88,11 @@ def test_equal_batches_are_noticed(kind: int, equal: bool) -> None:
         batch = KINDS[kind](torch.full((3,), 1.0 if equal else float(worker.rank)))
         (model(named=batch) if kind % 2 else model(batch)).backward()
 
-    with notices() as weighted:
+    with notices() as said:
         cluster(work, 2)
-    assert len(weighted) == equal
-    assert all("world.shard" in message for message in weighted)
-    assert all("other nodes of one graph" in message for message in weighted)
+    assert len(said) == equal
+    assert all("world.shard" in message for message in said)
+    assert all("other nodes of one graph" in message for message in said)
 
 
 def test_each_tensor_is_found_once_and_in_order() -> None:

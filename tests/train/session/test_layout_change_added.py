@@ -376,8 +376,8 @@ def test_a_trained_parameter_of_no_session_is_one_notice(world: int) -> None:
             alone.step()
             alpha.grad = torch.ones(1)
 
-    with notices() as weighted:
+    with notices() as said:
         cluster(work, world)
-    told = [each for each in weighted if "belongs to no session" in each]
+    told = [each for each in said if "belongs to no session" in each]
     assert len(told) == (world > 1)
     assert all("Adam trains 1 parameter of shape (1,)" in each for each in told)

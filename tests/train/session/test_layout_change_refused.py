@@ -35,10 +35,10 @@ def test_adding_on_one_rank_alone_is_an_error_on_all_that_names_the_call(recipe:
             optimizer.add_param_group({"params": widened(model, 0)})
             session.add_parameters()
 
-    for weighted in cluster(lambda worker: refused(worker, act, recipe), 3):
-        assert "session.add_parameters()" in weighted
-        assert "rank 1" in weighted
-        assert "session.save()" not in weighted
+    for said in cluster(lambda worker: refused(worker, act, recipe), 3):
+        assert "session.add_parameters()" in said
+        assert "rank 1" in said
+        assert "session.save()" not in said
 
 
 @pytest.mark.parametrize("recipe", ["Dense()", "LocalSGD(period=2)", "Gossip() + Complete()"])
@@ -47,9 +47,9 @@ def test_switching_on_one_rank_alone_is_not_told_as_a_save(recipe: str) -> None:
         if worker.rank == 1:
             session.switch("Int8()")
 
-    for weighted in cluster(lambda worker: refused(worker, act, recipe), 3):
-        assert "session.switch()" in weighted
-        assert "session.save()" not in weighted
+    for said in cluster(lambda worker: refused(worker, act, recipe), 3):
+        assert "session.switch()" in said
+        assert "session.save()" not in said
 
 
 @pytest.mark.parametrize("recipe", ["Dense()", "LocalSGD(period=2)", "Gossip() + Complete()"])
@@ -62,8 +62,8 @@ def test_different_calls_on_different_ranks_are_all_named(recipe: str, tmp_path:
         else:
             session.add_parameters()
 
-    for weighted in cluster(lambda worker: refused(worker, act, recipe), 3):
-        assert all(f"session.{call}()" in weighted for call in ("save", "switch", "add_parameters"))
+    for said in cluster(lambda worker: refused(worker, act, recipe), 3):
+        assert all(f"session.{call}()" in said for call in ("save", "switch", "add_parameters"))
 
 
 def test_ranks_that_add_different_parameters_are_told_so_and_keep_what_they_had() -> None:
@@ -78,9 +78,9 @@ def test_ranks_that_add_different_parameters_are_told_so_and_keep_what_they_had(
             after = [id(each) for bucket in session._synchronizer.buckets for each in bucket.parameters.values()]
             assert before == after
 
-    for weighted in cluster(lambda worker: refused(worker, act, "Dense()"), 2):
-        assert "the ranks add different parameters" in weighted
-        assert "(3, 4)" in weighted
+    for said in cluster(lambda worker: refused(worker, act, "Dense()"), 2):
+        assert "the ranks add different parameters" in said
+        assert "(3, 4)" in said
 
 
 def test_one_ranks_refusal_reaches_all() -> None:
@@ -99,9 +99,9 @@ def test_momentum_that_a_compressor_applies_must_be_the_attached_optimizers() ->
         model.add_module("new", nn.Linear(16, 64).double())
         session.add_parameters()
 
-    for weighted in cluster(lambda worker: refused(worker, act, "DGC(density=0.2)"), 2):
-        assert 'does not hold "new.weight"' in weighted
-        assert 'optimizer.add_param_group({"params": new_parameters}) first' in weighted
+    for said in cluster(lambda worker: refused(worker, act, "DGC(density=0.2)"), 2):
+        assert 'does not hold "new.weight"' in said
+        assert 'optimizer.add_param_group({"params": new_parameters}) first' in said
 
 
 def test_adding_within_a_step_is_refused() -> None:
@@ -109,8 +109,8 @@ def test_adding_within_a_step_is_refused() -> None:
         backward(model, 3, worker.rank)
         session.add_parameters()
 
-    for weighted in cluster(lambda worker: refused(worker, act, "Dense()"), 2):
-        assert "right after optimizer.step()" in weighted
+    for said in cluster(lambda worker: refused(worker, act, "Dense()"), 2):
+        assert "right after optimizer.step()" in said
 
 
 def test_a_frozen_variance_takes_no_new_parameters() -> None:

@@ -71,11 +71,11 @@ def test_a_compressor_alone_is_completed(recipe: Any, group_of_one: None) -> Non
 
 def test_the_command_lines_recipe_reaches_the_hook(group_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOSSAMER_RECIPE", "Int8()")
-    with notices() as weighted:
+    with notices() as said:
         state, _ = hook("TopK(0.1)")
     state.comm_thread.close()
     assert state.memory.compressor == resolve("Int8()", 1).compressor
-    assert weighted == ["the command line's recipe, Int8(), replaces the script's, TopK(0.1)"]
+    assert said == ["the command line's recipe, Int8(), replaces the script's, TopK(0.1)"]
     monkeypatch.setenv("GOSSAMER_RECIPE", "DiLoCo(period=8)")
     with pytest.raises(RecipeError, match=r"DiLoCo\(period=8\) of DiLoCo\(period=8\) would be ignored"):
         hook("TopK(0.1)")

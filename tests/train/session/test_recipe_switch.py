@@ -360,8 +360,8 @@ with gossamer.attach(model, optimizer, "Dense()", verify="stop", verify_every=1)
 def test_two_real_workers_switch_three_times_and_end_alike(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     record = {"GOSSAMER_RECORD": str(tmp_path / "run.json")}
-    for weighted in succeed([str(tmp_path / "train.py")], 2, extra=record):
-        assert "equal after 16 EveryStep() + Dense()" in weighted
+    for said in succeed([str(tmp_path / "train.py")], 2, extra=record):
+        assert "equal after 16 EveryStep() + Dense()" in said
     written = json.loads((tmp_path / "run.json").read_text())
     assert [each["step"] for each in written["switches"]] == [4, 8, 13]
     assert written["switches"][1]["recipe"] == repr(resolve("LocalSGD(period=3)", 2))

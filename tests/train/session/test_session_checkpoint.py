@@ -138,6 +138,6 @@ def test_a_scheduler_in_a_wrapper_is_one(tracked: bool, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="contains itself"):
             session.save(tmp_path, list=holds_itself)
 
-    with notices() as weighted:
+    with notices() as said:
         cluster(work, 1)
-    assert ["has a learning rate scheduler that is not" in line for line in weighted] == [True] * (not tracked)
+    assert ["has a learning rate scheduler that is not" in line for line in said] == [True] * (not tracked)

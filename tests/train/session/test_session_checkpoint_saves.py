@@ -174,9 +174,9 @@ def test_the_next_save_waits_and_says_so(tmp_path: Path, gate: threading.Event) 
         session.save(tmp_path, asynchronous=True)
         session.close()
 
-    with notices() as weighted:
+    with notices() as said:
         cluster(work, 2)
-    assert ["was still being written when the next was to be saved" in line for line in weighted] == [True]
+    assert ["was still being written when the next was to be saved" in line for line in said] == [True]
 
 
 def test_nothing_is_said_where_it_was_written_in_time(tmp_path: Path) -> None:
@@ -190,9 +190,9 @@ def test_nothing_is_said_where_it_was_written_in_time(tmp_path: Path) -> None:
             pending.wait()
         session.close()
 
-    with notices() as weighted:
+    with notices() as said:
         cluster(work, 2)
-    assert weighted == []
+    assert said == []
     assert checkpoint.complete_steps(tmp_path, 1) == [2, 3]
 
 
@@ -284,9 +284,9 @@ def test_parts_of_two_saves_are_not_mixed(tmp_path: Path) -> None:
         kept.append(saved)
     for name in ("rank-0.json", "rank-0.safetensors"):
         shutil.copy(kept[1] / "step-00000002" / name, kept[0] / "step-00000002" / name)
-    with notices() as weighted:
+    with notices() as said:
         assert loaded(kept[0])[0][0] == 1
-    assert any("step 2 has parts of two saves" in line for line in weighted)
+    assert any("step 2 has parts of two saves" in line for line in said)
 
 
 @pytest.mark.parametrize("asynchronous", [None, 1, "yes", torch.ones(1)], ids=repr)
@@ -313,6 +313,6 @@ def test_a_session_that_fails_waits_and_says_what_was_not_written(
         with pytest.raises(ZeroDivisionError), session:
             raise ZeroDivisionError
 
-    with notices() as weighted:
+    with notices() as said:
         cluster(work, 2)
-    assert ["of step 0 was not written: " in line for line in weighted] == [True, True]
+    assert ["of step 0 was not written: " in line for line in said] == [True, True]

@@ -64,9 +64,9 @@ def test_what_one_rank_draws_outside_of_the_block_does_not_count(recipe: str, wa
             seen.append(training.epoch())
         return seen
 
-    with notices() as weighted:
+    with notices() as said:
         assert_covered(cluster(work, 2))
-    assert not [text for text in weighted if LATER in text]
+    assert not [text for text in said if LATER in text]
 
 
 @pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if recipe != "Gossip()"])
@@ -79,9 +79,9 @@ def test_an_iteration_within_the_block_is_reported_and_the_next_epoch_is_agreed_
             training.loop()
         return [training.epoch() for _ in range(3)]
 
-    with notices() as weighted:
+    with notices() as said:
         assert_covered(cluster(work, 2))
-    assert [text[:6] for text in weighted if LATER in text] == ["rank 1"]
+    assert [text[:6] for text in said if LATER in text] == ["rank 1"]
 
 
 @pytest.mark.parametrize("recipe", ["Dense()", "LocalSGD(period=2)"])
@@ -94,9 +94,9 @@ def test_without_the_block_a_difference_is_reported_once(recipe: str, verify: st
                 next(iter(training.loader))
             training.loop()
 
-    with notices() as weighted:
+    with notices() as said:
         cluster(work, 3)
-    told = [text for text in weighted if LATER in text]
+    told = [text for text in said if LATER in text]
     assert len(told) == (verify != "off")
     assert all(text.startswith("rank 0 ") and "`with session.epoch():`" in text for text in told)
 
@@ -108,9 +108,9 @@ def test_iterations_of_all_ranks_are_not_reported() -> None:
             next(iter(training.loader))
             training.loop()
 
-    with notices() as weighted:
+    with notices() as said:
         cluster(work, 2)
-    assert not [text for text in weighted if LATER in text]
+    assert not [text for text in said if LATER in text]
 
 
 def test_loops_whose_ranks_have_different_numbers_of_batches_are_not_reported() -> None:
@@ -127,9 +127,9 @@ def test_loops_whose_ranks_have_different_numbers_of_batches_are_not_reported() 
                 if steps == 60:
                     break
 
-    with notices() as weighted:
+    with notices() as said:
         cluster(work, 2)
-    assert not [text for text in weighted if LATER in text]
+    assert not [text for text in said if LATER in text]
 
 
 def test_a_checkpoint_after_one_ranks_evaluation_resumes_with_one_shuffle(tmp_path: Any) -> None:

@@ -167,9 +167,9 @@ def test_a_session_that_ends_between_two_means_tells_how_to_save_the_merged_mode
             merged_state(session)
         session.close()
 
-    with notices() as weighted:
+    with notices() as said:
         cluster(work, 2)
-    assert sum("with session.averaged_parameters(model): torch.save(" in text for text in weighted) == told
+    assert sum("with session.averaged_parameters(model): torch.save(" in text for text in said) == told
 
 
 # -- frozen parameters -------------------------------------------------------------------------------------------------
@@ -184,9 +184,9 @@ def test_frozen_parameters_that_stay_do_not_travel_and_those_that_move_are_told_
         return float(len(session._buffers.frozen.averaged))
 
     for moves, count in ((False, 0.0), (True, 2.0)):
-        with notices() as weighted, heard(events.StepEnded) as ended:
+        with notices() as said, heard(events.StepEnded) as ended:
             assert cluster(lambda worker, m=moves: work(worker, m), 2) == [count, count]
-        told = [text for text in weighted if "requires_grad=False" in text]
+        told = [text for text in said if "requires_grad=False" in text]
         assert len(told) == moves
         assert all('"momentum.weight", "momentum.bias"' in text and "27 numbers per round" in text for text in told)
         assert sum(event.bytes_sent for event in ended) > 0

@@ -186,7 +186,7 @@ def test_equal_first_batches_are_noticed(equal: bool) -> None:
         model, _, _ = worker.start(network(0), sgd)
         loss_of(model, 0, 0 if equal else worker.rank).backward()
 
-    with notices() as weighted:
+    with notices() as said:
         cluster(work, 2)
-    assert len(weighted) == equal
-    assert all("world.shard" in message for message in weighted)
+    assert len(said) == equal
+    assert all("world.shard" in message for message in said)

@@ -42,10 +42,10 @@ def test_a_resumed_run_is_the_run(stop: int, tmp_path: Path) -> None:
     """With loaders' workers, two optimizers and two schedulers; in mid-epoch, at its end, and in the next one."""
     options = {"num_workers": 1, "persistent_workers": True}
     whole = cluster(lambda worker: trained(worker, None, None, **options), 2)
-    with notices() as weighted:
+    with notices() as said:
         cluster(lambda worker: trained(worker, tmp_path, stop, **options), 2)
         resumed = cluster(lambda worker: trained(worker, tmp_path, None, **options), 2)
-    assert weighted == []
+    assert said == []
     for (parameters, seen), (again, rest) in zip(whole, resumed, strict=True):
         assert len(seen) == EPOCHS * BATCHES
         assert torch.equal(torch.stack(seen[stop:]), torch.stack(rest))
@@ -58,7 +58,7 @@ def test_two_processes_with_dropout_resume_bit_for_bit(tmp_path: Path) -> None:
     whole = succeed([*module, str(tmp_path / "whole"), "0"], 2)
     succeed([*module, str(tmp_path / "kept"), "7"], 2)
     resumed = succeed([*module, str(tmp_path / "kept"), "0"], 2)
-    digests = [{line.split()[1] for line in weighted[0].splitlines()[-1:]} for weighted in (whole, resumed)]
+    digests = [{line.split()[1] for line in said[0].splitlines()[-1:]} for said in (whole, resumed)]
     assert digests[0] == digests[1] != set()
     assert resumed[0].split()[-2:] == ["15", "8"]
 
@@ -108,11 +108,11 @@ def test_names_that_one_side_alone_has_are_told(tmp_path: Path) -> None:
             session.save(tmp_path)
 
     cluster(lambda worker: work(worker, "one", load=False), 2)
-    with notices() as weighted:
+    with notices() as said:
         cluster(lambda worker: work(worker, "other", load=True), 2)
-    assert [line for line in weighted if "state of one, which this run does not track" in line]
-    assert [line for line in weighted if "no state of other" in line]
-    assert len(weighted) == 2  # by one rank
+    assert [line for line in said if "state of one, which this run does not track" in line]
+    assert [line for line in said if "no state of other" in line]
+    assert len(said) == 2  # by one rank
 
 
 def test_what_is_tracked_wrongly_is_refused(tmp_path: Path) -> None:
@@ -173,9 +173,9 @@ def saved_with(make: Any, tmp_path: Path, world: int = 2) -> list[str]:
                 other.step()
             session.save(tmp_path, **mine)
 
-    with notices() as weighted:
+    with notices() as said:
         cluster(work, world)
-    return weighted
+    return said
 
 
 def only(*_: Any) -> dict[str, Any]:
@@ -199,9 +199,9 @@ def step_rate(optimizer: torch.optim.Optimizer) -> Any:
     ],
 )
 def test_a_scheduler_that_is_not_saved_is_told_of_once(make: Any, told: int, tmp_path: Path) -> None:
-    weighted = saved_with(make, tmp_path)
-    assert len(weighted) == told
-    assert all("learning rate scheduler that is not in the checkpoint" in line for line in weighted)
+    said = saved_with(make, tmp_path)
+    assert len(said) == told
+    assert all("learning rate scheduler that is not in the checkpoint" in line for line in said)
 
 
 def head(model: nn.Sequential) -> torch.optim.Optimizer:
@@ -227,9 +227,9 @@ def with_second(keep: Any) -> Any:
     ],
 )
 def test_a_second_optimizer_that_is_not_saved_is_told_of_once(keep: Any, told: int, world: int, tmp_path: Path) -> None:
-    weighted = saved_with(with_second(keep), tmp_path, world)
-    assert len(weighted) == told
-    assert all("AdamW also trains 4.weight, 4.bias" in line for line in weighted)
+    said = saved_with(with_second(keep), tmp_path, world)
+    assert len(said) == told
+    assert all("AdamW also trains 4.weight, 4.bias" in line for line in said)
 
 
 def test_an_optimizer_of_another_model_is_not_told_of(tmp_path: Path) -> None:
@@ -321,10 +321,10 @@ def test_a_stateful_loader_over_a_shard_is_counted(tmp_path: Path) -> None:
         return seen
 
     whole = cluster(lambda worker: work(worker, None), 2)
-    with notices() as weighted:
+    with notices() as said:
         cluster(lambda worker: work(worker, 2), 2)
         resumed = cluster(lambda worker: work(worker, None), 2)
-    assert weighted == []
+    assert said == []
     assert resumed == [seen[2:] for seen in whole]
 
 

@@ -103,9 +103,9 @@ def test_an_untracked_loader_with_workers_begins_again_and_is_told_of() -> None:
     loop = Loop(LOADERS["workers"], rank=0, tracked=False)
     steps = loop.steps()
     seen = [next(steps)]
-    with notices() as weighted:
+    with notices() as said:
         state = loop.state()
-    assert [line for line in weighted if "draw a stream from its beginning" in line] == weighted != []
+    assert [line for line in said if "draw a stream from its beginning" in line] == said != []
     seen += Loop(LOADERS["workers"], rank=0, tracked=False).resume(state)
     assert len({step[:2] for step in seen}) < len(seen)
 

@@ -125,12 +125,12 @@ def test_an_untracked_loader_with_workers_skips_and_is_told_of() -> None:
     for options, told in ((LOADERS["workers"], 1), (LOADERS["no workers"], 0)):
         torch.manual_seed(3)
         loop = Loop(options, tracked=False, rank=0)
-        with notices() as weighted:
+        with notices() as said:
             steps = loop.steps()
             first = next(steps)
             states = [loop.state() for _ in range(2)]
-        assert [line for line in weighted if "session.track" in line] == weighted
-        assert len(weighted) == told
+        assert [line for line in said if "session.track" in line] == said
+        assert len(said) == told
         again = Loop(options, tracked=False, rank=0)
         again.resume(states[0])
         assert (next(again.steps())[1] == next(steps)[1]) is (told == 0)
@@ -139,20 +139,20 @@ def test_an_untracked_loader_with_workers_skips_and_is_told_of() -> None:
 
 def test_a_tracked_loader_is_not_told_of() -> None:
     loop = Loop(LOADERS["workers"], rank=0)
-    with notices() as weighted:
+    with notices() as said:
         next(loop.steps())
         loop.state()
-    assert weighted == []
+    assert said == []
 
 
 def test_what_tracking_returned_and_nobody_uses_is_told_of() -> None:
     there = world(rank=0)
     loader = DataLoader(DATA, 4, sampler=there.shard(DATA), num_workers=1)
     TrackedLoader(loader)
-    with notices() as weighted:
+    with notices() as said:
         next(iter(loader))
         assert there.state_dict()["shards"][0]["drawn"] == 12  # what was fetched
-    assert len([line for line in weighted if "loader = session.track" in line]) == 1
+    assert len([line for line in said if "loader = session.track" in line]) == 1
 
 
 def test_a_position_that_was_loaded_is_saved_as_it_is() -> None:

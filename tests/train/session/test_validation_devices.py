@@ -24,9 +24,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     def check(devices: list[str], own: str, workers: int = 2) -> list[str]:
         held = {name: SimpleNamespace(device=torch.device(name)) for name in devices}
         monkeypatch.setattr(validation, "trainable", lambda model: held)
-        with notices() as weighted:
+        with notices() as said:
             check_devices(nn.Module(), torch.device(own), workers)
-        return weighted
+        return said
 
     return check
 
@@ -46,9 +46,9 @@ def test_nothing_is_said_of_what_is_as_it_should_be(told: Told, devices: list[st
 
 
 def test_a_gpu_that_stays_idle_is_told(told: Told) -> None:
-    (weighted,) = told(["cpu"], "cuda:1")
-    assert "this worker has cuda:1" in weighted
-    assert "model.to(world.device)" in weighted
+    (said,) = told(["cpu"], "cuda:1")
+    assert "this worker has cuda:1" in said
+    assert "model.to(world.device)" in said
 
 
 def test_another_workers_gpu_is_refused(told: Told) -> None:

@@ -31,8 +31,8 @@ SHARED = (
 @pytest.mark.timeout(620)
 def test_four_real_workers(tmp_path: Path) -> None:
     """The checks in SHARED, one after the other in the same four processes."""
-    weighted = succeed([str(CHECKS), *SHARED], 4, extra={"CHECKS_FOLDER": str(tmp_path)}, timeout_seconds=600)
-    for text in weighted:
+    said = succeed([str(CHECKS), *SHARED], 4, extra={"CHECKS_FOLDER": str(tmp_path)}, timeout_seconds=600)
+    for text in said:
         assert [line for line in text.splitlines() if line.startswith("passed")] == [f"passed {c}" for c in SHARED]
 
 

@@ -51,9 +51,9 @@ def sent_and_foretold(recipe: str, normed: bool = False) -> tuple[float, float]:
     fragments = bucket_fragments(
         found.strategy.steady_stage, dict(model.named_parameters()), found.compressor, AggregationContext()
     )
-    weighted = estimate_traffic(found, begun(model, None, found, fragments, alone), workers=4)
+    said = estimate_traffic(found, begun(model, None, found, fragments, alone), workers=4)
     last = [event.bytes_sent for event in ended if event.step > 4]  # the very first compares batches as well
-    return sum(last) / len(last), weighted.bytes_sent
+    return sum(last) / len(last), said.bytes_sent
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def sent_and_foretold(recipe: str, normed: bool = False) -> tuple[float, float]:
     ],
 )
 def test_bytes_are_those_explained(recipe: str, normed: bool) -> None:
-    sent, weighted = sent_and_foretold(recipe, normed)
-    assert sent == weighted
+    sent, said = sent_and_foretold(recipe, normed)
+    assert sent == said
 
 
 def test_bytes_differ_where_the_graph_does() -> None:
@@ -88,8 +88,8 @@ def test_explain_prices_a_round_among_neighbours(tmp_path: Path) -> None:
     ops = [(each["where"], each["word"], each["bytes_sent"]) for each in ring["words"] if each["bytes_sent"]]
     assert ops == [("bucket 0", "Mix", 8_000_000), ("control", "Mix", 64), ("meetings", "Gather", 24)]
     line_seconds = 8 * 4_000_000 / 100e6
-    for weighted, neighbors in ((ring, 2), (everyone, 3)):
-        assert 1 < weighted["foretold"]["wire_seconds"] / (neighbors * line_seconds) < 1.15
+    for said, neighbors in ((ring, 2), (everyone, 3)):
+        assert 1 < said["foretold"]["wire_seconds"] / (neighbors * line_seconds) < 1.15
 
 
 # -- real processes ---------------------------------------------------------------------------------------------------
@@ -125,9 +125,9 @@ def test_real_workers_come_to_the_same_bits_as_simulated_ones() -> None:
             pass_through(session, range(5 + worker.rank), worker.rank)
         return digest(session.model.parameters())
 
-    weighted = [findings(text) for text in succeed(["-c", SCRIPT.format(recipes=RECIPES)], 3)]
+    said = [findings(text) for text in succeed(["-c", SCRIPT.format(recipes=RECIPES)], 3)]
     for place, recipe in enumerate(RECIPES):
-        assert len({each[place]["merged"] for each in weighted}) == 1
-        own = [each[place]["own"] for each in weighted]
+        assert len({each[place]["merged"] for each in said}) == 1
+        own = [each[place]["own"] for each in said]
         assert own == cluster(lambda worker, recipe=recipe: work(worker, recipe), 3)
-    assert len({each["own"] for each in weighted[0]}) == 2, "all recipes do the same"
+    assert len({each["own"] for each in said[0]}) == 2, "all recipes do the same"

@@ -141,11 +141,11 @@ def test_an_average_counts_as_used_whoever_uses_it(use: Callable[[nn.Module], An
 
 
 def test_averages_that_nobody_ever_uses_are_told_once() -> None:
-    with notices() as weighted:
+    with notices() as said:
         results = cluster(lambda worker: passes(worker, lambda model: None, count=30), 2)
     assert {steps for _, steps in results} == {1}  # the last one may be used yet
-    assert [line for line in weighted if "without an optimizer step" in line] == weighted
-    assert len(weighted) == 1
+    assert [line for line in said if "without an optimizer step" in line] == said
+    assert len(said) == 1
 
 
 def test_gradients_that_are_accumulated_upon_were_not_thrown_away() -> None:

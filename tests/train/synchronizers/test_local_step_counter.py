@@ -25,8 +25,8 @@ class Loop:
         state = SimpleNamespace(
             gradients=BackwardMonitor,
             agree=unchanged,
-            ended=lambda *weighted: self.ended.append(weighted),
-            judged=lambda *weighted: self.judged.append(weighted),
+            ended=lambda *said: self.ended.append(said),
+            judged=lambda *said: self.judged.append(said),
         )
         bucket = SimpleNamespace(parameters={"w": self.parameter})
         self.local = LocalStepCounter(

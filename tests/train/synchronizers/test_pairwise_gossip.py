@@ -352,9 +352,9 @@ def test_bytes_are_those_explained(recipe: str, letter_bytes: int) -> None:
     fragments = bucket_fragments(
         found.strategy.steady_stage, dict(model.named_parameters()), found.compressor, AggregationContext()
     )
-    weighted = estimate_traffic(found, begun(model, None, found, fragments, SimulatedGroup(1).transports[0]), workers=4)
-    assert weighted.bytes_sent == 2 * letter_bytes  # its own, and its answer to another's
-    assert weighted.strategy_bytes == 2 * 4 * 104 + 4 * letter_bytes  # one under way, and an answer to each of three
+    said = estimate_traffic(found, begun(model, None, found, fragments, SimulatedGroup(1).transports[0]), workers=4)
+    assert said.bytes_sent == 2 * letter_bytes  # its own, and its answer to another's
+    assert said.strategy_bytes == 2 * 4 * 104 + 4 * letter_bytes  # one under way, and an answer to each of three
 
 
 def test_an_endpoint_that_is_lost_says_so() -> None:

@@ -144,8 +144,8 @@ def check_returns(patch: pytest.MonkeyPatch) -> None:
     assert [each[1] for each in others] == [1, 1], "nobody has averaged with it"
     assert all(torch.equal(each[2], back[2]) for each in others)
     assert all(torch.equal(mine, its) for mine, its in zip(others[0][3], back[3], strict=True))
-    weighted = [event.message for event in found if isinstance(event, events.Noticed)]
-    assert [each for each in weighted if "worker 2 returned" in each and "after 5 steps" in each]
+    said = [event.message for event in found if isinstance(event, events.Noticed)]
+    assert [each for each in said if "worker 2 returned" in each and "after 5 steps" in each]
 
 
 def test_a_lost_worker_comes_back_to_what_another_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,8 +176,8 @@ def test_who_comes_back_to_nobody(over: bool, monkeypatch: pytest.MonkeyPatch) -
     worker = Worker(2, 3, DetachedTransport(2, 3))
     with heard() as found, pytest.raises(Stopped if over else PeerLost):
         returns.attach(worker, 1)
-    weighted = [event.message for event in found if isinstance(event, events.Noticed)]
-    assert ["worker 2 returned after" in each for each in weighted] == over * [True]
+    said = [event.message for event in found if isinstance(event, events.Noticed)]
+    assert ["worker 2 returned after" in each for each in said] == over * [True]
 
 
 def test_without_a_launcher_nobody_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:

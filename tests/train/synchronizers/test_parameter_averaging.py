@@ -151,10 +151,8 @@ def test_saving_on_one_rank_while_others_train_is_an_error_on_all(tmp_path: Path
         return "trained on"
 
     for recipe in ("LocalSGD(4)", "DiLoCo(4, fragments=2, delay=2)", "DelayedAveraging(2)", "EveryStep(delay=1)"):
-        for weighted in cluster(lambda worker, r=recipe: work(worker, r), 3):
-            assert "call session.save() on every rank, not only where world.is_first: rank 1 called it" in weighted, (
-                recipe
-            )
+        for said in cluster(lambda worker, r=recipe: work(worker, r), 3):
+            assert "call session.save() on every rank, not only where world.is_first: rank 1 called it" in said, recipe
     assert not list(tmp_path.iterdir())
 
 

@@ -192,10 +192,10 @@ def test_bytes_are_those_that_are_foretold(recipe: str) -> None:
         cluster(run, 3)
     steps = [event for event in ended if isinstance(event, events.StepEnded)]
     assert isinstance(attached[0], events.Attached)
-    weighted = estimate_traffic(resolve(recipe, 3), attached[0], workers=3)
-    pulled = sum(each.bytes_sent for each in weighted.others if each.op == "Reply")
+    said = estimate_traffic(resolve(recipe, 3), attached[0], workers=3)
+    pulled = sum(each.bytes_sent for each in said.others if each.op == "Reply")
     assert sum(event.bytes_pulled for event in steps) == pytest.approx(3 * 6 * pulled, rel=1e-12)
-    pushed = sum(each.bytes_sent for each in weighted.others if each.op == "Push")
+    pushed = sum(each.bytes_sent for each in said.others if each.op == "Push")
     sent = sum(event.bytes_sent for event in steps)
     assert 0 < sent - 3 * 6 * pushed <= 3 * 6 * pulled + 3 * 8 * 10_000
 

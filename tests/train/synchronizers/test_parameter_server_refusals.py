@@ -92,11 +92,11 @@ def test_a_count_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch, tmp
 def check_absent() -> None:
     """A server that nobody started: who waits says so, and gives up with the place where it should have been."""
     with (
-        heard(events.Noticed) as weighted,
+        heard(events.Noticed) as said,
         pytest.raises(ConnectError, match=r"could not connect to server 0 at 127\.0"),
     ):
         cluster(lambda worker: trained(worker, ROUNDS["sync"]), 2)
-    late = [event.message for event in weighted if isinstance(event, events.Noticed)]
+    late = [event.message for event in said if isinstance(event, events.Noticed)]
     assert sorted(each[:8] for each in late if "waited for server 0 at 127.0.0.1" in each) == ["worker 0", "worker 1"]
 
 
@@ -137,9 +137,9 @@ def test_a_server_that_cannot_go_on_is_missed(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(PeerLost):
             trained(worker, ROUNDS["one shard"])
 
-    with heard(events.Noticed) as weighted:
+    with heard(events.Noticed) as said:
         cluster(run, 2)
-    assert any("no room" in event.message for event in weighted if isinstance(event, events.Noticed))
+    assert any("no room" in event.message for event in said if isinstance(event, events.Noticed))
 
 
 def test_what_is_refused_leaves_no_endpoint_open() -> None:

@@ -54,21 +54,21 @@ def watched(faults: Sequence[Fault], seconds: float) -> tuple[Endpoint, Trace, l
     training = Peer(WORKER, 1)
     scripts: dict[Peer, Callable[[], PeerScript]] = {ME: script, FIRST: deaf, SECOND: deaf}
     net = VirtualNetwork(dead_after_seconds=5.0, faults=tuple(faults))
-    with notices() as weighted:
+    with notices() as said:
         trace = simulate_peers(scripts | {training: lambda: compute(seconds)}, net, 0, servers=(ME, FIRST, SECOND))
-    return endpoint, trace, weighted
+    return endpoint, trace, said
 
 
 def check_says_for_whom_it_waits() -> None:
-    endpoint, _, weighted = watched(away(SECOND, until=28.0), 200.0)
-    assert [each.rpartition(" for ")[2][:5] for each in weighted] == ["5 s, ", "15 s,", "25 s,"]
-    assert all(part in weighted[0] for part in ("worker 0", "server 1 at 10.0.0.2:4322", "30 min", "GOSSAMER_TIMEOUT"))
+    endpoint, _, said = watched(away(SECOND, until=28.0), 200.0)
+    assert [each.rpartition(" for ")[2][:5] for each in said] == ["5 s, ", "15 s,", "25 s,"]
+    assert all(part in said[0] for part in ("worker 0", "server 1 at 10.0.0.2:4322", "30 min", "GOSSAMER_TIMEOUT"))
     assert endpoint.why == []
 
 
 def check_gives_up() -> None:
-    endpoint, trace, weighted = watched([*away(FIRST, until=inf), *away(SECOND, until=inf)], 2000.0)
-    assert len(weighted) == 180
+    endpoint, trace, said = watched([*away(FIRST, until=inf), *away(SECOND, until=inf)], 2000.0)
+    assert len(said) == 180
     (why,) = endpoint.why
     assert isinstance(why, ConnectError)
     assert "worker 0 could not connect to server 0 at 127.0.0.1:4321, server 1 at 10.0.0.2:4322 for 30 min" in str(why)
@@ -77,8 +77,8 @@ def check_gives_up() -> None:
 
 
 def check_quiet_where_all_come_in_time() -> None:
-    endpoint, _, weighted = watched(away(SECOND, until=4.5), 1000.0)
-    assert (endpoint.why, weighted) == ([], [])
+    endpoint, _, said = watched(away(SECOND, until=4.5), 1000.0)
+    assert (endpoint.why, said) == ([], [])
 
 
 def check_a_server_that_was_there_has_a_patience_of_its_own() -> None:

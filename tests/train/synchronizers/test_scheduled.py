@@ -166,10 +166,10 @@ def test_steps_are_counted_where_several_passes_make_one() -> None:
 
 
 def test_bytes_and_steps_are_told() -> None:
-    with heard() as weighted:
+    with heard() as said:
         run("LocalSGD(4)", 9)
-    (attached,) = {event.control_bytes for event in weighted if isinstance(event, events.Attached)}
-    ended = [event for event in weighted if isinstance(event, events.StepEnded)]
+    (attached,) = {event.control_bytes for event in said if isinstance(event, events.Attached)}
+    ended = [event for event in said if isinstance(event, events.StepEnded)]
     assert sorted(event.step for event in ended) == sorted([*range(1, 10)] * 3)
     merge = 2 * 2 / 3 * START.numel() * 8 + 2 * (POLL_BYTES + attached)
     assert {event.step: event.bytes_sent for event in ended} == {

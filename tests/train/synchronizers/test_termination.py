@@ -30,18 +30,18 @@ def check_who_is_done(rule: type[TerminationProtocol]) -> None:
     places: list[tuple[Peer, str]] = []
     next(script)
 
-    def weighted(key: str, incarnation: int, about: str = "") -> set[int]:
+    def said(key: str, incarnation: int, about: str = "") -> set[int]:
         push = Push(to=Peer(WORKER, 0), key=key, stamp=Stamp(1, with_incarnation(incarnation, 0)), about=about)
         script.send(Arrived(moment=0.0, token=1, sender=Peer(WORKER, 1), op=push))
         next(script)
         return one._done_here
 
-    assert weighted("here", 0) == set()
-    assert weighted("done", 0) == {1}
-    assert weighted("here", 1, "[]") == set()
-    assert weighted("done", 0) == set()
-    assert weighted("done", 1) == {1}
-    assert weighted("done", 0) == {1}
+    assert said("here", 0) == set()
+    assert said("done", 0) == {1}
+    assert said("here", 1, "[]") == set()
+    assert said("done", 0) == set()
+    assert said("done", 1) == {1}
+    assert said("done", 0) == {1}
     assert places == [(Peer(WORKER, 1), "[]")]
 
 
@@ -70,8 +70,8 @@ def test_what_was_said_to_the_life_before_is_said_to_who_came_back() -> None:
     assert new._done_here == {0}
     next(script)
     op = Pull(of=Peer(WORKER, 0), key=STATUS)
-    weighted = script.send(Arrived(moment=0.0, token=2, sender=Peer(WORKER, 1), op=op)).answer
-    assert decode_status(weighted.about) == PeerStatus(
+    said = script.send(Arrived(moment=0.0, token=2, sender=Peer(WORKER, 1), op=op)).answer
+    assert decode_status(said.about) == PeerStatus(
         incarnation=0, steps=17, done=True, stop=True, agreed=False, here=(1, 0)
     )
 

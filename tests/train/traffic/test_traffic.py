@@ -70,29 +70,29 @@ def test_powersgd_sends_two_factors():
 def test_memory_is_a_residual_per_compressed_entry_and_the_factor():
     numel = sum(map(math.prod, MATRICES.values()))
     assert (said_of("TopK(0.05)").residual_bytes, said_of("TopK(0.05)").other_state_bytes) == (4 * numel, 0)
-    weighted = said_of("Sharded(Int8)")
-    assert (weighted.residual_bytes, weighted.other_state_bytes) == (4 * (numel + math.ceil(numel / WORKERS)), 0)
-    weighted = said_of("PowerSGD(rank=2)")
-    assert (weighted.residual_bytes, weighted.other_state_bytes) == (4 * numel, 4 * 2 * (32 + 75))
-    weighted = said_of("PowerSGD(rank=2, feedback=False)")
-    assert (weighted.residual_bytes, weighted.other_state_bytes) == (0, 4 * 2 * (32 + 75))
+    said = said_of("Sharded(Int8)")
+    assert (said.residual_bytes, said.other_state_bytes) == (4 * (numel + math.ceil(numel / WORKERS)), 0)
+    said = said_of("PowerSGD(rank=2)")
+    assert (said.residual_bytes, said.other_state_bytes) == (4 * numel, 4 * 2 * (32 + 75))
+    said = said_of("PowerSGD(rank=2, feedback=False)")
+    assert (said.residual_bytes, said.other_state_bytes) == (0, 4 * 2 * (32 + 75))
     assert said_of("TopK(0.05)", dtype="torch.bfloat16").residual_bytes == 4 * numel
 
 
 def test_the_total_has_control_and_buffers():
-    weighted = said_of("TopK(0.05)", buffer_bytes=400, control_bytes=22)
+    said = said_of("TopK(0.05)", buffer_bytes=400, control_bytes=22)
     control = (WORKERS - 1) * (22 + STANDING_BYTES)
-    assert other(weighted, "control") == control
+    assert other(said, "control") == control
     assert other(said_of("Dense", control_bytes=22), "control") == (WORKERS - 1) * 22
-    assert other(weighted, "buffers") == 3 / 4 * 400
+    assert other(said, "buffers") == 3 / 4 * 400
     ops = sum(sent for _, sent in gathers("TopK(0.05)"))
-    assert weighted.bytes_sent == weighted.cycle_bytes_sent == ops + control + 300
-    assert weighted.share_of_dense == weighted.bytes_sent / weighted.dense_bytes_sent
+    assert said.bytes_sent == said.cycle_bytes_sent == ops + control + 300
+    assert said.share_of_dense == said.bytes_sent / said.dense_bytes_sent
 
 
 def test_a_world_of_one_sends_nothing():
-    weighted = said_of("TopK(0.05)", workers=1, buffer_bytes=400, control_bytes=22)
-    assert (weighted.bytes_sent, weighted.share_of_dense) == (0, None)
+    said = said_of("TopK(0.05)", workers=1, buffer_bytes=400, control_bytes=22)
+    assert (said.bytes_sent, said.share_of_dense) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_talking_less_sends_less():
 )
 def test_strategies_keep_copies_of_the_parameters(strategy, copies):
     recipe = resolve(strategy)
-    weighted = estimate_traffic(recipe, assumed(10**5, recipe), workers=4)
-    assert weighted.strategy_bytes == copies * 4 * 10**5
-    assert (weighted.residual_bytes, weighted.other_state_bytes) == (0, 0)
+    said = estimate_traffic(recipe, assumed(10**5, recipe), workers=4)
+    assert said.strategy_bytes == copies * 4 * 10**5
+    assert (said.residual_bytes, said.other_state_bytes) == (0, 0)
 
 
 # -- models that are assumed -------------------------------------------------------------------------------------------
@@ -208,8 +208,8 @@ def test_assumed_buckets_are_those_of_a_session():
 
 def test_assumed_momenta_are_adams():
     recipe = resolve("DiLoCo(8, fragments=2, optimizer_state='average')")
-    weighted = estimate_traffic(recipe, assumed(10**5, recipe), workers=4)
-    assert other(weighted, "averaged along") == ring(4 * 2 * 10**5)
+    said = estimate_traffic(recipe, assumed(10**5, recipe), workers=4)
+    assert other(said, "averaged along") == ring(4 * 2 * 10**5)
     assert len(assumed(10**5, recipe).rider_bytes) == 2
 
 

@@ -72,24 +72,24 @@ STRATEGIES = {
 
 
 def check_bytes(recipe, attached, sent, world):
-    weighted = estimate_traffic(recipe, attached, workers=world)
-    assert len(sent) > 2 * weighted.steps
-    for cycle in (sent[-weighted.steps :], sent[-2 * weighted.steps : -weighted.steps]):
-        assert sum(cycle) == pytest.approx(weighted.cycle_bytes_sent, rel=1e-12)
-    assert weighted.bytes_sent == weighted.cycle_bytes_sent / weighted.steps > 0
-    return weighted
+    said = estimate_traffic(recipe, attached, workers=world)
+    assert len(sent) > 2 * said.steps
+    for cycle in (sent[-said.steps :], sent[-2 * said.steps : -said.steps]):
+        assert sum(cycle) == pytest.approx(said.cycle_bytes_sent, rel=1e-12)
+    assert said.bytes_sent == said.cycle_bytes_sent / said.steps > 0
+    return said
 
 
 @pytest.mark.parametrize("compressor", ["Dense()", "Int8(block=64)", "TopK(0.05)", "PowerSGD(1)"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_forecast_is_what_sessions_send(strategy, compressor):
     recipe, attached, sent = heard_of(f"{strategy} + {compressor}", STRATEGIES[strategy])
-    weighted = check_bytes(recipe, attached, sent, 3)
+    said = check_bytes(recipe, attached, sent, 3)
     if compressor == "Dense()" and "accumulate" not in strategy:
         whole = sum(layout.numel for _, layout in attached.layouts)
         assert (
             ring(4 * whole, 3)
-            < weighted.cycle_bytes_sent
+            < said.cycle_bytes_sent
             < ring(4 * whole, 3) + 200 * len(recipe.strategy.steady_stage.schedule.period_rounds)
         )
 
@@ -106,11 +106,11 @@ def test_the_forecast_is_what_sessions_send(strategy, compressor):
 )
 def test_the_forecast_knows_what_is_averaged_along(text):
     recipe, attached, sent = heard_of(text, 20, model=normed, optimizer=torch.optim.AdamW)
-    weighted = check_bytes(recipe, attached, sent, 3)
+    said = check_bytes(recipe, attached, sent, 3)
     if "average" in text:
         numel = sum(layout.numel for _, layout in attached.layouts)
         statistics = 40 + 1  # with BatchNorm's count of batches
-        assert other(weighted, "averaged along") == pytest.approx(ring(4 * (2 * numel + statistics), 3), rel=1e-12)
+        assert other(said, "averaged along") == pytest.approx(ring(4 * (2 * numel + statistics), 3), rel=1e-12)
 
 
 def partly_frozen(rank, dtype=torch.float32):
@@ -154,9 +154,9 @@ def test_the_forecast_knows_odd_models(text):
 @pytest.mark.parametrize("compressor", ["Dense()", "TopK(0.05)"])
 def test_the_forecast_knows_sites(compressor):
     recipe, attached, sent = heard_of(f"LocalSGD(3, per_site=2) + {compressor}", 9, world=4, model=normed)
-    weighted = check_bytes(recipe, attached, sent, 4)
-    assert other(weighted, "within sites") > 3 * ring(4 * attached.parameters, 2)
-    assert other(weighted, "buffers") == 0
+    said = check_bytes(recipe, attached, sent, 4)
+    assert other(said, "within sites") > 3 * ring(4 * attached.parameters, 2)
+    assert other(said, "buffers") == 0
 
 
 def test_sites_must_fit_the_world():

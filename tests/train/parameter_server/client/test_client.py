@@ -101,10 +101,10 @@ def refused_at_first() -> None:
     end = job.simulate({0: worker}, checks=True).result(Peer(WORKER, 0))
     (calm,) = run("ParameterServer()", world=1).go()
     assert torch.equal(end, calm)
-    (weighted,) = server
-    assert "refused a request of this worker" in weighted
-    assert "with SGD" in weighted
-    assert "Invalid learning rate: -1.0" in weighted
+    (said,) = server
+    assert "refused a request of this worker" in said
+    assert "with SGD" in said
+    assert "Invalid learning rate: -1.0" in said
 
 
 def test_what_no_server_can_hold_is_told_and_the_server_stays() -> None:
