@@ -225,7 +225,7 @@ class Search:
             advisor.check()
             advisor.measured = curves.paced(task, advisor.profile())
             advisor.pricer = curves.pricer(task)
-            advisor.foretell()
+            advisor.estimate_all()
             advisor.race()
             found = advisor.advice()
             return {"recipe": found.recipe, "rate": found.learning_rate_factor}

@@ -94,7 +94,7 @@ def gossip(topology: Topology, compressor: Compressor, world: int, rows: int) ->
     payload = rule.offer(x, rule.begin(like.flat), state, AggregationContext(), 1).payload
 
     def op(rank: int) -> CollectiveOp:
-        tells = topology.tells(rank, world, 0)
+        tells = topology.sends_to(rank, world, 0)
         return NeighborAllGather(payload, topology.weights(rank, world, 0), tells)
 
     return carried([[op(rank)] for rank in range(world)])

@@ -10,9 +10,9 @@ from benchmarks.membership_runs import ElasticRun, Entry, Process, ViewBroke
 
 from gossamer.base.peer_ops import Peer, PeerOp, PeerScript, Pulled
 from gossamer.comm.membership.coordinator import Coordinator
-from gossamer.comm.membership.heard_worker import HeardWorker
 from gossamer.comm.membership.journal import Entry as JournalEntry
 from gossamer.comm.membership.journal import MemoryJournal
+from gossamer.comm.membership.known_worker import HeardWorker
 from gossamer.comm.membership.messages import WorkerReport
 from gossamer.comm.membership.resolution import Resolution
 from gossamer.comm.membership.view import View

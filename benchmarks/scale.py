@@ -87,7 +87,7 @@ def table(found: Costs) -> Iterator[str]:
             bytes_text(cost.bytes_sent),
             bytes_text(cost.load.bytes_sent),
             count_text(cost.load.messages),
-            bytes_text(cost.load.heard_bytes),
+            bytes_text(cost.load.received_bytes),
         ]
         yield f"| {' | '.join(cells)} |"
 

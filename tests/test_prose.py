@@ -19,14 +19,9 @@ AREAS = {
     **{place.name: [place] for place in sorted(PACKAGE.iterdir()) if place.is_dir() and place.name != "__pycache__"},
     "root modules": sorted(PACKAGE.glob("*.py")),
 }
-# Areas whose prose is still to be rewritten; remove a line when the area passes.
-PENDING = {
-    "horovod",
-    "integrations",
-}
 
 
-@pytest.mark.parametrize("area", sorted(AREAS.keys() - PENDING))
+@pytest.mark.parametrize("area", sorted(AREAS))
 def test_prose_uses_plain_technical_words(area: str) -> None:
     text = "\n".join(prose(path) for path in files_below(*AREAS[area]))
     assert (dict(banned(text)), relatives_per_thousand(text) <= MOST_RELATIVES) == ({}, True)

@@ -73,7 +73,13 @@ def test_a_script_whose_recording_begins_amid_it_goes_on(tmp_path: Path) -> None
 
 def test_an_answer_holds_the_parts_of_those_whom_it_waits_for() -> None:
     neighbors = NeighborAllGather((X,), ((1, 0.5), (3, 0.5)))
-    assert list(AllGather((X,)).heard(4)) == [0, 1, 2, 3]
-    assert set(neighbors.heard(4)) == {1, 3}
-    assert set(InGroup((0, 2), AllGather((X,))).heard(4)) == {0, 2}
-    assert set(Coalesced((InGroup((0, 2), AllGather((X,))), neighbors)).heard(4)) == {0, 1, 2, 3}
+    assert list(AllGather((X,)).sources(4)) == [0, 1, 2, 3]
+    assert set(neighbors.sources(4)) == {1, 3}
+    assert set(InGroup((0, 2), AllGather((X,))).sources(4)) == {0, 2}
+    assert set(Coalesced((InGroup((0, 2), AllGather((X,))), neighbors)).sources(4)) == {0, 1, 2, 3}
+
+
+def test_neighbor_all_gather_accepts_receivers_by_the_former_name() -> None:
+    edges = ((1, 1.0),)
+    with pytest.warns(DeprecationWarning, match="sends_to"):
+        assert NeighborAllGather((X,), edges, tells=(2,)) == NeighborAllGather((X,), edges, (2,))

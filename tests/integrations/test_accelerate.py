@@ -102,8 +102,8 @@ def test_the_scaler_is_the_accelerators(accelerator: Accelerator) -> None:
 @pytest.mark.parametrize(
     ("kind", "place", "line"),
     [
-        ("MULTI_CPU", (1, 2), r"Gossamer has rank 0 of 1 here, and Accelerate rank 1 of 2.*use_cpu=True"),
-        ("FSDP", (0, 1), r"shard this model.*\(FSDP\).*Leave the plugin out"),
+        ("MULTI_CPU", (1, 2), r"rank 0 of 1 in Gossamer, and rank 1 of 2.*use_cpu=True"),
+        ("FSDP", (0, 1), r"shard this model.*\(FSDP\).*Remove the plugin"),
         ("DEEPSPEED", (0, 1), r"shard this model.*\(DEEPSPEED\)"),
     ],
 )

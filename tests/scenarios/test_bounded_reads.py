@@ -10,7 +10,7 @@ import click
 import pytest
 
 from gossamer.algorithms.recipes.advice_reference import _advised
-from gossamer.cli.foretold import read_forecast
+from gossamer.cli.forecast_file import read_forecast
 from gossamer.cli.record import _find
 from gossamer.comm.environment.run_token import check_token_file, read_token
 from gossamer.comm.network import read_network

@@ -29,12 +29,12 @@ class Lopsided(Topology):
     def mutual(self) -> bool:
         return False
 
-    def tells(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:  # noqa: A002
+    def sends_to(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:  # noqa: A002
         ahead = tuple(peer for peer in range(rank + 1, world) if peer != rank + 2)
         return ahead if rank < world - 2 else (0, *ahead)
 
-    def hears(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:  # noqa: A002
-        return tuple(peer for peer in range(world) if rank in self.tells(peer, world, round, seed))
+    def receives_from(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:  # noqa: A002
+        return tuple(peer for peer in range(world) if rank in self.sends_to(peer, world, round, seed))
 
 
 class Flock:
@@ -73,7 +73,7 @@ class Flock:
         return offers
 
     def told(self, where: tuple[int, int, int, int]) -> int:
-        return len(self.topology.tells(*where))
+        return len(self.topology.sends_to(*where))
 
     def rounds(self, count: int) -> Flock:
         for _ in range(count):

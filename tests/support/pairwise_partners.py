@@ -59,7 +59,7 @@ class Drops(Partner):
 
     def drain(self, parameters: Tensor) -> None:
         if self.open:
-            self.owed.zero_()
+            self.unapplied.zero_()
         super().drain(parameters)
 
 

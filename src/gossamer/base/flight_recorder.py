@@ -79,11 +79,11 @@ class FlightRecorder:
         All ranks of a group begin the same ones in the same order, so counting is enough.
         """
         key = group.rank, group.world
-        told: int | None = getattr(group, "operation_number", None)
-        if told is None:
+        operation_number: int | None = getattr(group, "operation_number", None)
+        if operation_number is None:
             numbers = self._counts.get(key)
-            told = next(numbers if numbers is not None else self._counts.setdefault(key, itertools.count()))
-        noted = NotedOperation(key, told, kinds, nbytes, self.step, bucket, began)
+            operation_number = next(numbers if numbers is not None else self._counts.setdefault(key, itertools.count()))
+        noted = NotedOperation(key, operation_number, kinds, nbytes, self.step, bucket, began)
         self._ring.append(noted)
         self.begun += 1
         return noted

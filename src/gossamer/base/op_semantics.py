@@ -41,8 +41,8 @@ def answer_all(ops: Sequence[CollectiveOp]) -> list[Any]:
         case InGroup():
             return _among(ops)  # type: ignore[arg-type]
         case Coalesced():
-            heard = [answer_all(same) for same in zip(*(op.ops for op in ops), strict=True)]  # type: ignore[union-attr]
-            return [list(each) for each in zip(*heard, strict=True)]
+            received = [answer_all(same) for same in zip(*(op.ops for op in ops), strict=True)]  # type: ignore[union-attr]
+            return [list(each) for each in zip(*received, strict=True)]
 
 
 def _gathered(ops: Sequence[AllGather]) -> list[list[Payload]]:
@@ -62,20 +62,20 @@ def _means(ops: Sequence[AllReduceMean]) -> list[Tensor]:
 
 
 def _mixed(ops: Sequence[NeighborAllGather]) -> list[list[Payload]]:
-    heard = {(peer, rank) for rank, op in enumerate(ops) for peer in op.hears if peer != rank}
-    told = {(rank, peer) for rank, op in enumerate(ops) for peer in op.told if peer != rank}
-    if heard != told:
-        edges = ", ".join(f"{sender} to {receiver}" for sender, receiver in sorted(heard ^ told))
+    received = {(peer, rank) for rank, op in enumerate(ops) for peer in op.senders if peer != rank}
+    sent_edges = {(rank, peer) for rank, op in enumerate(ops) for peer in op.receivers if peer != rank}
+    if received != sent_edges:
+        edges = ", ".join(f"{sender} to {receiver}" for sender, receiver in sorted(received ^ sent_edges))
         raise MismatchError(
             f"only one end of some edges means to use them ({edges}), and a rank that waits there would wait for ever. "
             "Both ends must compute the same edges: from (rank, world, round, seed), and from nothing else."
         )
-    return [[ops[peer].payload for peer in op.hears] for op in ops]
+    return [[ops[peer].payload for peer in op.senders] for op in ops]
 
 
 def _among(ops: Sequence[InGroup]) -> list[Any]:
     """Each group answers its own operation."""
-    heard: list[Any] = [None] * len(ops)
+    received: list[Any] = [None] * len(ops)
     for rank, op in enumerate(ops):
         ranks = op.ranks
         fits = rank in ranks and list(ranks) == sorted(set(ranks)) and ranks[0] >= 0 and ranks[-1] < len(ops)
@@ -88,8 +88,8 @@ def _among(ops: Sequence[InGroup]) -> list[Any]:
             )
         if rank == ranks[0]:
             for peer, answer in zip(ranks, answer_all([ops[each].op for each in ranks]), strict=True):
-                heard[peer] = answer
-    return heard
+                received[peer] = answer
+    return received
 
 
 def rank_order_mean(tensors: Sequence[Tensor]) -> Tensor:

@@ -7,9 +7,10 @@ operations.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any, ClassVar, Self
@@ -73,7 +74,7 @@ class Operation(ABC):
         """Return its concurrent operations."""
         yield self  # type: ignore[misc]
 
-    def heard(self, world: int) -> Collection[int]:
+    def sources(self, world: int) -> Collection[int]:
         """Return the ranks with a part in its answer, which must have begun before it is complete."""
         return range(world)
 
@@ -116,14 +117,14 @@ class AllReduceMean(Operation):
         return self.tensor if self.out is None else self.out
 
     def answer_alone(self, receive: Callable[[Payload], Payload]) -> Tensor:
-        due, (heard,) = self.tensor, receive((self.tensor,))
-        if heard.shape != due.shape or heard.dtype != due.dtype:
+        due, (received,) = self.tensor, receive((self.tensor,))
+        if received.shape != due.shape or received.dtype != due.dtype:
             raise MalformedError(
-                f"expected {tuple(due.shape)} numbers of {due.dtype}, got {tuple(heard.shape)} of {heard.dtype}"
+                f"expected {tuple(due.shape)} numbers of {due.dtype}, got {tuple(received.shape)} of {received.dtype}"
             )
         if self.out is None:
-            return heard.clone()
-        return heard if self.out.is_meta and not heard.is_meta else self.out.copy_(heard)
+            return received.clone()
+        return received if self.out.is_meta and not received.is_meta else self.out.copy_(received)
 
     def coalescing_key(self) -> tuple[Hashable, ...]:
         return AllReduceMean, self.tensor.dtype, self.tensor.device
@@ -210,7 +211,7 @@ class AllToAll(Operation):
 
 @dataclass(frozen=True)
 class NeighborAllGather(Operation):
-    """Neighbor all-gather: send `payload` to the peers `told`, receive one from each peer in `edges`, in that order.
+    """Neighbor all-gather: send `payload` to each of `receivers`, receive one from each peer in `edges`, in that order.
 
     Send and receive lists must match: i sends to j exactly if j receives from i. A rank may receive from itself.
 
@@ -218,26 +219,34 @@ class NeighborAllGather(Operation):
         payload: tensors, with the same shapes and dtypes on every rank.
         edges: (peer, weight) of the peers to receive from. The weights are for the caller; a transport uses the peers
             only.
-        `tells`: the peers to send to; None: the same peers.
+        sends_to: the peers to send to; None: the same peers.
+        tells: the former name of `sends_to`.
     """
 
     name: ClassVar[str] = "Mix"
 
     payload: Payload
     edges: tuple[tuple[int, float], ...]
-    tells: tuple[int, ...] | None = None
+    sends_to: tuple[int, ...] | None = None
+    tells: InitVar[tuple[int, ...] | None] = None
+
+    def __post_init__(self, tells: tuple[int, ...] | None) -> None:
+        if tells is not None:
+            message = "NeighborAllGather(tells=...) has a new name. Write NeighborAllGather(sends_to=...)."
+            warnings.warn(message, DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "sends_to", tells)
 
     @property
-    def hears(self) -> tuple[int, ...]:
+    def senders(self) -> tuple[int, ...]:
         return tuple(peer for peer, _ in self.edges)
 
     @property
-    def told(self) -> tuple[int, ...]:
+    def receivers(self) -> tuple[int, ...]:
         """The peers that the payload is sent to."""
-        return self.hears if self.tells is None else self.tells
+        return self.senders if self.sends_to is None else self.sends_to
 
-    def heard(self, world: int) -> Collection[int]:
-        return self.hears
+    def sources(self, world: int) -> Collection[int]:
+        return self.senders
 
     def tensors(self) -> Payload:
         return self.payload
@@ -246,7 +255,7 @@ class NeighborAllGather(Operation):
         return replace(self, payload=tuple(f(tensor) for tensor in self.payload))
 
     def bytes_sent(self, world: int, rank: int = 0) -> float:
-        return float(sum(peer != rank for peer in self.told) * payload_bytes(self.payload))
+        return float(sum(peer != rank for peer in self.receivers) * payload_bytes(self.payload))
 
     def meta_answer(self, world: int, rank: int) -> list[Payload]:
         return [self.payload] * len(self.edges)
@@ -255,7 +264,7 @@ class NeighborAllGather(Operation):
         return [receive(self.payload)]
 
     def coalescing_key(self) -> tuple[Hashable, ...]:
-        return NeighborAllGather, self.edges, self.tells, _devices(self.payload)
+        return NeighborAllGather, self.edges, self.sends_to, _devices(self.payload)
 
     def join(self, ops: Sequence[NeighborAllGather]) -> tuple[CollectiveOp, Split]:
         return _join_payloads(ops)
@@ -321,8 +330,8 @@ class InGroup(Operation):
     def label(self) -> str:
         return f"{self.op.name} among {len(self.ranks)}"
 
-    def heard(self, world: int) -> Collection[int]:
-        return [self.ranks[place] for place in self.op.heard(len(self.ranks))]
+    def sources(self, world: int) -> Collection[int]:
+        return [self.ranks[place] for place in self.op.sources(len(self.ranks))]
 
     def names(self) -> set[str]:
         return {self.name, self.op.name}
@@ -373,8 +382,8 @@ class Coalesced(Operation):
         for op in self.ops:
             yield from op.concurrent()
 
-    def heard(self, world: int) -> Collection[int]:
-        return {rank for op in self.ops for rank in op.heard(world)}
+    def sources(self, world: int) -> Collection[int]:
+        return {rank for op in self.ops for rank in op.sources(world)}
 
     def names(self) -> set[str]:
         return {name for op in self.ops for name in op.names()}
@@ -411,7 +420,7 @@ def _splitting(counts: Sequence[int]) -> Split:
     """Return a function that splits joined payloads, `counts` tensors each."""
     ends = list(accumulate(counts))
 
-    def split(heard: Sequence[Payload]) -> list[Any]:
-        return [[payload[end - count : end] for payload in heard] for count, end in zip(counts, ends, strict=True)]
+    def split(received: Sequence[Payload]) -> list[Any]:
+        return [[payload[end - count : end] for payload in received] for count, end in zip(counts, ends, strict=True)]
 
     return split

@@ -100,7 +100,7 @@ class RunFiles:
         return self.directory / f"exited-{attempt}-{number}.json"
 
     @property
-    def told(self) -> Path:
+    def launcher_messages(self) -> Path:
         """Messages of the launcher, a line of JSON each."""
         return self.directory / "launcher.jsonl"
 

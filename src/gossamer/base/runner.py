@@ -35,7 +35,7 @@ class OperationUnderWay:
     def __init__(self, recorder: SpanRecorder, transport: Transport, op: CollectiveOp, began: float) -> None:
         world = transport.world
         self._began, self._position = began, recorder.position(transport)
-        self._about = code_of(op.names()), int(op.bytes_sent(world, transport.rank)), mask(op.heard(world), world)
+        self._about = code_of(op.names()), int(op.bytes_sent(world, transport.rank)), mask(op.sources(world), world)
 
     def ended(self, recorder: SpanRecorder, answered: float) -> None:
         recorder.operation(self._began, answered, self._position, *self._about)
@@ -60,8 +60,8 @@ class ScriptRun:
         self._flight.waiting = self._noted
         answer = None if self._answered is None else self._answered()
         self._flight.waiting = flight_recorder.NOTHING
-        heard = self._noted.answered = time.perf_counter()
-        self._wire += heard - asked
+        answered_at = self._noted.answered = time.perf_counter()
+        self._wire += answered_at - asked
         op: CollectiveOp | None
         try:
             op = self._script.send(answer)
@@ -69,11 +69,11 @@ class ScriptRun:
             op, self._result = None, stop.value
         computed = time.perf_counter()
         if self._answered is None:
-            self._encode += computed - heard
+            self._encode += computed - answered_at
         else:
-            self._decode += computed - heard
+            self._decode += computed - answered_at
         if active.recorder is not None:
-            self._record(active.recorder, asked, heard, computed, op)
+            self._record(active.recorder, asked, answered_at, computed, op)
         if op is None:
             self._said = self._answered = None
             return False
@@ -87,15 +87,15 @@ class ScriptRun:
         return True
 
     def _record(
-        self, recorder: SpanRecorder, asked: float, heard: float, computed: float, op: CollectiveOp | None
+        self, recorder: SpanRecorder, asked: float, answered_at: float, computed: float, op: CollectiveOp | None
     ) -> None:
         """Record the spans of this thread since it requested the last answer; `op` begins now."""
         if self._under_way is not None:
-            recorder.add(SpanKind.WIRE, asked, heard)
-            self._under_way.ended(recorder, heard)
-            recorder.add(SpanKind.DECODE, heard, computed)
+            recorder.add(SpanKind.WIRE, asked, answered_at)
+            self._under_way.ended(recorder, answered_at)
+            recorder.add(SpanKind.DECODE, answered_at, computed)
         else:
-            recorder.add(SpanKind.ENCODE, heard, computed)
+            recorder.add(SpanKind.ENCODE, answered_at, computed)
         self._under_way = None if op is None else OperationUnderWay(recorder, self._transport, op, computed)
 
     @property
@@ -161,12 +161,12 @@ class OpCost:
 
 def price(script: Script, world: int, rank: int = 0) -> list[OpCost]:
     """The operations that a script over meta tensors would ask for, and their bytes, without performing them."""
-    said: list[OpCost] = []
+    costs: list[OpCost] = []
     answer: Any = None
     while True:
         try:
             op = script.send(answer)
         except StopIteration:
-            return said
-        said += [OpCost(each.label, each.bytes_sent(world, rank)) for each in op.concurrent()]
+            return costs
+        costs += [OpCost(each.label, each.bytes_sent(world, rank)) for each in op.concurrent()]
         answer = op.meta_answer(world, rank)

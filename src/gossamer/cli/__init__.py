@@ -8,7 +8,7 @@ launchers.py          launchers of a run: a fixed number of workers, with server
 log_folder.py         the folder of a run's logs, locked by one run
 script_terms.py       compressors and strategies that the training script defines
 resize.py             maximum number of workers of an elastic run
-`foretold.py`         an estimate of gossamer explain, compared with the run
+`forecast_file.py`    an estimate of gossamer explain, compared with the run
 watch.py              a page, or a terminal view, of runs during and after training
 trace.py              gossamer trace: operations of all ranks of a run, on one clock
 record.py             shows a run's record, or makes it from the logs of a killed run

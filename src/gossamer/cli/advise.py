@@ -104,12 +104,12 @@ def _network(text: str | None, links: Path | None, workers: int) -> tuple[Networ
         raise click.UsageError(f"the advice depends on the network. Describe it: --network 100mbit,20ms; {HOW}")
     if text == HERE:
         raise click.UsageError(NOT_HERE)
-    told = read_network(text, workers) if text is not None else None
+    declared = read_network(text, workers) if text is not None else None
     if links is None:
-        assert told is not None  # refused above
-        return told, ()
+        assert declared is not None  # refused above
+        return declared, ()
     found, remarks = read_links(links, workers)
-    return (found, remarks) if told is None else (told, (*remarks, *contradictions(told, found)))
+    return (found, remarks) if declared is None else (declared, (*remarks, *contradictions(declared, found)))
 
 
 def _advised(
@@ -127,11 +127,11 @@ def _advised(
             f"profile   {facts.model.parameters:,} parameters, {seconds_text(measured.compute_seconds)} computing a "
             f"step, {facts.optimizer_type.__name__}"
         )
-        foretold = advisor.foretell()
-        left = [each for each in foretold if each.excluded is None]
+        estimated = advisor.estimate_all()
+        left = [each for each in estimated if each.excluded is None]
         best = min(left, key=lambda each: each.expected_seconds)
         echo(
-            f"estimate  {len(foretold)} recipes for {setting.workers} workers on {network.text}: {len(left)} enter "
+            f"estimate  {len(estimated)} recipes for {setting.workers} workers on {network.text}: {len(left)} enter "
             f"the race, fastest {best.recipe}, {seconds_text(best.step_seconds)} a step; {left[0].recipe} "
             f"{seconds_text(left[0].step_seconds)}"
         )
@@ -171,20 +171,20 @@ def _confirm(result: RaceResult, setting: Setting, seconds: float) -> tuple[Conf
     found = compare(records, target=target)
     rows = []
     for contender, row in zip(best, found.rows, strict=True):
-        told = contender.seconds / contender.steps if contender.steps else None
+        declared = contender.seconds / contender.steps if contender.steps else None
         rows.append(
             ConfirmedRow(
                 recipe=contender.recipe,
-                foretold_step_seconds=told,
+                foretold_step_seconds=declared,
                 measured_step_seconds=row.step_seconds,
                 steps=row.steps,
                 loss=row.loss_at_equal_time,
                 seconds_to_target=row.seconds_to_target,
             )
         )
-        foretold = "nothing" if told is None else seconds_text(told)
+        estimated = "nothing" if declared is None else seconds_text(declared)
         console.print(
-            f"{contender.recipe}: estimated {foretold} a step, measured {seconds_text(row.step_seconds)}"
+            f"{contender.recipe}: estimated {estimated} a step, measured {seconds_text(row.step_seconds)}"
             + (
                 "" if row.loss_at_equal_time is None else f", {found.metric} {row.loss_at_equal_time:.4g} at equal time"
             ),

@@ -107,7 +107,7 @@ def different_recipes(context: click.Context, option: click.Parameter, recipes: 
 @click.option("--rates", callback=_learning_rates, help=f"Learning rates to try, as {RATE} in ARGUMENTS: 0.01,0.03.")
 @click.option("--retained", "scale", is_flag=True, help="Also train Silent() and Dense(), the ends of the scale.")
 @click.option("--unlimited/--no-unlimited", default=True, help="Also run Dense() without a network limit.")
-@click.option("--foretell/--no-foretell", "foretelling", default=True, help="Estimate the step time before each run.")
+@click.option("--foretell/--no-foretell", "estimating", default=True, help="Estimate the step time before each run.")
 @click.option("--price-per-hour", type=float, help="Price of one worker.")
 @click.option("--egress-price-per-gb", type=float, help="Price of a sent gigabyte.")
 @output_option("json", "Write the comparison as JSON.")
@@ -127,7 +127,7 @@ def compare_command(
     rates: tuple[str, ...],
     scale: bool,
     unlimited: bool,
-    foretelling: bool,
+    estimating: bool,
     price_per_hour: float | None,
     egress_price_per_gb: float | None,
     json_file: Path | None,
@@ -148,14 +148,14 @@ def compare_command(
     recipes = _with_ends(recipes, workers) if scale else recipes
     console = wide_console(WIDTH)
     limits = {UNTIL: str(target) if target else "", SECONDS: str(seconds or "")}
-    foretold: list[StepTimeEstimate | None] = []
+    estimated: list[StepTimeEstimate | None] = []
     rows: list[list[Record]] = []
     chosen: list[str] = []
     failed: click.ClickException | None = None
     floor = None
     try:
         for recipe in recipes:
-            told = _foretell(recipe, workers, network, script, first, console) if foretelling else None
+            forecast = _estimate(recipe, workers, network, script, first, console) if estimating else None
 
             def train(seed: int, rate: str, recipe: str = recipe) -> Record:
                 training = [str(script), *_arguments(arguments, seed=seed, rate=rate)]
@@ -168,7 +168,7 @@ def compare_command(
             rate, runs = tuned(train, seeds, rates)
             rows.append(runs)
             chosen.append(rate)
-            foretold.append(told)
+            estimated.append(forecast)
         if unlimited and network is not None:
             floor = train_for_record("Dense()", workers, None, limits, [str(script), *first], console)
     except click.ClickException as failure:
@@ -177,8 +177,8 @@ def compare_command(
         failed = failure  # completed runs are shown all the same
     recipes, records = recipes[: len(rows)], [row[0] for row in rows]
     prices = Prices(per_hour=price_per_hour, per_gigabyte=egress_price_per_gb)
-    steps = [each.step_seconds if each else None for each in foretold]
-    found = compare(records, unlimited=floor, target=target, prices=prices, foretold=steps)
+    steps = [each.step_seconds if each else None for each in estimated]
+    found = compare(records, unlimited=floor, target=target, prices=prices, estimates=steps)
     shares = retained_shares(found, rows, workers)
     columns: dict[str, Sequence[str | None]] = {
         "learning rate": chosen,
@@ -194,7 +194,7 @@ def compare_command(
     if json_file:
         content = {
             "comparison": asdict(found),
-            "foretold": [asdict(each) if each else None for each in foretold],
+            "foretold": [asdict(each) if each else None for each in estimated],
             "retained": [asdict(each) if each else None for each in shares],
             "learning_rates": chosen,
             "records": records,
@@ -263,7 +263,7 @@ def retained_shares(
         return [None] * len(rows)
 
 
-def _foretell(
+def _estimate(
     recipe: str, workers: int, network: str | None, script: Path, arguments: Sequence[str], console: Console
 ) -> StepTimeEstimate | None:
     """Estimate of a step on this network, from a few profiled steps without it; None if it cannot be estimated."""
@@ -304,20 +304,20 @@ def train_for_record(
                 status.update(Text.assemble(f"{recipe}{where}  ", (line.strip()[:100], "dim")))
         if run.returncode or not file.exists():
             by_hand = ["gossamer", "run", "--workers", str(workers), "--recipe", recipe, *training]
-            told = [line.rstrip() for line in tail if folder not in line]  # its logs are removed by then
-            raise click.ClickException(failure_text(recipe, by_hand, told))
+            forecast = [line.rstrip() for line in tail if folder not in line]  # its logs are removed by then
+            raise click.ClickException(failure_text(recipe, by_hand, forecast))
         record: Record = json.loads(bounded_file.read_text(file, MOST_RECORD_BYTES))
     step = record["seconds_per_step"]["median"]
     console.print(f"{recipe}{where}: {record['steps']} steps, {seconds_text(step)} each", markup=False)
     return record
 
 
-def failure_text(recipe: str, command: Sequence[str], told: Sequence[str]) -> str:
-    """Error message of a failed run: cause, command to reproduce it, output. `told`: lines of output."""
-    said = [line for line in told if line.strip() and not line.startswith(PROGRESS)]
-    causes = [line for line in said if line.startswith(CAUSES)] or said[-1:] or ["it printed nothing"]
+def failure_text(recipe: str, command: Sequence[str], forecast: Sequence[str]) -> str:
+    """Error message of a failed run: cause, command to reproduce it, output. `forecast`: lines of output."""
+    description = [line for line in forecast if line.strip() and not line.startswith(PROGRESS)]
+    causes = [line for line in description if line.startswith(CAUSES)] or description[-1:] or ["it printed nothing"]
     sentence = f"the run with {recipe} has no record, so it cannot be compared: {causes[0].removeprefix('Error: ')}"
-    rest = [line for line in said if line != causes[0]]
+    rest = [line for line in description if line != causes[0]]
     return "\n".join([sentence, f"To reproduce it: {shlex.join(command)}", *(["", *rest] if rest else [])])
 
 

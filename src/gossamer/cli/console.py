@@ -95,12 +95,12 @@ def progress(first: str, plain_seconds: float = 0.0) -> Iterator[Say]:
 
 
 def _now_and_then(aside: Console, seconds: float) -> Say:
-    said = time.monotonic()
+    last_shown = time.monotonic()
 
     def say(sentence: str) -> None:
-        nonlocal said
-        if time.monotonic() >= said + seconds:
-            said = time.monotonic()
+        nonlocal last_shown
+        if time.monotonic() >= last_shown + seconds:
+            last_shown = time.monotonic()
             aside.print(f"gossamer: {sentence}", soft_wrap=True, markup=False)
 
     return say

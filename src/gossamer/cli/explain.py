@@ -117,8 +117,8 @@ def explain(
     if isinstance(resolved.strategy.steady_stage, FederatedStage):
         if network is not None or step_seconds is not None or own_machines:
             raise click.UsageError(NO_STEP_TIME)
-        told, record = explain_federated(resolved, script, arguments, parameters or ASSUMED_PARAMETERS, workers)
-        _tell(told, record, json_file)
+        facts, record = explain_federated(resolved, script, arguments, parameters or ASSUMED_PARAMETERS, workers)
+        _tell(facts, record, json_file)
         return
     model, attached = _model(resolved, script, arguments, parameters)
     traffic = estimate_traffic(resolved, attached, workers=workers)
@@ -131,9 +131,9 @@ def explain(
         echo(line)
     for line in _hiding_lines(resolved, traffic, step):
         echo(line)
-    for line in _time_lines(traffic, step.foretold) if step.foretold is not None else ():
+    for line in _time_lines(traffic, step.estimate) if step.estimate is not None else ():
         echo(line)
-    if network is not None and step.foretold is None:
+    if network is not None and step.estimate is None:
         echo(f"\n{NOT_PREDICTABLE}")
     if json_file is not None:
         json_file.write_text(json.dumps(_record(resolved, model, traffic, step), indent=2) + "\n")
@@ -166,7 +166,7 @@ class _Step:
     """Measured and estimated times of a step."""
 
     compute_seconds: float | None
-    foretold: StepTimeEstimate | None = None  # on the network; None without one
+    estimate: StepTimeEstimate | None = None  # on the network; None without one
     unknown: str | None = None  # why the step of the script could not be timed
 
 
@@ -344,27 +344,27 @@ def _colored(text: str) -> str:
     return text
 
 
-def _time_lines(traffic: TrafficEstimate, foretold: StepTimeEstimate) -> Iterator[str]:
-    inputs = foretold.inputs
+def _time_lines(traffic: TrafficEstimate, estimate: StepTimeEstimate) -> Iterator[str]:
+    inputs = estimate.inputs
     copies = inputs["copies_measured_side_by_side"]
     computing = f"measured in {copies} processes at once here" if copies else "as given; compressing measured here"
     yield ""
     what = "A step takes, on average over a period" if traffic.steps > 1 else f"{_cycle(traffic)} takes"
     by = "" if inputs["collective"] == AUTO else f", all-reduce by {inputs['collective']}"
     yield f"{what}, in seconds, estimated for {inputs['network']}{by}:"
-    yield f"  {'computing':<28}{foretold.computing_seconds:>20.4f}   {computing}"
-    yield f"  {'waiting':<28}{foretold.waiting_seconds:>20.4f}   {foretold.waiting_share:.1%} of the step"
-    yield f"  {'total':<28}{foretold.step_seconds:>20.4f}   {foretold}"
-    if foretold.interval is not None:
-        of = foretold.interval.kind.replace("all", "all kinds, since too few were of this kind")
-        yield f"from the errors of {foretold.interval.pairs} earlier estimates ({of})"
+    yield f"  {'computing':<28}{estimate.computing_seconds:>20.4f}   {computing}"
+    yield f"  {'waiting':<28}{estimate.waiting_seconds:>20.4f}   {estimate.waiting_share:.1%} of the step"
+    yield f"  {'total':<28}{estimate.step_seconds:>20.4f}   {estimate}"
+    if estimate.interval is not None:
+        of = estimate.interval.kind.replace("all", "all kinds, since too few were of this kind")
+        yield f"from the errors of {estimate.interval.pairs} earlier estimates ({of})"
     yield (
-        f"during or after computation: {foretold.wire_seconds:.4f} on the network, "
-        f"{foretold.codec_seconds:.4f} compressing "
+        f"during or after computation: {estimate.wire_seconds:.4f} on the network, "
+        f"{estimate.codec_seconds:.4f} compressing "
         f"{inputs['buckets']} bucket{'s' * (inputs['buckets'] != 1)}"
     )
-    if foretold.caution is not None:
-        yield foretold.caution
+    if estimate.caution is not None:
+        yield estimate.caution
 
 
 def _table(traffic: TrafficEstimate) -> Iterator[tuple[str, str, float]]:
@@ -389,7 +389,7 @@ def _rounds(recipe: Recipe, workers: int) -> list[SyncRound]:
 
 
 def _record(recipe: Recipe, model: str, traffic: TrafficEstimate, step: _Step) -> dict[str, Any]:
-    foretold, seconds = step.foretold, step.compute_seconds
+    estimate, seconds = step.estimate, step.compute_seconds
     batches = _batches(recipe, traffic.workers)
     return {
         "recipe": repr(recipe),
@@ -416,5 +416,5 @@ def _record(recipe: Recipe, model: str, traffic: TrafficEstimate, step: _Step) -
             "strategy": traffic.strategy_bytes,
         },
         "batch": {"times": batches, "learning_rate_times": {"sgd": batches, "adam": batches**0.5}},
-        "foretold": None if foretold is None else asdict(foretold) | {"waiting_share": foretold.waiting_share},
+        "foretold": None if estimate is None else asdict(estimate) | {"waiting_share": estimate.waiting_share},
     }

@@ -129,9 +129,9 @@ def _kept(strategy: FederatedStrategy) -> str:
 
 
 def _record(recipe: Recipe, model: str, found: RoundForecast) -> dict[str, Any]:
-    told = asdict(found) | {
+    facts = asdict(found) | {
         "server_up_bytes": found.server_up_bytes,
         "server_down_bytes": found.server_down_bytes,
         "epsilon": dict(found.epsilon),
     }
-    return {"recipe": repr(recipe), "model": model, "round": told}
+    return {"recipe": repr(recipe), "model": model, "round": facts}

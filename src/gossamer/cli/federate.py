@@ -120,7 +120,7 @@ def simulate_command(
         except ValueError as error:
             raise click.ClickException(str(error)) from error
         run, began = simulation.result, time.perf_counter()
-        say(f"gossamer: {foretold(simulation, plan.clients, plan.rounds)}")
+        say(f"gossamer: {estimated(simulation, plan.clients, plan.rounds)}")
         try:
             with _bar(plan.rounds) as tell:
                 simulation.on_round = lambda record: tell(record.version, _standing(run, plan.until))
@@ -142,7 +142,7 @@ def simulate_command(
         raise SystemExit(INTERRUPTED)
 
 
-def foretold(simulation: Any, clients: int, rounds: int) -> str:
+def estimated(simulation: Any, clients: int, rounds: int) -> str:
     """Size and cost of the simulation, before it starts."""
     return (
         f"{clients:,} devices, {simulation.cohort:,} per round, {rounds:,} rounds; {simulation.parameters:,} "
@@ -161,8 +161,8 @@ def _bar(rounds: int) -> Iterator[Tell]:
     """A progress bar of rounds with a sentence; without a terminal, a line now and then."""
     aside = SafeConsole(stderr=True, highlight=False)
     if not aside.is_terminal:
-        with progress("", TOLD_EVERY_SECONDS) as told:
-            yield lambda done, sentence: told(f"round {done} of {rounds}, {sentence}")
+        with progress("", TOLD_EVERY_SECONDS) as show_progress:
+            yield lambda done, sentence: show_progress(f"round {done} of {rounds}, {sentence}")
         return
     columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=aside, transient=True) as bar:

@@ -318,11 +318,11 @@ def _tls(folder: Path | None) -> Tls | None:
 def _stopping(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` on the first Ctrl-C or SIGTERM; the second one ends this process at once."""
 
-    def told(number: int, frame: FrameType | None) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         stop()
         signal.signal(number, signal.SIG_DFL)
 
-    with handling(told, *STOP_SIGNALS):
+    with handling(on_signal, *STOP_SIGNALS):
         yield
 
 
@@ -340,13 +340,13 @@ def _interrupting() -> Iterator[None]:
             threading.Event().wait(LEAVE_SECONDS)
             os._exit(INTERRUPTED)
 
-    def told(number: int, frame: FrameType | None) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     before = signal.set_wakeup_fd(writing)
     threading.Thread(target=end_soon, name="gossamer leaving", daemon=True).start()
     try:
-        with handling(told, *STOP_SIGNALS):
+        with handling(on_signal, *STOP_SIGNALS):
             yield
     finally:
         signal.set_wakeup_fd(before)

@@ -180,9 +180,9 @@ def main() -> None:
     try:
         sys.exit(gossamer.main(prog_name="gossamer", standalone_mode=False))
     except click.ClickException as refusal:
-        said = StringIO()
-        refusal.show(said)
-        say(said.getvalue().rstrip())
+        output = StringIO()
+        refusal.show(output)
+        say(output.getvalue().rstrip())
         sys.exit(refusal.exit_code)
     except click.Abort:
         sys.exit("Aborted!")
@@ -190,7 +190,7 @@ def main() -> None:
         say("\n".join([f"Error: {error}", *getattr(error, "__notes__", ())]))
         sys.exit(1)
     except OSError as error:
-        if (told := out_of_resources(error)) is None:
+        if (resource_message := out_of_resources(error)) is None:
             raise
-        say(f"Error: {told}")
+        say(f"Error: {resource_message}")
         sys.exit(1)

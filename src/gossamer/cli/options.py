@@ -341,5 +341,5 @@ def trace_settings(steps: StepRange | None, profiled: str | None, logs: Path) ->
         return {}
     from gossamer.train.session.step_spans import PROFILED
 
-    told = {active.TRACE: str(logs.resolve()), active.STEPS: str(steps)}
-    return told if profiled is None else told | {PROFILED: profiled}
+    variables = {active.TRACE: str(logs.resolve()), active.STEPS: str(steps)}
+    return variables if profiled is None else variables | {PROFILED: profiled}

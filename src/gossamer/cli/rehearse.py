@@ -175,13 +175,13 @@ def _row(plan: RehearsalPlan, worker: Sequence[str], text: str, recipe: Recipe, 
     stage = recipe.strategy.steady_stage
     steps = _steps(plan.steps, stage)
     say(f"gossamer: rehearsing {text} ({which}), {steps} steps")
-    foretold = None
+    estimated = None
     if plan.network is not None and is_predictable(recipe):
         measured = profile_script(WORKER, [*worker, f"--steps={ENDLESS}"], recipe, plan.workers, copies=plan.workers)
         asleep = replace(measured, crowded=False)  # compression does not slow a backward pass that sleeps
-        foretold = estimate_step_time(recipe, asleep, read_network(plan.network, plan.workers), plan.workers)
+        estimated = estimate_step_time(recipe, asleep, read_network(plan.network, plan.workers), plan.workers)
     record = _record(plan, [*worker, f"--steps={steps}"], text)
-    return RehearsalRow(recipe=text, record=record, foretold=foretold, passes=stage.passes_per_step)
+    return RehearsalRow(recipe=text, record=record, estimate=estimated, passes=stage.passes_per_step)
 
 
 def _steps(fewest: int, stage: Stage) -> int:

@@ -42,10 +42,10 @@ def resize_command(run: str, workers: int, token_file: Path | None, tls_folder: 
     contexts = run_tls() if tls_folder is None else tls_contexts(str(tls_folder))
     tls = None if contexts is None else Tls(*contexts)
     token = hashlib.sha256(check_token_file(card.token_file).read_bytes()).digest()
-    said = resize(card.address, token, workers, seconds=SECONDS, tls=tls)
-    if said.startswith(("refused", "the run is over")):
-        raise click.ClickException(said)
-    echo(said)
+    answer = resize(card.address, token, workers, seconds=SECONDS, tls=tls)
+    if answer.startswith(("refused", "the run is over")):
+        raise click.ClickException(answer)
+    echo(answer)
 
 
 def find_run(run: str, token_file: Path | None) -> RunCard:

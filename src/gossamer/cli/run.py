@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from gossamer.algorithms.collectives import COLLECTIVES
-from gossamer.cli.foretold import foretold_option
+from gossamer.cli.forecast_file import forecast_option
 from gossamer.cli.options import (
     WorkerCount,
     check_certificates,
@@ -88,7 +88,7 @@ WAYS = ", ".join(("auto", "engine", *COLLECTIVES))
 )
 @click.option("--as-horovod", is_flag=True, help="In SCRIPT, `import horovod` imports gossamer.horovod.")
 @click.option("--watch", is_flag=True, callback=check_watch, help="Serve a page of this run, and print its link.")
-@foretold_option
+@forecast_option
 @emulation_option
 @click.option(
     "--fault",

@@ -22,7 +22,7 @@ from gossamer.base.spans.step_range import StepRange
 from gossamer.cli.console import say
 from gossamer.cli.dry_run import show_plan
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
-from gossamer.cli.foretold import Forecast, read_forecast, verdict
+from gossamer.cli.forecast_file import Forecast, read_forecast, verdict
 from gossamer.cli.launchers import Start, check_emulation, elastic_starter, read_elasticity, read_serving, starter
 from gossamer.cli.log_folder import new_logs, next_logs, private_directory
 from gossamer.cli.options import Machines, check_installed, check_profiled, first_workers, most_workers, trace_settings
@@ -78,7 +78,7 @@ def run_training(
     tls: Path | None,
     as_horovod: bool,
     watch: bool,
-    foretold: Path | None,
+    forecast_file: Path | None,
     network_text: str | None,
     fault_texts: tuple[str, ...],
     join: tuple[str, int] | None,
@@ -105,7 +105,7 @@ def run_training(
     refuse_unknown_terms(recipe, program.script, program.as_module, servers=servers)
     fixed = isinstance(workers, int) and elasticity is None
     check_profiled(trace, torch_profiler, first_workers(workers) * machines.nodes if fixed else None)
-    forecast, serving = read_forecast(foretold), read_serving(servers, machines)
+    forecast, serving = read_forecast(forecast_file), read_serving(servers, machines)
     faults = tuple(read_fault(text, most_workers(workers) + servers) for text in fault_texts)
     network = machines.emulated(network_text, most_workers(workers) + servers)
     check_installed(*WORKERS_NEED)
@@ -140,9 +140,9 @@ def run_training(
         return run_job(job, around, json_file, plot_file)
 
 
-def _settings(**told: object) -> dict[str, str]:
+def _settings(**options: object) -> dict[str, str]:
     """Environment variables of the workers for the options that were given."""
-    return {name: str(value) for name, value in told.items() if value}
+    return {name: str(value) for name, value in options.items() if value}
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,8 @@ def run_job(
                 say_how_to_go_on(live.progress.checkpoint)
                 return 1
             record = report(job, directory, network, _ended(outcome), terminal, json_file, plot_file)
-            if record is not None and (told := verdict(around.forecast, record)):
-                terminal.note(told)
+            if record is not None and (options := verdict(around.forecast, record)):
+                terminal.note(options)
             if outcome.exit_code:
                 (explain or explain_end)(job, outcome, live.progress.checkpoint)
     return outcome.exit_code
@@ -232,7 +232,7 @@ def _launch(
             faults.tick(seconds)
 
     with terminal.progress():
-        outcome = start(directory, show=terminal.line, note=collector.heard(terminal.note), tick=tick)
+        outcome = start(directory, show=terminal.line, note=collector.notes_recorded_by(terminal.note), tick=tick)
     for text in faults.not_begun:
         terminal.note(f"{text} was not injected: training ended before its time.")
     return outcome

@@ -315,7 +315,7 @@ def cells(text: str, cost: StepCost) -> tuple[str, ...]:
         bytes_text(cost.bytes_sent),
         bytes_text(cost.load.bytes_sent),
         count_text(cost.load.messages),
-        bytes_text(cost.load.heard_bytes),
+        bytes_text(cost.load.received_bytes),
     )
 
 

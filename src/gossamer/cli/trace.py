@@ -84,19 +84,19 @@ def trace_command(run: Path, steps: StepRange | None, output: Path) -> None:
 
 
 def _lacks(processes: list[ProcessSpans]) -> list[str]:
-    said = []
+    lines = []
     if missing := missing_ranks(processes):
         ranks = ", ".join(map(str, missing))
-        said.append(f"missing: ranks {ranks}, probably on other machines: copy their files into the same folder")
+        lines.append(f"missing: ranks {ranks}, probably on other machines: copy their files into the same folder")
     found = {int(number) for each in processes for number in each.of(SpanKind.NOT_TRACED)["number"]}
-    said += [line for what, line in NOT_TRACED.items() if what in found]
-    said += [
+    lines += [line for what, line in NOT_TRACED.items() if what in found]
+    lines += [
         f"{each.path.name} is truncated, because its process was killed or its disk was full: all complete spans are "
         "shown"
         for each in processes
         if each.torn_bytes
     ]
-    return said
+    return lines
 
 
 def write(output: Path, content: bytes) -> None:

@@ -28,13 +28,13 @@ def join(payload: Payload) -> Tensor:
 
 def split(joint: Tensor, like: Payload) -> Payload:
     """Return the tensors of a payload as views into the buffer of bytes."""
-    heard: list[Tensor] = list(like)
+    received: list[Tensor] = list(like)
     at = 0
     for place in _order(like):
         size = like[place].nbytes
         part = joint[at : at + size]
         if part.storage_offset() % like[place].element_size():
             part = part.clone()  # a peer's row may be unaligned, which a view with larger elements does not allow
-        heard[place] = part.view(like[place].dtype).view(like[place].shape)
+        received[place] = part.view(like[place].dtype).view(like[place].shape)
         at += size
-    return tuple(heard)
+    return tuple(received)

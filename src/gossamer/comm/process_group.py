@@ -54,13 +54,13 @@ def _beside(op: SimpleOp, answer: Any, place: int) -> Any:
         case AllToAll(parts):
             return [_moved(payload, parts[place]) for payload in answer]
         case AllGather(payload) | NeighborAllGather(payload):
-            return [_moved(theirs, payload) for theirs in answer]
+            return [_moved(remote, payload) for remote in answer]
         case _:
             assert_never(op)
 
 
 def _moved(payload: Payload, like: Payload) -> Payload:
-    return tuple(tensor.to(theirs.device) for tensor, theirs in zip(payload, like, strict=True))
+    return tuple(tensor.to(remote.device) for tensor, remote in zip(payload, like, strict=True))
 
 
 BUSY = (
@@ -187,12 +187,12 @@ class ProcessGroupTransport:
         self._stand(range(dist.get_world_size()), dist.group.WORLD)
         self._await_all()
         # Detects at once a rank that has failed before; new_group would block
-        told = self.all_gather_text(json.dumps(list(self._ranks if ranks is None else ranks)))
-        self.groups = sorted({tuple(json.loads(text)) for text in told})
+        outgoing = self.all_gather_text(json.dumps(list(self._ranks if ranks is None else ranks)))
+        self.groups = sorted({tuple(json.loads(text)) for text in outgoing})
         # Every rank participates in the creation of all groups
         made = {each: dist.new_group(list(each), timeout=engine_timeout()) for each in self.groups}
-        mine = tuple(json.loads(told[self.rank]))
-        self._stand(mine, made[mine])
+        local = tuple(json.loads(outgoing[self.rank]))
+        self._stand(local, made[local])
 
     def _stand(self, ranks: Sequence[int], group: Any) -> None:
         """Use a group of these ranks of the default group."""
@@ -270,26 +270,26 @@ class ProcessGroupTransport:
                 joint = join(payload)
                 return self._told(dict.fromkeys(ranks, joint), ranks, joint, payload)
             case AllToAll(parts):
-                told = {peer: join(part) for peer, part in zip(ranks, parts, strict=True)}
-                return self._told(told, ranks, told[self.rank], parts[ranks.index(self.rank)])
+                outgoing = {peer: join(part) for peer, part in zip(ranks, parts, strict=True)}
+                return self._told(outgoing, ranks, outgoing[self.rank], parts[ranks.index(self.rank)])
             case NeighborAllGather(payload):
                 joint = join(payload)
-                told = {ranks[peer]: joint for peer in op.told}
-                return self._told(told, [ranks[peer] for peer in op.hears], joint, payload)
+                outgoing = {ranks[peer]: joint for peer in op.receivers}
+                return self._told(outgoing, [ranks[peer] for peer in op.senders], joint, payload)
             case InGroup() | Coalesced():
                 raise AssertionError("InGroup cannot contain Coalesced; build Coalesced((InGroup(...), ...)) instead.")
 
     def _told(
-        self, told: dict[int, Tensor], hears: Sequence[int], mine: Tensor, like: Payload
+        self, outgoing: dict[int, Tensor], senders: Sequence[int], local: Tensor, like: Payload
     ) -> Callable[[], list[Payload]]:
-        """Send `told[j]` to rank j, and receive as many bytes as `mine` from each of `hears`."""
-        heard = {peer: mine if peer == self.rank else torch.empty_like(mine) for peer in hears}
+        """Send `outgoing[j]` to rank j, and receive as many bytes as `local` from each of `senders`."""
+        received = {peer: local if peer == self.rank else torch.empty_like(local) for peer in senders}
         everyone = range(self.world)
-        arrived = self._straight([told.get(peer) for peer in everyone], [heard.get(peer) for peer in everyone])
+        arrived = self._straight([outgoing.get(peer) for peer in everyone], [received.get(peer) for peer in everyone])
 
         def wait() -> list[Payload]:
             arrived()
-            return [split(heard[peer], like) for peer in hears]
+            return [split(received[peer], like) for peer in senders]
 
         return wait
 
@@ -319,14 +319,14 @@ class ProcessGroupTransport:
         cut = mean.view(-1).tensor_split(len(ranks))
         parts = {peer: part.view(torch.uint8) for peer, part in zip(ranks, cut, strict=True)}
         own = cut[ranks.index(self.rank)]
-        heard = own.new_empty((len(ranks), own.numel()))
-        rows = {peer: row.view(torch.uint8) for peer, row in zip(ranks, heard, strict=True)}
+        received = own.new_empty((len(ranks), own.numel()))
+        rows = {peer: row.view(torch.uint8) for peer, row in zip(ranks, received, strict=True)}
         everyone = range(self.world)
         arrived = self._straight([parts.get(peer) for peer in everyone], [rows.get(peer) for peer in everyone])
 
         def wait() -> Tensor:
             arrived()
-            _average(heard, own)
+            _average(received, own)
             answers = [parts.get(peer) for peer in everyone]
             self._straight([parts[self.rank] if peer in parts else None for peer in everyone], answers)()
             return mean
@@ -334,24 +334,24 @@ class ProcessGroupTransport:
         return wait
 
     def _all_gathered(self, joint: Tensor, like: Payload) -> Callable[[], list[Payload]]:
-        heard = joint.new_empty(self.world * joint.numel())
-        done = self._begun(joint, lambda: [_all_gather(heard, joint, group=self._group, async_op=True)])
+        received = joint.new_empty(self.world * joint.numel())
+        done = self._begun(joint, lambda: [_all_gather(received, joint, group=self._group, async_op=True)])
 
         def wait() -> list[Payload]:
             done()
-            return [split(part, like) for part in heard.view(self.world, -1)]
+            return [split(part, like) for part in received.view(self.world, -1)]
 
         return wait
 
-    def _straight(self, told: Sequence[Tensor | None], heard: Sequence[Tensor | None]) -> Callable[[], None]:
-        """Send the bytes `told[j]` directly to rank j, and this rank's own to `heard[j]`, concurrently in one hop."""
-        mine, own = told[self.rank], heard[self.rank]
-        if mine is not None and own is not None and own.data_ptr() != mine.data_ptr():
-            own.copy_(mine)
+    def _straight(self, outgoing: Sequence[Tensor | None], received: Sequence[Tensor | None]) -> Callable[[], None]:
+        """Send the bytes `outgoing[j]` directly to rank j, and its own part to `heard[j]`, concurrently in one hop."""
+        local, own = outgoing[self.rank], received[self.rank]
+        if local is not None and own is not None and own.data_ptr() != local.data_ptr():
+            own.copy_(local)
         others = [(self.rank + step) % self.world for step in range(1, self.world)]
         moves = [
             dist.P2POp(move, numbers, self._ranks[peer], self._group)
-            for move, all_numbers in ((dist.irecv, heard), (dist.isend, told))
+            for move, all_numbers in ((dist.irecv, received), (dist.isend, outgoing))
             for peer in others
             if (numbers := all_numbers[peer]) is not None and numbers.numel()
         ]
@@ -380,28 +380,28 @@ class ProcessGroupTransport:
                 if not tensor.numel():
                     continue
                 dense = (tensor.cpu() if tensor.is_cuda and not self.takes_devices else tensor).contiguous()
-                told, sender = dense.view(-1).view(torch.uint8), self._ranks[source]
-                self._begun(told, partial(self._broadcast, told, sender))()
+                outgoing, sender = dense.view(-1).view(torch.uint8), self._ranks[source]
+                self._begun(outgoing, partial(self._broadcast, outgoing, sender))()
                 if dense is not tensor:
                     tensor.copy_(dense)
 
-    def _broadcast(self, told: Tensor, sender: int) -> Sequence[Any]:
-        return [dist.broadcast(told, sender, group=self._group, async_op=True)]
+    def _broadcast(self, outgoing: Tensor, sender: int) -> Sequence[Any]:
+        return [dist.broadcast(outgoing, sender, group=self._group, async_op=True)]
 
     def all_gather_text(self, text: str) -> list[str]:
         with self._translated():
             data = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8).to(self._device())
             (lengths,) = zip(*self._gathered(torch.tensor([data.numel()], device=data.device)), strict=True)
             longest = int(max(lengths))
-            heard = self._gathered(torch.nn.functional.pad(data, (0, longest - data.numel())))
+            received = self._gathered(torch.nn.functional.pad(data, (0, longest - data.numel())))
         return [
             bytes(part[: int(length)].tolist()).decode().rstrip("\0")
-            for (part,), length in zip(heard, lengths, strict=True)
+            for (part,), length in zip(received, lengths, strict=True)
         ]
 
     def _gathered(self, tensor: Tensor) -> list[Payload]:
-        heard: list[Payload] = self._start(AllGather((tensor,)))()
-        return heard
+        received: list[Payload] = self._start(AllGather((tensor,)))()
+        return received
 
     def _device(self) -> torch.device:
         """Device for small control tensors of this group."""
@@ -459,11 +459,11 @@ def _is_nccl(group: Any) -> bool:
     return "nccl" in str(dist.get_backend_config(group))
 
 
-def _average(heard: Tensor, out: Tensor) -> None:
-    """Mean of rows in rank order, summed in at least float32 and rounded once. `heard`: (world, n); out: (n,)."""
-    if heard.is_cuda or heard.dtype.itemsize >= 4:
-        out.copy_(rank_order_mean(heard.unbind()))
+def _average(received: Tensor, out: Tensor) -> None:
+    """Mean of rows in rank order, summed in at least float32 and rounded once. `received`: (world, n); out: (n,)."""
+    if received.is_cuda or received.dtype.itemsize >= 4:
+        out.copy_(rank_order_mean(received.unbind()))
         return
     total = scratch_like(out, torch.float32)
-    half_decode(heard.unbind(), total, len(heard))
+    half_decode(received.unbind(), total, len(received))
     out.copy_(total)

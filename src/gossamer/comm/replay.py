@@ -146,12 +146,12 @@ def _half_mean(tensor: Tensor, out: Tensor | None, world: int) -> Tensor:
     mean = torch.empty_like(tensor) if out is None else out
     own, *others = tensor.reshape(-1).tensor_split(world)
     _, *places = mean.view(-1).tensor_split(world)
-    heard, sent = own.new_empty((world, own.numel())), torch.empty_like(own)
-    heard.copy_(own)
+    received, sent = own.new_empty((world, own.numel())), torch.empty_like(own)
+    received.copy_(own)
     for part in others:
         sent[: part.numel()].copy_(part)
     total = torch.empty(own.shape, device=own.device)  # float32
-    half_decode(heard.unbind(), total, world)
+    half_decode(received.unbind(), total, world)
     mean.view(-1)[: own.numel()].copy_(total)
     for part, place in zip(others, places, strict=True):
         sent.copy_(own)

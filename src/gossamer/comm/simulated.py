@@ -35,11 +35,11 @@ class SimulatedGroup:
         self._parts: dict[int, dict[int, SimulatedGroup]] = {}
         self.transports = [SimulatedTransport(self, rank) for rank in range(world)]
 
-    def meet(self, rank: int, said: tuple[Callable[[list[Any]], list[Any]], Any]) -> Any:
+    def meet(self, rank: int, contributions: tuple[Callable[[list[Any]], list[Any]], Any]) -> Any:
         """Wait until every rank has passed an input, and return this rank's result. All ranks combine equally."""
         with current_worker().waiting(), self._changed:
             self._refuse_broken()
-            self._said[rank], answered = said, self._answered
+            self._said[rank], answered = contributions, self._answered
             if len(self._said) == self.world:
                 self._answer()
             else:
@@ -126,17 +126,17 @@ class SimulatedTransport:
         return False
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        def hand_out(said: list[Any]) -> list[Any]:
-            for theirs in said:
-                for mine, original in zip(theirs, said[source], strict=True):
-                    mine.copy_(original)
-            return said
+        def hand_out(contributions: list[Any]) -> list[Any]:
+            for remote in contributions:
+                for own, original in zip(remote, contributions[source], strict=True):
+                    own.copy_(original)
+            return contributions
 
         with torch.no_grad():
             self._group.meet(self.rank, (hand_out, list(tensors)))
 
     def all_gather_text(self, text: str) -> list[str]:
-        return list(self._group.meet(self.rank, (lambda said: [said] * len(said), text)))
+        return list(self._group.meet(self.rank, (lambda contributions: [contributions] * len(contributions), text)))
 
     def part(self, size: int) -> SimulatedTransport:
         return self._group.part(self.rank, size)

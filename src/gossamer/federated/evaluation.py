@@ -49,10 +49,10 @@ class Evaluator:
         index = version - 1
         seed = rng.address(self._seed, "evaluate", version) >> 11
         with torch.no_grad():
-            told = Round(
+            round_config = Round(
                 index=index, client=None, config={} if self._config is None else self._config(index), seed=seed
             )
-            update = self._function(self._model, told)
+            update = self._function(self._model, round_config)
         if not isinstance(update, Update):
             raise LoopError(
                 f"The evaluation returned {update!r}, but must return an Update with metrics. End it with `return "

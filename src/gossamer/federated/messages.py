@@ -80,8 +80,8 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 Told = TypeVar("Told", bound=msgspec.Struct)
 
 
-def encode(told: msgspec.Struct) -> str:
-    return msgspec.json.encode(told).decode()
+def encode(message: msgspec.Struct) -> str:
+    return msgspec.json.encode(message).decode()
 
 
 def decode(text: str, kind: type[Told], sender: Peer | str) -> Told:

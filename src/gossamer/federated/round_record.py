@@ -94,9 +94,9 @@ def _json_numbers(found: Any) -> Any:
 
 def mean_metrics(reports: Mapping[int, Report]) -> dict[str, float]:
     """Means of the reported training metrics, weighted by the samples of the devices that report them."""
-    told: dict[str, list[tuple[float, int]]] = {}
+    values_by_name: dict[str, list[tuple[float, int]]] = {}
     for _, report in sorted(reports.items()):
         for name, value in report.metrics.items():
             if report.samples:
-                told.setdefault(name, []).append((value, report.samples))
-    return {name: weighted_mean(*zip(*pairs, strict=True)) for name, pairs in told.items()}
+                values_by_name.setdefault(name, []).append((value, report.samples))
+    return {name: weighted_mean(*zip(*pairs, strict=True)) for name, pairs in values_by_name.items()}

@@ -22,7 +22,7 @@ alias        makes `import horovod` find this package
 from typing import Any
 
 __all__ = ["__version__"]
-__version__ = "0.28.1"  # of Horovod, whose API this is
+__version__ = "0.28.1"  # the version of Horovod that has this API
 
 UNAVAILABLE = {
     "mxnet": "MXNet is retired. Train with torch: import gossamer.horovod.torch as hvd.",
@@ -37,7 +37,7 @@ UNAVAILABLE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Explain what Horovod has and this package has not."""
+    """Raise AttributeError; for names of Horovod that are not available, with the alternative."""
     if name in UNAVAILABLE:
         raise AttributeError(f"horovod.{name} is not available: {UNAVAILABLE[name]}")
     raise AttributeError(f"module 'gossamer.horovod' has no attribute {name!r}")

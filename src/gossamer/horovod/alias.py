@@ -59,7 +59,7 @@ def _module(name: str) -> ModuleType:
         if error.name != place:
             raise
         raise ModuleNotFoundError(
-            f"{name} is not available in gossamer.horovod. See docs/how-to/integrations/horovod.md.", name=name
+            f"{name} is not available in gossamer.horovod. docs/how-to/integrations/horovod.md has a list.", name=name
         ) from None
 
 

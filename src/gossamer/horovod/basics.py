@@ -162,7 +162,7 @@ class Context:
         if isinstance(op := getattr(call, "op", None), ReductionOp) and op is ReductionOp.ADASUM:
             raise NotImplementedError(
                 "Adasum is not supported. Use op=hvd.Average, with the learning rate of one worker; recipes such as "
-                "DiLoCo(period=50) also combine what workers learned apart."
+                "DiLoCo(period=50) also combine workers that train independently."
             )
         pending = self.lane(process_set).submit(call, name)
         self._next_handle += 1
@@ -176,7 +176,7 @@ class Context:
         pending = self._handles.pop(handle, None)
         if pending is None:
             raise ValueError(
-                f"handle {handle} is not known: it was synchronized before. Keep what synchronize returns."
+                f"handle {handle} is not known: it was synchronized before. Keep the result of synchronize."
             )
         with current_worker().waiting():
             return pending.future.result()
@@ -213,7 +213,7 @@ _contexts: WeakKeyDictionary[WorkerScope, Context] = WeakKeyDictionary()
 
 
 def place(context: Context) -> None:
-    """Use `context` for this worker, whatever the environment describes: it is simulated."""
+    """Use `context` for this simulated worker and ignore the environment."""
     _contexts[current_worker()] = context
 
 
@@ -334,8 +334,11 @@ def poll(handle: int) -> bool:
 
 
 def join_lane() -> Callable[[], int]:
-    """Let calls of other ranks go on with zeros of this one. The function returned waits until all ranks have joined;
-    it returns the rank that joined last."""
+    """Contribute zeros to the calls of other ranks from now on.
+
+    Returns:
+        A function that waits until all ranks have joined, and returns the rank that joined last.
+    """
     joined = context().lane(global_process_set).join()
 
     def wait() -> int:

@@ -1,4 +1,4 @@
-"""Collective calls: what one rank asks of a process set, with the part that must be the same on every rank.
+"""Collective calls: one rank's request to a process set, with the part that must be the same on every rank.
 
 Tensors are torch's; a front end of another framework converts its arrays first. Reductions are computed in float64, or
 int64 for integers, in the order of ranks, so every rank receives the same bits.
@@ -47,10 +47,10 @@ class CollectiveCall(ABC):
 
     @abstractmethod
     def form(self) -> list[Any]:
-        """As JSON: what must be the same on every rank."""
+        """The part that must be the same on every rank, as JSON."""
 
     def own(self) -> list[int]:
-        """What may differ between ranks, and every rank must know of all."""
+        """The part that may differ between ranks. Every rank receives those of all ranks."""
         return []
 
     @abstractmethod
@@ -170,7 +170,7 @@ def fused_answers(calls: Sequence[AllReduceCall], transport: Transport) -> list[
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AllGatherCall(CollectiveCall):
-    """Concatenate each tensor of all ranks along the first dimension, whose sizes may differ.
+    """Concatenate each tensor of all ranks along the first dimension. Sizes of that dimension may differ.
 
     Answer: for each tensor the concatenation and its size on each rank.
     """

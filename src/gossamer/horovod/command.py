@@ -51,7 +51,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def translated(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The words of `gossamer` that do the same, and variables to set. Raises SystemExit for what cannot be done."""
+    """The equivalent arguments of `gossamer`, and the environment variables to set.
+
+    Raises:
+        SystemExit: for options that are not supported.
+    """
     options = parser()
     given = options.parse_args(arguments)
     if not given.command:

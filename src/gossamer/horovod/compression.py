@@ -11,7 +11,7 @@ class TensorCompressor:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor that is sent, and what `decompress` needs."""
+        """The tensor to send, and the context for `decompress`."""
         return tensor, None
 
     @staticmethod

@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class ElasticState:
-    """State of a training loop: subclasses say how it is saved, restored and synchronized.
+    """State of a training loop. Subclasses define how to save, restore and synchronize it.
 
     Args:
         bcast_object: Broadcasts an object of rank 0.
@@ -78,7 +78,7 @@ class ElasticState:
         return None
 
     def take_up(self, committed: Any) -> None:
-        """Take over what `committed` returned before a restart."""
+        """Load the result of `committed` from before a restart."""
 
 
 class ObjectState(ElasticState):
@@ -123,7 +123,7 @@ class ObjectState(ElasticState):
 
 
 class StatePart(ABC):
-    """A part of a state whose values are saved apart from plain objects, such as a model."""
+    """A part of a state that is saved separately from plain objects, such as a model."""
 
     saved: Any  # the copy, of types that travel (objects.py)
 
@@ -216,7 +216,7 @@ def run_fn(func: Callable[..., Result], reset: Callable[[], None]) -> Callable[.
 
 
 def _lost(failure: HorovodInternalError) -> bool:
-    return str(failure).startswith(PeerLost.__name__)  # as a lane says it
+    return str(failure).startswith(PeerLost.__name__)  # the text of a lane's error
 
 
 def _commit_file() -> Path | None:
@@ -234,7 +234,7 @@ def _take_up_commit(state: ElasticState) -> None:
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Decorate a function whose first argument is a State: see `run_fn`."""
+    """Decorator for a training function. Its first argument is a State; see `run_fn`."""
 
     def reset() -> None:
         basics.shutdown()

@@ -83,7 +83,7 @@ class RecipeExchange(ABC):
 
     @abstractmethod
     def end_epoch(self) -> None:
-        """This rank has no more data: take part in the others' steps, then take over their result."""
+        """Join the other ranks' steps without data, until all are out of data; then take over their result."""
 
 
 def restart_holders(identities: set[int]) -> None:
@@ -94,7 +94,7 @@ def restart_holders(identities: set[int]) -> None:
 
 
 def join(device: int = -1) -> int:
-    """This rank is out of data: let the others go on, until all ranks have called it.
+    """This rank is out of data: let the others continue, until all ranks have called it.
 
     Steps of other ranks' DistributedOptimizer are then means over the ranks that have data, and this rank takes over
     their parameters and optimizer state at the end. Calls of allreduce with Sum and Average receive zeros of this rank.
@@ -119,7 +119,7 @@ def check_reduction(op: ReductionOp, gradient_predivide_factor: float, backward_
     if op is Adasum:
         raise NotImplementedError(
             "Adasum is not supported. Use op=hvd.Average, with the learning rate of one worker; recipes such as "
-            "DiLoCo(period=50) also combine what workers learned apart."
+            "DiLoCo(period=50) also combine workers that train independently."
         )
     if op not in (Average, Sum):
         raise ValueError(f"gradients are combined by hvd.Average or hvd.Sum, not {op}")

@@ -1,8 +1,8 @@
 """Negotiation: collects the calls of a process set by name and performs those that every rank has made.
 
-Ranks may make named calls in different orders. A round is one exchange: each rank tells the calls that it waits for;
-those that all ranks told are performed, in the order of the first rank. A rank begins a round when it waits for
-something, so idle ranks exchange nothing.
+Ranks may make named calls in different orders. A round is one exchange: each rank sends the
+names of its pending calls. Calls that are pending on all ranks are performed, in the order of the first rank. A rank
+begins a round when one of its calls is pending, so idle ranks exchange nothing.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Lane:
         return pending
 
     def join(self) -> Future[int]:
-        """Let other ranks go on without data of this one, until all have joined; the rank that joined last."""
+        """Contribute zeros until all ranks have joined. The future has the rank that joined last."""
         with self._changed:
             self._refuse_broken()
             if self._joined is None:

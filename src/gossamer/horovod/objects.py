@@ -19,7 +19,7 @@ from gossamer.horovod.calls import AllGatherCall, BroadcastBytesCall
 from gossamer.train.session.named_values import tensor_of
 from gossamer.train.session.world_calls import bytes_of, packed, unpacked
 
-TAG = "horovod"  # marks a list that stands for another type
+TAG = "horovod"  # marks a list that encodes another type
 
 
 def broadcast_object(

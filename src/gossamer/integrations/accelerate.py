@@ -3,7 +3,7 @@
     session = gossamer.integrations.accelerate.attach(accelerator, model, optimizer, "TopK(0.01)")
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-Accelerate goes on to place the model, cast, compile, deal out batches and gather; Gossamer averages.
+Accelerate still places, casts and compiles the model, shards batches and gathers metrics. Gossamer averages.
 """
 
 from __future__ import annotations
@@ -34,35 +34,41 @@ FOLDER = "gossamer"  # in the library's own directory of one checkpoint
 
 
 def save_within(session: Session, checkpoint: str | os.PathLike[str]) -> None:
-    """Write every rank's part beside what the library wrote; every rank must call it, at the same step."""
+    """Save each rank's session state in the library's checkpoint directory. All ranks call it, at the same step."""
     session.save(os.path.join(checkpoint, FOLDER), keep=1, saved=True)
 
 
 def load_within(session: Session, checkpoint: str | os.PathLike[str]) -> None:
-    """Go on from what `save_within` wrote; every rank must call it, after the library has loaded its own.
+    """Resume from a checkpoint of `save_within`. All ranks call it, after the library has loaded its own state.
 
-    Raises CheckpointError where the checkpoint has no such part.
+    Raises:
+        CheckpointError: if the checkpoint has no session state.
     """
     if not session.load(os.path.join(checkpoint, FOLDER)).get("saved"):
         raise CheckpointError(
-            f"{os.fspath(checkpoint)!r} has no folder {FOLDER!r}: it was written without Gossamer, or not to its end, "
-            "so what each worker had still to send is not in it, nor where workers trained apart. Resume from an "
-            "earlier one; or begin anew with its model: Model.from_pretrained(...), without resuming."
+            f"{os.fspath(checkpoint)!r} has no folder {FOLDER!r}: it was written without Gossamer, or is incomplete, "
+            "so it lacks each worker's residuals and, under local training, each worker's parameters. Resume from an "
+            "earlier checkpoint; or start a new training with its model: Model.from_pretrained(...), without resuming."
         )
 
 
 def attach(
     accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, recipe: Written = None, **options: Any
 ) -> Session:
-    """Let `accelerator` train `model` together with the other workers, as `recipe` says; before accelerator.prepare().
+    """Attach `model` to the other workers by `recipe`. Call it before accelerator.prepare().
 
-    What prepare() returns is then the model itself, placed, cast and compiled, without DDP around it.
-    accelerator.accumulate, no_sync, clip_grad_norm_ and gather are used as ever; save_state and load_state take the
-    session along, each rank's part in the folder `gossamer`. options: of gossamer.attach, but for `scaler`, which is
-    the accelerator's.
+    accelerator.prepare() then returns the model placed, cast and compiled, but not wrapped in DDP.
+    accelerator.accumulate, no_sync, clip_grad_norm_ and gather work as usual; save_state and load_state include the
+    session, with each rank's part in the folder `gossamer`.
 
-    Raises what gossamer.attach raises, and AttachError for a model that is wrapped already, for Accelerate's sharding,
-    for an elastic run, and where Accelerate and Gossamer do not see the same workers.
+    Args:
+        accelerator: The Accelerator that will prepare the model.
+        model, optimizer, recipe: As for gossamer.attach.
+        options: Other arguments of gossamer.attach except `scaler`. The accelerator's scaler is used.
+
+    Raises:
+        AttachError: if the model is wrapped already, Accelerate would shard it, the run is elastic, or Accelerate and
+            Gossamer have different ranks or world sizes; and for all errors of gossamer.attach.
     """
     refuse_other_world(accelerator)
     _refuse_wrapped(model)
@@ -76,24 +82,24 @@ def attach(
 
 
 def refuse_other_world(accelerator: Accelerator) -> None:
-    """Raise AttachError where Accelerate deals out work to other workers than Gossamer averages over."""
+    """Raise AttachError if Accelerate shards data over other workers than Gossamer averages over."""
     if is_elastic():
         raise AttachError(
-            "Accelerate deals out data and gathers among a number of workers that it learns once, and an elastic run's "
-            "changes. Run a fixed number: gossamer run --workers 4; or write the loop yourself, with gossamer.attach."
+            "Accelerate reads the number of workers once, and in an elastic run that number changes. Use a fixed "
+            "number: gossamer run --workers 4; or write the loop yourself, with gossamer.attach."
         )
     kind = accelerator.distributed_type.value
     if kind != "NO" and not kind.startswith("MULTI_"):
         raise AttachError(
-            f"Accelerate would shard this model or send its gradients itself ({kind}), and Gossamer averages gradients "
-            "of whole models. Leave the plugin out of Accelerator(...) and of `accelerate config`."
+            f"Accelerate would shard this model or send its gradients itself ({kind}), but Gossamer averages gradients "
+            "of unsharded models. Remove the plugin from Accelerator(...) and from `accelerate config`."
         )
     world, sees = current(), (accelerator.process_index, accelerator.num_processes)
     if sees != (world.rank, world.size):
         raise AttachError(
-            f"Gossamer has rank {world.rank} of {world.size} here, and Accelerate rank {sees[0]} of {sees[1]}, so data "
-            "would be dealt out among others than those who train together. Without GPUs Accelerate sees other workers "
-            "only where it is told: export ACCELERATE_USE_CPU=1, or write Accelerator(cpu=True), or "
+            f"this process is rank {world.rank} of {world.size} in Gossamer, and rank {sees[0]} of {sees[1]} in "
+            "Accelerate, so Accelerate would shard the data over a different set of workers. Without GPUs Accelerate "
+            "needs a setting to detect other workers: export ACCELERATE_USE_CPU=1, or write Accelerator(cpu=True), or "
             "TrainingArguments(..., use_cpu=True)."
         )
 
@@ -108,38 +114,38 @@ def _refuse_wrapped(model: nn.Module) -> None:
 
 
 def leave_out_ddp(accelerator: Accelerator, model: nn.Module | None = None) -> None:
-    """Let accelerator.prepare() prepare `model`, or every model, as one that is only evaluated: that is its own way to
-    place, cast and compile without wrapping for gradients."""
+    """Make accelerator.prepare() prepare `model`, or every model, in evaluation mode: Accelerate then places, casts
+    and compiles it without wrapping it in DDP."""
     prepare = accelerator.prepare_model
 
     def prepare_model(
         each: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        mine = model is None or each is model
-        prepared: nn.Module = prepare(each, device_placement, evaluation_mode=evaluation_mode or mine)
+        is_own = model is None or each is model
+        prepared: nn.Module = prepare(each, device_placement, evaluation_mode=evaluation_mode or is_own)
         return prepared
 
     accelerator.prepare_model = prepare_model
 
 
 def share_no_sync(accelerator: Accelerator, session: Session) -> None:
-    """Let accelerator.no_sync(), and with it accumulate(), be the session's for its model."""
+    """Make accelerator.no_sync(), and thus accumulate(), use the session's no_sync for its model."""
     without_gossamer = accelerator.no_sync
 
     @contextmanager
     def no_sync(model: nn.Module) -> Iterator[None]:
-        mine = accelerator.unwrap_model(model, keep_torch_compile=False) is session.model
-        with session.no_sync() if mine else without_gossamer(model):
+        is_own = accelerator.unwrap_model(model, keep_torch_compile=False) is session.model
+        with session.no_sync() if is_own else without_gossamer(model):
             yield
 
     accelerator.no_sync = no_sync
 
 
 class _CheckpointedSession:
-    """A session as accelerator.save_state() and load_state() take it along.
+    """Includes a session in accelerator.save_state() and load_state().
 
-    They write one file for an object, on one rank, and tell it no directory; hooks do, on every rank. An object is
-    loaded last, after models and optimizers of which rank 0's were saved.
+    For a registered object, Accelerate writes one file on one rank and does not pass the directory. Hooks receive the
+    directory on every rank. Objects are loaded last, after models and optimizers, which are saved by rank 0 only.
     """
 
     def __init__(self, session: Session) -> None:

@@ -1,4 +1,4 @@
-"""Library versions: refuses a library that is missing or older than the adapter for it was tested with."""
+"""Library versions: rejects a library that is missing or older than the versions tested with its adapter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LEADING_NUMBER = re.compile(r"[0-9]+")
 
 
 class LibraryVersionError(ImportError):
-    """A library that an adapter needs is missing, or older than its floor; says the line that installs it."""
+    """A library that an adapter needs is missing or too old. The message contains the command that installs it."""
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Ray Train adapter: starts a TorchTrainer's workers as a run of Gossamer's, and saves and loads by Ray's checkpoints.
+"""Ray Train adapter: starts a TorchTrainer's workers as a Gossamer run, and saves and loads Ray checkpoints.
 
     TorchTrainer(train, torch_config=GossamerConfig(), scaling_config=ScalingConfig(num_workers=2))
 
@@ -34,15 +34,18 @@ _numbers = SessionNumbers()  # of a worker, from its group's start on
 
 @dataclass
 class GossamerConfig(TorchConfig):  # type: ignore[misc] # Ray has no types
-    """What makes a TorchTrainer's workers a run of Gossamer's; its argument torch_config.
+    """Starts a TorchTrainer's workers as a Gossamer run: TorchTrainer(train, torch_config=GossamerConfig()).
 
-    timeout_s: how long workers wait for each other, when they join, at gossamer.attach and in every step. tls: a folder
-    with cert.pem, key.pem and ca.pem on every worker's machine, by which what they say to each other is encrypted.
-    interface: the name of the network interface for it; by default the one towards rank 0, and loopback where all
-    workers are on one machine.
+    Each start of the workers has a new secret for authentication, which Ray distributes.
 
-    Every start of the workers has a secret of its own, by which they know each other; Ray brings it to them. Raises
-    ValueError for options of TorchConfig's that have no meaning here.
+    Args:
+        timeout_s: Seconds that workers wait for each other when they join, at gossamer.attach and in every step.
+        tls: A folder with cert.pem, key.pem and ca.pem on every worker's machine, to encrypt connections.
+        interface: Name of the network interface. Default: the interface towards rank 0, or loopback if all workers are
+            on one machine.
+
+    Raises:
+        ValueError: for options of TorchConfig that do not apply.
     """
 
     tls: str | None = None
@@ -51,27 +54,27 @@ class GossamerConfig(TorchConfig):  # type: ignore[misc] # Ray has no types
     def __post_init__(self) -> None:
         require(
             is_v2_enabled(),
-            "RAY_TRAIN_V2_ENABLED=0 asks for Ray Train's first API, whose workers do not know their ranks when they "
-            "are started. Leave the variable unset.",
+            "RAY_TRAIN_V2_ENABLED=0 selects version 1 of Ray Train, where workers have no rank when they start. Leave "
+            "the variable unset.",
         )
         require(
             self.backend is None and self.init_method == "env",
-            f"backend={self.backend!r} and init_method={self.init_method!r} would have no effect: Gossamer's workers "
-            "meet by its own protocol, and use NCCL where each has a GPU, else Gloo. Write GossamerConfig().",
+            f"backend={self.backend!r} and init_method={self.init_method!r} would have no effect: Gossamer has its own "
+            "rendezvous, and uses NCCL if each worker has a GPU, else Gloo. Write GossamerConfig().",
         )
-        require(self.timeout_s > 0, f"timeout_s={self.timeout_s} is no time in which a worker could come.")
+        require(self.timeout_s > 0, f"timeout_s must be positive, got {self.timeout_s}. Example: timeout_s=300")
 
     @property
     def backend_cls(self) -> type[Backend]:
         return GossamerBackend
 
     def to_dict(self) -> dict[str, Any]:
-        """What Ray exports of it."""
+        """The settings that Ray exports."""
         return {"timeout_s": self.timeout_s, "tls": self.tls, "interface": self.interface}
 
 
 class GossamerBackend(Backend):  # type: ignore[misc]
-    """Ray's controller calls it around each start of a group of workers."""
+    """Callbacks of Ray's controller before and after each start of a group of workers."""
 
     share_cuda_visible_devices = True  # a worker's GPU is the one of its local rank
 
@@ -96,28 +99,40 @@ def _watch_steps() -> None:
 
 
 def report(
-    session: Session, metrics: Mapping[str, float] | None = None, *, checkpoint: bool = True, **mine: Any
+    session: Session, metrics: Mapping[str, float] | None = None, *, checkpoint: bool = True, **parts: Any
 ) -> None:
-    """Tell Ray `metrics`, and what rank 0's steps since the last report took; every worker calls it at the same place.
+    """Report `metrics` to Ray, with averages over rank 0's steps since the last report. All workers call it.
 
-    checkpoint: whether session.save goes with it, where Ray keeps its checkpoints: each worker writes its part, and Ray
-    brings them together; it counts once Ray's controller has taken note of it, a second later or so. mine: numbers,
-    text, tensors and containers of them, which `restore` returns. Raises what session.save does.
+    Args:
+        session: The session of this worker.
+        metrics: Numbers by name.
+        checkpoint: Whether to call session.save for a Ray checkpoint. Each worker writes its part. The checkpoint is
+            valid once Ray's controller has registered it, about a second later.
+        parts: Numbers, strings, tensors and containers of them, which `restore` returns.
+
+    Raises:
+        As session.save.
     """
-    told = {**(metrics or {}), **_numbers.take()}
+    reported = {**(metrics or {}), **_numbers.take()}
     if not checkpoint:
-        train.report(told)
+        train.report(reported)
         return
     with tempfile.TemporaryDirectory() as folder:
-        session.save(folder, keep=1, **mine)
-        train.report(told, checkpoint=train.Checkpoint.from_directory(folder))
+        session.save(folder, keep=1, **parts)
+        train.report(reported, checkpoint=train.Checkpoint.from_directory(folder))
 
 
 def restore(session: Session) -> dict[str, Any]:
-    """Resume from the checkpoint that was reported last, if any; returns `mine` of that report, or {}.
+    """Resume from the last reported checkpoint, if any.
 
-    Every worker calls it once, after attach and track. Ray starts all workers again when one is lost or their number
-    changes; another number of them may have saved it. Raises what session.load does.
+    All workers call it once, after attach and track. Ray restarts all workers when one is lost or their number changes;
+    the checkpoint may come from a different number of workers.
+
+    Returns:
+        `parts` of that report, or {} without a checkpoint.
+
+    Raises:
+        As session.load.
     """
     if (checkpoint := train.get_checkpoint()) is None:
         return {}

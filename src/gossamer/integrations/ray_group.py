@@ -1,4 +1,4 @@
-"""Ray group: starts a group of Ray's workers as a run of Gossamer's; adds up what their steps took between reports."""
+"""Ray group: starts a group of Ray workers as a Gossamer run; measures their steps between reports."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PREFIX = "gossamer/"
 
 
 class SessionNumbers:
-    """A listener for the steps of this process's session."""
+    """Measures the steps of this process's session."""
 
     def __init__(self) -> None:
         self._forget()
 
     def watch(self) -> Callable[[], None]:
-        """Hear of every step from now on; returns the function that ends it."""
+        """Subscribe to steps. Returns the function that unsubscribes."""
         return events.subscribe(self, shows_notices=False)
 
     def __call__(self, event: Event) -> None:
@@ -38,14 +38,15 @@ class SessionNumbers:
             self._bytes_sent += event.bytes_sent
 
     def take(self) -> dict[str, float]:
-        """What the steps since the last call took, each on average; none of them where there was no step.
+        """Metrics of the steps since the last call; empty without steps.
 
-        gossamer/steps and gossamer/skipped are counts; gossamer/step_seconds is a step's time, of which the training
-        thread waited gossamer/waiting_seconds for others; gossamer/bytes_per_step is this worker's payload.
+        gossamer/steps and gossamer/skipped are counts, the others means per step: gossamer/step_seconds is a step's
+        time, gossamer/waiting_seconds the part in which the training thread waited for other workers, and
+        gossamer/bytes_per_step this worker's payload.
         """
         if not (steps := self._steps):
             return {}
-        told = {
+        metrics = {
             "steps": steps,
             "skipped": self._skipped,
             "step_seconds": self._seconds / steps,
@@ -53,7 +54,7 @@ class SessionNumbers:
             "bytes_per_step": self._bytes_sent / steps,
         }
         self._forget()
-        return {f"{PREFIX}{name}": value for name, value in told.items()}
+        return {f"{PREFIX}{name}": value for name, value in metrics.items()}
 
     def _forget(self) -> None:
         self._steps = self._skipped = 0
@@ -66,14 +67,14 @@ _secrets: tempfile.TemporaryDirectory[str] | None = None  # of this worker; remo
 
 
 class WorkerGroup(Protocol):
-    """What is used of Ray's group of workers: calls a function in each, and returns all answers, by rank."""
+    """The methods of Ray's worker group that Gossamer uses. Results are ordered by rank."""
 
     def execute(self, function: Callable[..., Any], *arguments: Any) -> list[Any]: ...
     def execute_single(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any: ...
 
 
 class WorkerPlace(Protocol):
-    """A worker's place, as ray.train.get_context() tells it in that worker."""
+    """Rank and local rank of a worker, from its ray.train.get_context()."""
 
     def get_world_rank(self) -> int: ...
     def get_world_size(self) -> int: ...
@@ -84,9 +85,9 @@ class WorkerPlace(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSettings:
-    """What all workers of one start of a group have in common. The token is never printed."""
+    """Settings that all workers of one start of a group share. The token is never printed."""
 
-    address: str  # of rank 0's machine, and a port that is free there
+    address: str  # a free port on rank 0's machine
     port: int
     timeout_seconds: float
     tls: str | None = None
@@ -95,7 +96,7 @@ class GroupSettings:
     token: bytes = field(default_factory=lambda: secrets.token_bytes(TOKEN_BYTES), repr=False)
 
     def variables(self, place: WorkerPlace) -> dict[str, str]:
-        """One worker's environment. Workers of one machine meet at its loopback address."""
+        """Environment variables of one worker. Workers of a single machine use its loopback address."""
         alone = place.get_local_world_size() == place.get_world_size()
         chosen = {"GOSSAMER_TLS": self.tls, "GLOO_SOCKET_IFNAME": self.interface}
         return {
@@ -118,18 +119,23 @@ def start_group(
     place: Callable[[], WorkerPlace],
     **options: Any,
 ) -> None:
-    """Let the workers of a group that has just been started join each other.
+    """Connect the workers of a group that has just been started.
 
-    free_endpoint: tells, in rank 0, its machine's address and a free port; place: tells, in each worker, its place.
-    options: GroupSettings' own. Every start has another name and token: a worker of the group before it is refused.
+    Each start has a new name and token, so workers of an earlier start are rejected.
+
+    Args:
+        group: Runs functions in the workers.
+        free_endpoint: Called on rank 0. Returns its machine's address and a free port.
+        place: Called on each worker. Returns its place.
+        options: Of GroupSettings.
     """
     address, port = group.execute_single(0, free_endpoint)
     group.execute(enter_group, GroupSettings(address=address, port=port, **options), place)
-    group.execute(_join)  # not before all know where
+    group.execute(_join)  # after all have the address
 
 
 def enter_group(settings: GroupSettings, place: Callable[[], WorkerPlace]) -> None:
-    """In a worker: take up what all have in common. The token lies in a file that only this user reads."""
+    """Called on each worker: export the settings. The token is stored in a file that only this user can read."""
     global _secrets
     leave_group()
     os.environ.update(settings.variables(place()))
@@ -142,7 +148,7 @@ def _join() -> None:
 
 
 def leave_group() -> None:
-    """In a worker whose training is over: leave the others, and remove the token, which no later group has."""
+    """Called on each worker after training: disconnect and delete the token."""
     global _secrets
     if _secrets is not None:
         leave_meeting()

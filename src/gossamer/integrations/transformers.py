@@ -1,9 +1,9 @@
-"""Transformers adapter: a Trainer whose model is trained together with other workers' as a recipe says.
+"""Transformers adapter: a Trainer that averages with the other workers by a recipe.
 
     GossamerTrainer(model, TrainingArguments(...), train_dataset=data, recipe="DiLoCo(period=50) + Int8()").train()
 
-Transformers deals out batches, clips, schedules, logs, evaluates and saves as it does under DistributedDataParallel;
-the model is not wrapped, and Gossamer averages.
+Transformers shards batches, clips, schedules, logs, evaluates and saves as under DistributedDataParallel. The model is
+not wrapped; Gossamer averages.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ __all__ = ["GossamerTrainer"]
 
 
 def refuse_contradictions(session: Session, args: Any) -> None:
-    """Raise AttachError where the Trainer's loop would do what the recipe cannot bear. args: TrainingArguments."""
+    """Raise AttachError if the Trainer's loop is incompatible with the recipe. args: TrainingArguments."""
     for stage in session.recipe.strategy.stages:
         if isinstance(stage, GradientStage) and stage.accumulates:
             raise AttachError(
-                f"{session.recipe} makes a step of several backward passes, and the Trainer counts one for each batch, "
-                "with its scheduler and its checkpoints. Leave that to it: "
+                f"{session.recipe} accumulates several backward passes per step, but the Trainer, its scheduler and "
+                "its checkpoints would count each pass as a step. Let the Trainer accumulate: "
                 f"TrainingArguments(..., gradient_accumulation_steps={stage.accumulate}), and EveryStep()."
             )
         if not stage.in_lock_step:
             raise AttachError(
-                f"with {session.recipe} no worker waits for another, and the Trainer gathers losses, metrics and "
-                "checkpoints from all of them: everyone would wait for the slowest, and for ever for a lost one. Use "
-                "DiLoCo(period=50) or LocalSGD(period=8), or write the loop yourself, with gossamer.attach."
+                f"{session.recipe} is asynchronous, but the Trainer gathers losses, metrics and checkpoints from all "
+                "workers: all would wait for the slowest worker, and forever for a lost one. Use DiLoCo(period=50) or "
+                "LocalSGD(period=8), or write the loop yourself, with gossamer.attach."
             )
     if args.max_grad_norm and _arrives_with_momentum(session):
         raise AttachError(
-            f"max_grad_norm={args.max_grad_norm} would clip what {session.recipe} has averaged with momentum in it: "
-            "what is cut off was sent already, and is lost. Write TrainingArguments(..., max_grad_norm=0), and let the "
-            f"compressor clip before it sends, such as DGC(density=0.01, clip={args.max_grad_norm})."
+            f"max_grad_norm={args.max_grad_norm} would clip the averages of {session.recipe}, which include momentum: "
+            "the clipped part was sent already and would be lost. Write TrainingArguments(..., max_grad_norm=0), and "
+            f"clip before compression, for example DGC(density=0.01, clip={args.max_grad_norm})."
         )
 
 
@@ -67,39 +67,41 @@ def trains_apart(session: Session) -> bool:
 
 
 def keep_step_local(session: Session, args: Any) -> None:
-    """Where workers train apart, count a batch's tokens here: the Trainer would gather them before every step."""
+    """Under local training, count the tokens of a batch locally: the Trainer would gather counts before every step."""
     if trains_apart(session):
         args.average_tokens_across_devices = False
 
 
-def tell_of_dispatching(train_dataloader: Any) -> None:
-    """Notice a loader of rank 0 that sends every batch to all others, which may be more than gradients are."""
+def notice_dispatching(train_dataloader: Any) -> None:
+    """Log a notice if rank 0's loader sends every batch to all others. Batches may be larger than gradients."""
     if isinstance(train_dataloader, DataLoaderDispatcher):
         events.notice(
-            "rank 0 reads the data and sends each batch to the others, beside what the recipe sends, since the dataset "
-            "is iterable. Let every rank read its own part: accelerator_config={'dispatch_batches': False}"
+            "rank 0 reads the data and sends each batch to the other ranks, because the dataset is iterable. These "
+            "bytes are additional to the recipe's. Let every rank read its own part: "
+            "accelerator_config={'dispatch_batches': False}"
         )
 
 
-_OF_SPEED = ("_runtime", "_per_second")  # endings of what the Trainer logs beside losses; the session knows better
+_OF_SPEED = ("_runtime", "_per_second")  # suffixes of the Trainer's throughput metrics; the session has its own
 
 
 class GossamerTrainer(Trainer):  # type: ignore[misc]  # untyped where the library is not installed
-    """A Trainer that trains together with the other workers of this job, as `recipe` says; None means Dense().
+    """A Trainer that averages with the other workers of this job by `recipe`; None means Dense().
 
     For a trainer of another library, such as SFTTrainer: class MyTrainer(GossamerTrainer, SFTTrainer): pass. `session`
-    is the open session while it trains. Checkpoints hold each rank's part of it in their folder `gossamer`, from which
-    train(resume_from_checkpoint=...) goes on exactly. Where workers train apart, evaluation, prediction and the saved
-    model have the parameters that are merged.
+    is the open session during training. Checkpoints contain each rank's part of it in the folder `gossamer`;
+    train(resume_from_checkpoint=...) resumes bit-exactly. Under local training, evaluation, prediction and the saved
+    model use the merged parameters.
 
-    Raises what gossamer.attach raises, and AttachError as training begins where the recipe and what the Trainer does
-    contradict each other.
+    Raises:
+        AttachError: when training begins, if the Trainer's arguments are incompatible with the recipe; and for all
+            errors of gossamer.attach.
     """
 
     def __init__(self, *args: Any, recipe: Written = None, **kwargs: Any) -> None:
         self.recipe = recipe
         self.session: Session | None = None
-        self._resumed: str | None = None  # the checkpoint from which training goes on
+        self._resumed: str | None = None  # the checkpoint to resume from
         self._open = ExitStack()
         super().__init__(*args, **kwargs)
         self.add_callback(_SessionCallback(self))
@@ -117,20 +119,20 @@ class GossamerTrainer(Trainer):  # type: ignore[misc]  # untyped where the libra
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def open_session(self, train_dataloader: Any) -> None:
-        """Attach what was prepared; a resumed training goes on from its checkpoint. On every rank."""
+        """Attach the prepared model and optimizer, and load the checkpoint of a resumed training. All ranks call it."""
         refuse_other_world(self.accelerator)
         session = attach(self.model, self.optimizer, self.recipe, scaler=self.accelerator.scaler, replace=True)
         self.session = self._open.enter_context(session)
         self._open.callback(setattr, self, "session", None)
         refuse_contradictions(session, self.args)
-        tell_of_dispatching(train_dataloader)
+        notice_dispatching(train_dataloader)
         keep_step_local(session, self.args)
         share_no_sync(self.accelerator, session)
         if self._resumed:
             load_within(session, self._resumed)
 
     def close_session(self) -> None:
-        """Training is over: workers that trained apart go on with what they agree on, as it was evaluated and saved."""
+        """Close the session. Under local training, the model keeps the merged parameters that were saved."""
         if self.session is not None and trains_apart(self.session):
             with self._merged():
                 agreed = {name: tensor.clone() for name, tensor in state_of(self.model).items()}
@@ -150,18 +152,18 @@ class GossamerTrainer(Trainer):  # type: ignore[misc]  # untyped where the libra
             super().save_model(output_dir, _internal_call=_internal_call)
 
     def _load_best_model(self) -> None:
-        self.close_session()  # which would put what was agreed on last in the place of the best
+        self.close_session()  # closing later would overwrite the best parameters with the last merged ones
         super()._load_best_model()
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        if grad_norm is None:  # theirs multiplies all by one, which a compressor that owns momentum takes for clipping
+        if grad_norm is None:  # the Trainer's own multiplies by one; momentum compressors take this for clipping
             self.accelerator.unscale_gradients()
             grad_norm = get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
         return super()._get_grad_norm(model, grad_norm=grad_norm)
 
 
 class _SessionCallback(TrainerCallback):  # type: ignore[misc]
-    """Opens, saves and closes a trainer's session, and hands it what the trainer logs."""
+    """Opens, saves and closes a trainer's session, and passes it the trainer's logs."""
 
     def __init__(self, trainer: GossamerTrainer) -> None:
         self._trainer = trainer

@@ -154,14 +154,14 @@ class LocalCoordinator:
             f"waiting up to {SURVIVOR_SECONDS:g} s for one of them to report (journal: {self._journal})"
         )
         until = time.monotonic() + SURVIVOR_SECONDS
-        while not self._server.heard_survivors and not self._server.ended and time.monotonic() < until:
+        while not self._server.answering_survivors and not self._server.ended and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
-        heard = self._server.heard_survivors > 0 and not self._server.ended
-        if heard:
+        received = self._server.answering_survivors > 0 and not self._server.ended
+        if received:
             note("workers of that run reported, so it continues; the workers here join it as newcomers")
         else:
             note("no worker of that run reported, so a new run begins, from the checkpoint that the script loads")
-        return heard
+        return received
 
     def launched(self, number: int) -> None:
         self._server.launched(number)

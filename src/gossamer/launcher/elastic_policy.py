@@ -309,8 +309,8 @@ class ElasticPolicy(RestartOne[W]):
 
 
 def _lost_residual(worker: ElasticWorker) -> str:
-    told = worker.lost_residual
-    return f" {told}." if told else ""
+    lost = worker.lost_residual
+    return f" {lost}." if lost else ""
 
 
 def _loss(failure: Failure) -> str:

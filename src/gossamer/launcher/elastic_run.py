@@ -236,10 +236,10 @@ class MemberProcess(ManagedProcess):
 
     @property
     def lost_residual(self) -> str:
-        told = read_json(self._files.residual(self.number, self.attempt))
-        if not told or not told["norm"]:
+        residual = read_json(self._files.residual(self.number, self.attempt))
+        if not residual or not residual["norm"]:
             return ""
-        return f"Its residual, of norm {told['norm']:.3g} after step {told['step']}, is lost with it"
+        return f"Its residual, of norm {residual['norm']:.3g} after step {residual['step']}, is lost with it"
 
     def start(self) -> None:
         self.members.append(secrets.randbits(63))

@@ -76,11 +76,11 @@ def left(lines: Iterable[str]) -> tuple[set[int], str]:
     groups: set[int] = set()
     directory = ""
     for line in lines:
-        kind, said = line[0], line[1:]
+        kind, text = line[0], line[1:]
         if kind == "=":
-            directory = json.loads(said)
+            directory = json.loads(text)
         else:
-            (groups.add if kind == "+" else groups.discard)(int(said))
+            (groups.add if kind == "+" else groups.discard)(int(text))
     return groups, directory
 
 

@@ -70,7 +70,7 @@ def compare(
     unlimited: Record | None = None,
     target: Target | None = None,
     prices: Prices | None = None,
-    foretold: Sequence[float | None] | None = None,
+    estimates: Sequence[float | None] | None = None,
 ) -> Comparison:
     """Compare records.
 
@@ -79,7 +79,7 @@ def compare(
         unlimited: the record of a run without a network limit; None without one.
         target: a metric and its bound, for the time to reach it.
         prices: for the cost of each run.
-        `foretold`: estimated seconds of a step, for each record.
+        `estimates`: estimated seconds of a step, for each record.
 
     Returns:
         A row for each record, with losses at the end of the shortest run.
@@ -90,8 +90,8 @@ def compare(
     first = records[0]["seconds_per_step"]["median"]
     floor = unlimited["seconds_per_step"]["median"] if unlimited else None
     rows = [
-        _row(record, metric, seconds, steps, first, floor, target, prices or Prices(), told)
-        for record, told in zip(records, foretold or [None] * len(records), strict=True)
+        _row(record, metric, seconds, steps, first, floor, target, prices or Prices(), predicted)
+        for record, predicted in zip(records, estimates or [None] * len(records), strict=True)
     ]
     return Comparison(
         rows=tuple(rows),
@@ -112,7 +112,7 @@ def _row(
     floor: float | None,
     target: Target | None,
     prices: Prices,
-    told: float | None,
+    predicted: float | None,
 ) -> ComparisonRow:
     step_seconds = record["seconds_per_step"]["median"]
     reached = seconds_to(record, target)
@@ -131,7 +131,7 @@ def _row(
         seconds_to_target=reached,
         step_ratio=step_seconds / first if first else 1.0,
         unlimited_ratio=step_seconds / floor if floor else None,
-        foretold_step_seconds=told,
+        foretold_step_seconds=predicted,
         money=prices.of(record, reached if reached is not None else record["seconds"]),
     )
 

@@ -116,10 +116,10 @@ class EventLog:
     def _attach(self, event: Attached) -> None:
         self.flush()
         self._attached, self._count = event, 0
-        told = ("rank", "world", "recipe", "parameters", "period")
+        fields = ("rank", "world", "recipe", "parameters", "period")
         unix = round(time.time() + event.moment - time.perf_counter(), 6)  # wall-clock time, to compare ranks
         place = {"moment": unix, "host": socket.gethostname(), "pid": os.getpid()}
-        self._tell("attached", **{name: getattr(event, name) for name in told}, **place)
+        self._tell("attached", **{name: getattr(event, name) for name in fields}, **place)
 
     def _step(self, event: StepEnded) -> None:
         self._count += 1
@@ -152,8 +152,8 @@ class EventLog:
         self._at_once("saved", step=event.step, directory=event.directory)
 
     def _switch(self, event: RecipeSwitched) -> None:
-        told = {"before": event.before, "after": event.after, "reason": event.reason}
-        self._at_once("switched", step=event.step, bytes_sent=event.bytes_sent, **told)
+        fields = {"before": event.before, "after": event.after, "reason": event.reason}
+        self._at_once("switched", step=event.step, bytes_sent=event.bytes_sent, **fields)
 
     def _pick(self, event: CollectivePicked) -> None:
         self._at_once("collective", nbytes=event.nbytes, collective=event.collective, world=event.world)
@@ -173,9 +173,9 @@ class EventLog:
         self._tell("tensors", step=event.step, tensors=[asdict(each) for each in event.tensors])
 
     def _close(self, event: Closed) -> None:
-        told = ("digest", "holds_merged", "residual_bytes", "bucket_bytes", "agrees", "differing")
+        fields = ("digest", "holds_merged", "residual_bytes", "bucket_bytes", "agrees", "differing")
         tensors = dict(event.tensors) if len(event.tensors) <= MOST_LOGGED else {}
-        self._at_once("closed", step=event.steps, tensors=tensors, **{name: getattr(event, name) for name in told})
+        self._at_once("closed", step=event.steps, tensors=tensors, **{name: getattr(event, name) for name in fields})
 
     def _flush_if_due(self) -> None:
         if self._slow or self._moment - self._flushed >= BATCH_SECONDS:

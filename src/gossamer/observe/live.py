@@ -58,7 +58,7 @@ class Window:
     """The latest steps of one worker."""
 
     lines: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=WINDOW_LINES))
-    heard: float = 0.0  # time of the last one
+    last_line_at: float = 0.0  # time of the last one
 
     @property
     def step(self) -> int:
@@ -80,10 +80,10 @@ class Progress:
     @property
     def window(self) -> deque[dict[str, Any]]:
         """Steps of the furthest worker that reported within SILENT_SECONDS of the latest report."""
-        heard = [window for window in self._windows.values() if window.lines]
-        latest = max((window.heard for window in heard), default=0.0)
-        speaking = [window for window in heard if window.heard >= latest - SILENT_SECONDS]
-        return max(speaking, key=lambda window: window.step).lines if speaking else deque()
+        started = [window for window in self._windows.values() if window.lines]
+        latest = max((window.last_line_at for window in started), default=0.0)
+        active = [window for window in started if window.last_line_at >= latest - SILENT_SECONDS]
+        return max(active, key=lambda window: window.step).lines if active else deque()
 
     def take(self, line: dict[str, Any], worker: int = 0) -> str | None:
         """Process one live line of a worker. Return a message to show, if it is new."""
@@ -94,7 +94,7 @@ class Progress:
             case {"kind": "step"}:
                 window = self._windows.setdefault(worker, Window())
                 window.lines.append(line)
-                window.heard = self.clock()
+                window.last_line_at = self.clock()
             case {"kind": "saved"}:
                 self.checkpoint = line
             case {"kind": "noticed", "message": message}:
@@ -160,5 +160,5 @@ class LiveView:
 
     def look(self) -> list[str]:
         """The messages since the last call."""
-        told = [self.progress.take(line, rank) for rank, file in self._files.items() for line in file.lines()]
-        return [sentence for sentence in told if sentence]
+        taken = [self.progress.take(line, rank) for rank, file in self._files.items() for line in file.lines()]
+        return [sentence for sentence in taken if sentence]

@@ -138,12 +138,12 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None, ended: End
 def _lost_residuals(ranks: Iterable[RankRecord], gone: Set[int]) -> list[Record]:
     """Last reported residuals of workers of an elastic run that were lost or left: of restarted workers, and of the
     ranks in `gone`."""
-    told = [
+    known_ranks = [
         (rank.rank, residual)
         for rank in ranks
         for residual in (*rank.lost_residuals, *([rank.residual] if rank.residual and rank.rank in gone else []))
     ]
-    return [{"rank": rank, **residual} for rank, residual in sorted(told, key=lambda each: int(each[1]["step"]))]
+    return [{"rank": rank, **residual} for rank, residual in sorted(known_ranks, key=lambda each: int(each[1]["step"]))]
 
 
 def _interface(ranks: Iterable[RankRecord]) -> float | None:
@@ -164,8 +164,8 @@ def _agree(ranks: Sequence[RankRecord], lost: int, ended: Ended) -> bool | None:
     agree = len(digests) <= 1 and None not in digests
     if not agree or len(known) + lost >= ranks[0].world:
         return agree
-    told = {rank.agrees for rank in known}
-    return told.pop() if len(told) == 1 else False if False in told else None
+    known_ranks = {rank.agrees for rank in known}
+    return known_ranks.pop() if len(known_ranks) == 1 else False if False in known_ranks else None
 
 
 def _hold_merged(ranks: Sequence[RankRecord]) -> bool | None:
@@ -176,10 +176,10 @@ def _hold_merged(ranks: Sequence[RankRecord]) -> bool | None:
 
 def _servers(ranks: Sequence[RankRecord], bytes_pulled: float) -> Record | None:
     """Final report of the parameter servers, and the bytes pulled by all workers; None without servers."""
-    told = [rank.servers for rank in ranks if rank.servers is not None]
-    if not told:
+    known_ranks = [rank.servers for rank in ranks if rank.servers is not None]
+    if not known_ranks:
         return None
-    return {"bytes_pulled_per_step": bytes_pulled, **max(told, key=lambda each: int(each["applied"]))}
+    return {"bytes_pulled_per_step": bytes_pulled, **max(known_ranks, key=lambda each: int(each["applied"]))}
 
 
 def _saved(ranks: Iterable[RankRecord]) -> list[tuple[int, str]]:
@@ -201,6 +201,6 @@ def _merge_metrics(ranks: Iterable[RankRecord]) -> dict[str, list[Point]]:
     return {name: [_mean_point(*item) for item in sorted(steps.items())] for name, steps in logged.items()}
 
 
-def _mean_point(step: int, heard: list[tuple[float, float, int]]) -> Point:
-    began = heard[0][2]
-    return step, fmean(each[0] for each in heard if each[2] == began), mean_of(each[1] for each in heard)
+def _mean_point(step: int, received: list[tuple[float, float, int]]) -> Point:
+    began = received[0][2]
+    return step, fmean(each[0] for each in received if each[2] == began), mean_of(each[1] for each in received)

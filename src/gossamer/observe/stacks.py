@@ -24,12 +24,12 @@ class Frame:
     function: str
 
     @property
-    def is_ours(self) -> bool:
+    def is_gossamer_frame(self) -> bool:
         return self.file.startswith(PACKAGE)
 
     @property
     def is_users(self) -> bool:
-        return not self.is_ours and not LIBRARIES.search(self.file)
+        return not self.is_gossamer_frame and not LIBRARIES.search(self.file)
 
     @property
     def place(self) -> str:
@@ -70,8 +70,8 @@ def _stack(text: str) -> Stack:
 def where(stack: Stack) -> str:
     """Short description: the innermost line of the user's code, and the function of Gossamer that it called."""
     users = next((depth for depth, frame in enumerate(stack) if frame.is_users), None)
-    ours = next((frame for frame in stack[:users] if frame.is_ours), None)
-    inside = f"in gossamer's {ours.function} ({ours.place})" if ours is not None else ""
+    library_frame = next((frame for frame in stack[:users] if frame.is_gossamer_frame), None)
+    inside = f"in gossamer's {library_frame.function} ({library_frame.place})" if library_frame is not None else ""
     if users is None:
         return inside or (f"at {stack[0].place} in {stack[0].function}" if stack else "nowhere in Python")
     frame = stack[users]

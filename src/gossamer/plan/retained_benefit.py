@@ -55,19 +55,19 @@ def retained_benefit(losses: Losses, *, silent: Losses, dense: Losses, confidenc
         f"the arms share no seed: {sorted(losses)}, {sorted(silent)} and {sorted(dense)}. Train all three with the "
         "same seeds.",
     )
-    mine, apart, together = (np.array([arm[seed] for seed in seeds]) for arm in (losses, silent, dense))
+    own, apart, together = (np.array([arm[seed] for seed in seeds]) for arm in (losses, silent, dense))
     for name, values in (("silent", apart), ("dense", together)):
         require(
             bool(np.isfinite(values).all()),
             f"a {name} training diverged, so the benefit of communication is unknown. Lower its learning rate.",
         )
-    kept, whole = apart - mine, apart - together
+    kept, whole = apart - own, apart - together
     require(
         float(whole.mean()) > 0,
         f"lock step (loss {together.mean():.4g}) is not better than silence (loss {apart.mean():.4g}), so there is no "
         "benefit to retain. Train longer, or choose another task.",
     )
-    if not np.isfinite(mine).all():
+    if not np.isfinite(own).all():
         return ConfidenceInterval(value=-inf, low=-inf, high=-inf, confidence=confidence)
     value = float(kept.mean() / whole.mean())
     low, high = _fieller(kept, whole, confidence)

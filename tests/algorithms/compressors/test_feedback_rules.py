@@ -27,7 +27,7 @@ from gossamer.algorithms.compressors import (
 )
 from gossamer.algorithms.compressors.base import with_mean_in
 from gossamer.algorithms.compressors.feedback_rules import BEGUN, KNOWN, KNOWN_MEAN, SMOOTHED, Differences
-from gossamer.algorithms.compressors.sharded import OWED, settle
+from gossamer.algorithms.compressors.sharded import UNSENT, settle
 from gossamer.base import rng
 from gossamer.base.aggregation import AggregationContext, AggregationResult, State
 from gossamer.base.layout import FlatTensors, Layout
@@ -61,7 +61,7 @@ def check_known(compressor: Compressor, world: int) -> None:
         assert torch.equal(staged[0].mean, group.states[0][KNOWN_MEAN].flat)
         for state in group.states:
             assert torch.equal(state[KNOWN_MEAN].flat, group.states[0][KNOWN_MEAN].flat)
-        debts = [state[OWED].flat for state in group.states if OWED in state]
+        debts = [state[UNSENT].flat for state in group.states if UNSENT in state]
         debt = torch.cat(debts) if debts else torch.zeros_like(staged[0].mean)
         close(torch.stack(known(group)).mean(0) - debt, staged[0].mean, 1e-11)
 
@@ -122,7 +122,7 @@ def test_whole_numbers_are_known_bit_for_bit(inner: Compressor, world: int) -> N
     group = Group(ef21(inner), world, dtype=torch.float32)
     for _ in range(6):
         staged = group.aggregate(whole(group))
-        debts = [state[OWED].flat * world for state in group.states if OWED in state]
+        debts = [state[UNSENT].flat * world for state in group.states if UNSENT in state]
         assert torch.equal(sum(known(group)) - (torch.cat(debts) if debts else 0), staged[0].mean * world)
         own = torch.stack([each.own for each in staged]).mean(0)
         assert torch.equal(own, staged[0].mean)
@@ -341,10 +341,10 @@ def test_debts_are_settled_out_of_what_is_known() -> None:
     group = Group(ef21(Sharded(TopK(density=0.3))), 3, dtype=torch.float32)
     for _ in range(3):
         answer = group.aggregate(whole(group))[0].mean
-    assert any(state[OWED].flat.any() for state in group.states)
+    assert any(state[UNSENT].flat.any() for state in group.states)
     for rank, state in enumerate(group.states):
         settle(state, group.at(rank))
-        assert not state[OWED].flat.any()
+        assert not state[UNSENT].flat.any()
     assert torch.equal(sum(known(group)), answer * 3)
 
 

@@ -30,7 +30,7 @@ from gossamer.algorithms.compressors import (
 )
 from gossamer.algorithms.compressors.error_feedback import RESIDUAL
 from gossamer.algorithms.compressors.int8 import Int8
-from gossamer.algorithms.compressors.sharded import OWED
+from gossamer.algorithms.compressors.sharded import UNSENT
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base import rng
 from gossamer.base.aggregation import AggregationContext, State
@@ -145,7 +145,7 @@ def test_what_is_inside_knows_that_feedback_is_around() -> None:
     assert float(group.states[0][RESIDUAL].flat.norm()) < 0.9 * float(x[0].norm())
     group = Group(Feedback(Rotated(Sharded(Int8()))), 2)
     group.aggregate(group.gradients())
-    assert float(group.states[0][OWED].flat.norm()) > 0
+    assert float(group.states[0][UNSENT].flat.norm()) > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -50,7 +50,7 @@ def ends_after(ratio: Callable[[int], float], given: Callable[[int], float] = la
     """The number of steps of the first stage, of at most 500."""
     progress = WarmupProgress()
     for step in range(1, 501):
-        progress = progress.heard(ratio(step) * given(step), given(step))
+        progress = progress.updated(ratio(step) * given(step), given(step))
         if progress.stage:
             assert progress == WarmupProgress(stage=1)
             return step
@@ -90,9 +90,9 @@ def test_gradients_that_shrink_do_not_look_like_growth() -> None:
 
 
 def test_a_step_without_gradients_is_no_news() -> None:
-    begun = WarmupProgress().heard(1.0, 2.0)
-    assert begun.heard(5.0, 0.0) == begun
-    assert WarmupProgress().heard(0.0, 0.0) == WarmupProgress()
+    begun = WarmupProgress().updated(1.0, 2.0)
+    assert begun.updated(5.0, 0.0) == begun
+    assert WarmupProgress().updated(0.0, 0.0) == WarmupProgress()
 
 
 def test_the_newest_record_counts() -> None:

@@ -16,7 +16,7 @@ from gossamer.algorithms.compressors import Codec, Compressor, Feedback, OneBit,
 from gossamer.algorithms.compressors.error_feedback import RESIDUAL
 from gossamer.algorithms.compressors.int8 import Int8
 from gossamer.algorithms.compressors.qsgd import QSGD
-from gossamer.algorithms.compressors.sharded import OWED, settle
+from gossamer.algorithms.compressors.sharded import UNSENT, settle
 from gossamer.base.aggregation import Aggregation, AggregationContext, State
 from gossamer.base.kernels import Residual
 from gossamer.base.layout import FlatTensors, Layout
@@ -94,7 +94,7 @@ def test_alone_it_remembers_nothing() -> None:
     like = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
     assert Sharded(Int8()).init(like, AggregationContext(world=4)) == {}
     state = Feedback(Sharded(Int8())).init(like, AggregationContext(rank=1, world=4))
-    assert {key: packed.layout.numel for key, packed in state.items()} == {RESIDUAL: LAYOUT.numel, OWED: 277}
+    assert {key: packed.layout.numel for key, packed in state.items()} == {RESIDUAL: LAYOUT.numel, UNSENT: 277}
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,10 @@ def test_settled_debts_lie_in_the_residuals(compressor: Compressor) -> None:
     for _ in range(3):
         group.aggregate(group.gradients())
     before = outstanding(group)
-    assert any(packed.flat.any() for state in group.states for key, packed in state.items() if key.endswith(OWED))
+    assert any(packed.flat.any() for state in group.states for key, packed in state.items() if key.endswith(UNSENT))
     for rank, state in enumerate(group.states):
         settle(state, group.at(rank))
-        assert not any(packed.flat.any() for key, packed in state.items() if key.endswith(OWED))
+        assert not any(packed.flat.any() for key, packed in state.items() if key.endswith(UNSENT))
     torch.testing.assert_close(outstanding(group), before, rtol=1e-13, atol=1e-13)
 
 
@@ -120,7 +120,7 @@ def outstanding(group: Group) -> Tensor:
     for state in group.states:
         for key, packed in state.items():
             for slot in packed.layout:
-                if key.endswith(OWED):
+                if key.endswith(UNSENT):
                     start = begun[slot.name]
                     placed[slot.name][start : start + slot.numel] += slot.flat_view(packed.flat)
                     begun[slot.name] += slot.numel
@@ -173,7 +173,7 @@ def test_a_debt_beyond_the_range_is_noticed_by_all() -> None:
     compressor, layout = Feedback(Sharded(Int8())), Layout.of({"w": (64,)})
     blank = FlatTensors.zeros(layout, dtype=torch.float32, device=torch.device("cpu"))
     states = [compressor.init(blank, AggregationContext(rank=rank, world=4)) for rank in range(4)]
-    states[3][OWED].flat.fill_(torch.finfo(torch.float32).max)
+    states[3][UNSENT].flat.fill_(torch.finfo(torch.float32).max)
     inputs = [torch.full((64,), 2e32) for _ in range(4)]
     assert not any(each.finite for each in aggregate(compressor, inputs, layout, states))
 
@@ -196,7 +196,7 @@ def test_half_precision_is_averaged_in_float32(dtype: torch.dtype) -> None:
     group = Group(Feedback(Sharded(Int8())), 3, dtype=dtype)
     gradients = group.gradients()
     staged = group.aggregate(gradients)
-    assert staged[0].mean.dtype == staged[0].own.dtype == group.states[0][OWED].flat.dtype == torch.float32
+    assert staged[0].mean.dtype == staged[0].own.dtype == group.states[0][UNSENT].flat.dtype == torch.float32
     exact = torch.stack([each.float() for each in gradients]).mean(0)
     assert float((staged[0].mean - exact).abs().amax()) < 0.06
     into = [torch.empty_like(each) for each in gradients]
@@ -208,7 +208,7 @@ def test_half_precision_is_averaged_in_float32(dtype: torch.dtype) -> None:
 def test_pieces_keep_the_names_of_their_tensors() -> None:
     like = FlatTensors.zeros(Layout.of({"a": (2, 3), "b": (5,)}), dtype=torch.float32, device=torch.device("cpu"))
     states = [Sharded(Int8()).init_compensated(like, AggregationContext(rank=rank, world=3)) for rank in range(3)]
-    assert [dict(zip(s[OWED].layout.names, s[OWED].layout.sizes, strict=True)) for s in states] == [
+    assert [dict(zip(s[UNSENT].layout.names, s[UNSENT].layout.sizes, strict=True)) for s in states] == [
         {"a": 4},
         {"a": 2, "b": 2},
         {"b": 3},

@@ -66,7 +66,7 @@ def test_one_exchange_to_the_last_number() -> None:
     assert not asks.land(push, receipt), "an answer that comes twice moves nothing"
     for each, owed in ((asks, [2.0, -3.0]), (answers, [-2.0, 3.0])):
         assert each.shown.tolist() == [2.0, 5.0]
-        assert each.owed.tolist() == owed
+        assert each.unapplied.tolist() == owed
         assert (each.version, each.open, each.declined, each.abandoned) == (1, (), 0, 0)
 
 
@@ -169,7 +169,7 @@ class Eager(Partner):
     """Writes to the parameters in every step, whether anything is owed or not."""
 
     def drain(self, parameters: Tensor) -> None:
-        self._owes = True
+        self._pending_exchange = True
         super().drain(parameters)
 
 
@@ -182,7 +182,7 @@ def check_drains(rule: type[Partner]) -> None:
     assert (one.shown.item(), parameters._version) == (5.0, encoded), "written though nothing was owed"
     assert exchange(one, other, 0)
     one.drain(parameters)
-    assert (one.shown.item(), parameters.item(), one.owed.item()) == (6.5, 6.5, 0.0)
+    assert (one.shown.item(), parameters.item(), one.unapplied.item()) == (6.5, 6.5, 0.0)
     encoded = parameters._version
     one.drain(parameters)
     assert parameters._version == encoded, "written though nothing was owed any more"
@@ -199,7 +199,7 @@ class Swallows(Partner):
 
     def drain(self, parameters: Tensor) -> None:
         super().drain(parameters)
-        self.owed.zero_()
+        self.unapplied.zero_()
         self.shown = parameters.to(self.shown.dtype, copy=True)
 
 

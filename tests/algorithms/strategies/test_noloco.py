@@ -81,7 +81,7 @@ def by_hand(steps: int, period: int, world: int, seed: int, *, gamma: float = 0.
             train_step(model, optimizer, step, rank)
         if step % period == period - 1:
             moved = [parameters(model) - slow for model, slow in zip(models, phi, strict=True)]
-            groups = [[rank, *RandomPeers().tells(rank, world, step // period, seed)] for rank in range(world)]
+            groups = [[rank, *RandomPeers().sends_to(rank, world, step // period, seed)] for rank in range(world)]
             delta = [
                 0.5 * delta[rank]
                 + 0.7 * torch.stack([moved[peer] for peer in group]).mean(0)

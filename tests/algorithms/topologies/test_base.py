@@ -38,8 +38,8 @@ def close(found, wanted, within=1e-12):
 def check_edges(topology, world):
     """Who is told hears; ascending, nobody twice, nobody itself; peers are all of them."""
     for round_ in rounds_of(topology, world):
-        told = [topology.tells(rank, world, round_, SEED) for rank in range(world)]
-        heard = [topology.hears(rank, world, round_, SEED) for rank in range(world)]
+        told = [topology.sends_to(rank, world, round_, SEED) for rank in range(world)]
+        heard = [topology.receives_from(rank, world, round_, SEED) for rank in range(world)]
         for rank in range(world):
             assert heard[rank] == tuple(peer for peer in range(world) if rank in told[peer])
             assert told[rank] == tuple(sorted({*told[rank]} - {rank}))
@@ -50,8 +50,8 @@ def check_edges(topology, world):
 def check_peers(topology, world):
     every = range(topology.rounds(world))
     for rank in range(world):
-        met = {peer for round_ in every for peer in topology.tells(rank, world, round_)}
-        met |= {peer for round_ in every for peer in topology.hears(rank, world, round_)}
+        met = {peer for round_ in every for peer in topology.sends_to(rank, world, round_)}
+        met |= {peer for round_ in every for peer in topology.receives_from(rank, world, round_)}
         assert topology.peers(rank, world) == tuple(sorted(met))
 
 
@@ -73,7 +73,7 @@ def check_weights(topology, world):
     for round_ in rounds_of(topology, world):
         mixing, pushes = topology.mixing(world, round_, SEED), topology.pushes(world, round_, SEED)
         for rank in range(world):
-            heard, told = (each(rank, world, round_, SEED) for each in (topology.hears, topology.tells))
+            heard, told = (each(rank, world, round_, SEED) for each in (topology.receives_from, topology.sends_to))
             peers, weights = zip(*topology.weights(rank, world, round_, SEED), strict=True)
             assert peers == tuple(sorted((*heard, rank)))
             assert mixing[rank, list(peers)].tolist() == list(weights)
@@ -137,7 +137,7 @@ class OwnDegree(Hierarchy):
     """Divides by its own degree alone: rows sum to 1, columns do not."""
 
     def weights(self, rank, world, round, seed=0):  # noqa: A002
-        peers = sorted((*self.hears(rank, world, round, seed), rank))
+        peers = sorted((*self.receives_from(rank, world, round, seed), rank))
         return tuple((peer, 1 / len(peers)) for peer in peers)
 
 
@@ -152,15 +152,15 @@ class Asymmetric(Exponential):
 class Deaf(Exponential):
     """Hears those it tells, though edges have a direction."""
 
-    def hears(self, rank, world, round, seed=0):  # noqa: A002
-        return self.tells(rank, world, round, seed)
+    def receives_from(self, rank, world, round, seed=0):  # noqa: A002
+        return self.sends_to(rank, world, round, seed)
 
 
 @dataclass(frozen=True, repr=False)
 class TwoIslands(Ring):
     """Two halves that never talk."""
 
-    def tells(self, rank, world, round, seed=0):  # noqa: A002
+    def sends_to(self, rank, world, round, seed=0):  # noqa: A002
         half = world // 2
         return tuple(peer for peer in range(world) if peer != rank and (peer < half) == (rank < half))
 
@@ -170,7 +170,7 @@ class ForgetsBehind(Exponential):
     """Does not count those it only hears."""
 
     def peers(self, rank, world):
-        return self.tells(rank, world, 0)
+        return self.sends_to(rank, world, 0)
 
 
 @dataclass(frozen=True, repr=False)
@@ -243,7 +243,7 @@ def test_every_collective_that_is_wished_for_is_there():
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=repr)
 def test_alone_there_is_nobody_to_talk_to(topology):
-    assert topology.peers(0, 1) == topology.tells(0, 1, 3) == topology.hears(0, 1, 3) == ()
+    assert topology.peers(0, 1) == topology.sends_to(0, 1, 3) == topology.receives_from(0, 1, 3) == ()
     assert topology.weights(0, 1, 3) == ((0, 1.0),)
     assert topology.second_eigenvalue(1) == 0
     assert topology.spectral_gap(1) == 1
@@ -274,3 +274,15 @@ def test_a_picture_has_a_place_for_everyone(topology):
         places = [topology.place(rank, world) for rank in range(world)]
         assert all(max(map(abs, place)) <= 1 + 1e-12 for place in places)
         assert all(dist(one, other) > 0.1 for number, one in enumerate(places) for other in places[:number])
+
+
+def test_topology_accepts_methods_by_their_former_names() -> None:
+    with pytest.warns(DeprecationWarning, match="sends_to"):
+
+        class Older(Topology):
+            def tells(self, rank, world, round, seed=0):  # noqa: A002
+                return ((rank + 1) % world,)
+
+    assert Older().sends_to(1, 4, 0) == (2,)
+    with pytest.warns(DeprecationWarning, match="receives_from"):
+        assert Ring().hears(0, 4, 0) == Ring().receives_from(0, 4, 0)

@@ -2,7 +2,7 @@ from gossamer.algorithms.topologies import Complete
 
 
 def test_everyone_hears_everyone():
-    assert [Complete().tells(rank, 3, 0) for rank in range(3)] == [(1, 2), (0, 2), (0, 1)]
+    assert [Complete().sends_to(rank, 3, 0) for rank in range(3)] == [(1, 2), (0, 2), (0, 1)]
     assert Complete().peers(2, 5) == (0, 1, 3, 4)
     assert Complete().weights(1, 4, 0) == ((0, 0.25), (1, 0.25), (2, 0.25), (3, 0.25))
 

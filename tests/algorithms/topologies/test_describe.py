@@ -15,10 +15,10 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 def test_a_table_has_a_line_for_every_world():
     assert table(Ring(), (2, 4, 8)).splitlines() == [
-        "workers  tells  |lambda_2|       gap  rounds to halve the distance",
-        "      2      1    0.000000  1.000000                 exact after 1",
-        "      4      2    0.333333  0.666667                           0.6",
-        "      8      2    0.804738  0.195262                           3.2",
+        "workers  receivers  |lambda_2|       gap  rounds to halve the distance",
+        "      2          1    0.000000  1.000000                 exact after 1",
+        "      4          2    0.333333  0.666667                           0.6",
+        "      8          2    0.804738  0.195262                           3.2",
     ]
 
 

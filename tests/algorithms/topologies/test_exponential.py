@@ -10,18 +10,18 @@ HEARD = {1: (), 2: (1,), 3: (1, 2), 4: (2, 3), 5: (1, 3, 4), 6: (2, 4, 5), 7: (3
 
 
 def test_powers_of_two_ahead_are_told_and_behind_are_heard():
-    assert {world: Exponential().tells(0, world, 0) for world in TOLD} == TOLD
-    assert {world: Exponential().hears(0, world, 0) for world in HEARD} == HEARD
-    assert Exponential().tells(0, 16, 3) == (1, 2, 4, 8)
-    assert Exponential().hears(3, 16, 3) == (1, 2, 11, 15)
+    assert {world: Exponential().sends_to(0, world, 0) for world in TOLD} == TOLD
+    assert {world: Exponential().receives_from(0, world, 0) for world in HEARD} == HEARD
+    assert Exponential().sends_to(0, 16, 3) == (1, 2, 4, 8)
+    assert Exponential().receives_from(3, 16, 3) == (1, 2, 11, 15)
     assert Exponential().peers(0, 8) == (1, 2, 4, 6, 7)
     assert not Exponential().mutual
 
 
 def test_one_peer_at_a_time():
     one = Exponential(one_peer=True)
-    assert [one.tells(5, 6, round_) for round_ in range(5)] == [(0,), (1,), (3,), (0,), (1,)]
-    assert [one.hears(0, 6, round_) for round_ in range(5)] == [(5,), (4,), (2,), (5,), (4,)]
+    assert [one.sends_to(5, 6, round_) for round_ in range(5)] == [(0,), (1,), (3,), (0,), (1,)]
+    assert [one.receives_from(0, 6, round_) for round_ in range(5)] == [(5,), (4,), (2,), (5,), (4,)]
     assert [one.rounds(world) for world in range(1, 10)] == [1, 1, 2, 2, 3, 3, 3, 3, 4]
     assert one.weights(0, 6, 1) == ((0, 0.5), (4, 0.5))
     assert one.peers(0, 8) == Exponential().peers(0, 8)

@@ -17,13 +17,13 @@ NODES_OF_THREE = {
 
 @pytest.mark.parametrize("world", NODES_OF_THREE)
 def test_all_of_a_node_and_the_same_place_in_those_beside_it(world):
-    assert [Hierarchy(per_node=3).tells(rank, world, 0) for rank in range(world)] == NODES_OF_THREE[world]
+    assert [Hierarchy(per_node=3).sends_to(rank, world, 0) for rank in range(world)] == NODES_OF_THREE[world]
 
 
 def test_four_nodes_are_a_ring_in_every_place():
-    assert Hierarchy(per_node=4).tells(5, 16, 0) == (1, 4, 6, 7, 9)
-    assert Hierarchy(per_node=4).tells(0, 16, 0) == (1, 2, 3, 4, 12)
-    assert Hierarchy(per_node=4).tells(15, 16, 0) == (3, 11, 12, 13, 14)
+    assert Hierarchy(per_node=4).sends_to(5, 16, 0) == (1, 4, 6, 7, 9)
+    assert Hierarchy(per_node=4).sends_to(0, 16, 0) == (1, 2, 3, 4, 12)
+    assert Hierarchy(per_node=4).sends_to(15, 16, 0) == (3, 11, 12, 13, 14)
 
 
 @pytest.mark.parametrize("world", [1, 2, 5, 8])
@@ -118,4 +118,6 @@ def test_its_text_rebuilds_it():
 
 def test_neighbours_are_the_same_with_and_without():
     topology = Hierarchy(per_node=2, between=TopK(density=0.01))
-    assert [topology.tells(rank, 8, 0) for rank in range(8)] == [Hierarchy(2).tells(rank, 8, 0) for rank in range(8)]
+    assert [topology.sends_to(rank, 8, 0) for rank in range(8)] == [
+        Hierarchy(2).sends_to(rank, 8, 0) for rank in range(8)
+    ]

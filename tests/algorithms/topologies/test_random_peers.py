@@ -18,14 +18,14 @@ DRAWN = {
 
 @pytest.mark.parametrize(("world", "round_", "seed"), DRAWN)
 def test_the_draws_never_change(world, round_, seed):
-    found = [RandomPeers().tells(rank, world, round_, seed) for rank in range(world)]
+    found = [RandomPeers().sends_to(rank, world, round_, seed) for rank in range(world)]
     assert found == DRAWN[world, round_, seed]
 
 
 def test_two_draws_are_joined_and_what_is_drawn_twice_is_one():
     wanted = [(4,), (2, 7), (1, 3), (2, 6), (0,), (6, 7), (3, 5), (1, 5)]
-    assert [RandomPeers(count=2).tells(rank, 8, 0) for rank in range(8)] == wanted
-    assert all(RandomPeers().tells(rank, 8, 0)[0] in wanted[rank] for rank in range(8))
+    assert [RandomPeers(count=2).sends_to(rank, 8, 0) for rank in range(8)] == wanted
+    assert all(RandomPeers().sends_to(rank, 8, 0)[0] in wanted[rank] for rank in range(8))
 
 
 def is_a_matching(told):
@@ -37,7 +37,7 @@ def is_a_matching(told):
 @pytest.mark.parametrize("world", range(1, 17))
 def test_every_round_is_a_perfect_matching(world):
     for round_ in range(20):
-        assert is_a_matching([RandomPeers().tells(rank, world, round_, seed=3) for rank in range(world)])
+        assert is_a_matching([RandomPeers().sends_to(rank, world, round_, seed=3) for rank in range(world)])
 
 
 @pytest.mark.parametrize("broken", [[(1,), (2,), (0,), ()], [(1,), (0,), (), ()], [(1, 2), (0,), (0,), ()]])
@@ -47,7 +47,7 @@ def test_what_is_no_matching_is_seen(broken):
 
 def test_a_draw_depends_on_seed_and_round_and_leaves_torch_alone():
     before = torch.get_rng_state()
-    drawn = {(seed, round_): RandomPeers().tells(0, 64, round_, seed) for seed in range(4) for round_ in range(4)}
+    drawn = {(seed, round_): RandomPeers().sends_to(0, 64, round_, seed) for seed in range(4) for round_ in range(4)}
     assert len(set(drawn.values())) > 8
     assert torch.get_rng_state().equal(before)
 
@@ -55,7 +55,7 @@ def test_a_draw_depends_on_seed_and_round_and_leaves_torch_alone():
 def test_every_pair_is_as_likely():
     """15 pairs of 6, of which a round has 3: each within 5 standard deviations of a fifth of the rounds."""
     rounds = 2000
-    met = Counter((rank, *RandomPeers().tells(rank, 6, round_)) for round_ in range(rounds) for rank in range(6))
+    met = Counter((rank, *RandomPeers().sends_to(rank, 6, round_)) for round_ in range(rounds) for rank in range(6))
     assert len(met) == 30
     for times in met.values():
         assert abs(times - rounds / 5) < 5 * sqrt(rounds * 0.2 * 0.8)
@@ -63,7 +63,7 @@ def test_every_pair_is_as_likely():
 
 def test_everyone_is_met_some_time():
     assert RandomPeers().peers(2, 5) == (0, 1, 3, 4)
-    assert {peer for round_ in range(200) for peer in RandomPeers().tells(2, 5, round_)} == {0, 1, 3, 4}
+    assert {peer for round_ in range(200) for peer in RandomPeers().sends_to(2, 5, round_)} == {0, 1, 3, 4}
 
 
 @pytest.mark.parametrize("world", range(2, 17))

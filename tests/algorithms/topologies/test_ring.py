@@ -9,8 +9,8 @@ LAST = {1: (), 2: (0,), 3: (0, 1), 4: (0, 2), 5: (0, 3), 6: (0, 4), 7: (0, 5), 8
 
 
 def test_the_two_beside_a_rank():
-    assert {world: Ring().tells(0, world, 0) for world in FIRST} == FIRST
-    assert {world: Ring().tells(world - 1, world, 0) for world in LAST} == LAST
+    assert {world: Ring().sends_to(0, world, 0) for world in FIRST} == FIRST
+    assert {world: Ring().sends_to(world - 1, world, 0) for world in LAST} == LAST
     assert [Ring().peers(rank, 5) for rank in range(5)] == [(1, 4), (0, 2), (1, 3), (2, 4), (0, 3)]
 
 

@@ -25,14 +25,14 @@ def test_sides_are_as_equal_as_they_can_be():
 
 
 def test_the_four_around_a_rank():
-    assert [Torus().tells(rank, 9, 0) for rank in (0, 4, 8)] == [(1, 2, 3, 6), (1, 3, 5, 7), (2, 5, 6, 7)]
-    assert [Torus().tells(rank, 12, 0) for rank in (0, 5, 11)] == [(1, 3, 4, 8), (1, 4, 6, 9), (3, 7, 8, 10)]
+    assert [Torus().sends_to(rank, 9, 0) for rank in (0, 4, 8)] == [(1, 2, 3, 6), (1, 3, 5, 7), (2, 5, 6, 7)]
+    assert [Torus().sends_to(rank, 12, 0) for rank in (0, 5, 11)] == [(1, 3, 4, 8), (1, 4, 6, 9), (3, 7, 8, 10)]
 
 
 def test_two_ways_to_the_same_rank_are_one():
-    assert [Torus().tells(rank, 4, 0) for rank in range(4)] == [(1, 2), (0, 3), (0, 3), (1, 2)]
+    assert [Torus().sends_to(rank, 4, 0) for rank in range(4)] == [(1, 2), (0, 3), (0, 3), (1, 2)]
     wanted = [(1, 2, 3), (0, 2, 4), (0, 1, 5), (0, 4, 5), (1, 3, 5), (2, 3, 4)]
-    assert [Torus().tells(rank, 6, 0) for rank in range(6)] == wanted
+    assert [Torus().sends_to(rank, 6, 0) for rank in range(6)] == wanted
 
 
 @pytest.mark.parametrize("world", [2, 3, 5, 7, 11])

@@ -14,7 +14,7 @@ from support.mesh_group import MESSAGE, Group
 from gossamer import events
 from gossamer.base.ops import AllGather
 from gossamer.comm.mesh.link_measurement import Links
-from gossamer.comm.mesh.link_statistics import LinkStatistics, declared, heard, process_name, tell_links
+from gossamer.comm.mesh.link_statistics import LinkStatistics, declared, parse_declarations, process_name, tell_links
 from gossamer.comm.mesh.tcp_info import link_counters
 from gossamer.events import LinkCounters, LinksOpened
 
@@ -124,7 +124,7 @@ def test_processes_are_told_with_wishes(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("RANK", "5")
     here = f"{socket.gethostname()} {os.getpid()}"
     assert (process_name(), process_name(fixed=False)) == (f"{here} 5", here)
-    assert heard([declared("ring"), declared("tree", fixed=False)]) == (
+    assert parse_declarations([declared("ring"), declared("tree", fixed=False)]) == (
         ["ring", "tree"],
         [f"{here} 5", here],
         ["cpu", "cpu"],

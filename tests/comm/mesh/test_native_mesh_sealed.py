@@ -127,7 +127,7 @@ def test_another_program_opens_what_is_sealed_by_the_key_and_the_count(records: 
     assert opened[1::2] == [FOUR.numpy().tobytes()] * 3
     assert opened[::2] == [struct.pack("<IIII", word, FORM, NAME, 0) for word in range(3)]
     assert aes_gcm_opened(key, bytes(12), parts[1]) is None
-    assert aes_gcm_opened(link_keys(1, 0).hears, bytes(12), parts[0]) is None
+    assert aes_gcm_opened(link_keys(1, 0).receives, bytes(12), parts[0]) is None
 
 
 @pytest.mark.parametrize("cipher", list(CIPHERS))

@@ -72,9 +72,9 @@ def keys(ends: list[End | BaseException]) -> list[LinkKeys]:
 
 def test_both_ends_come_to_the_same_keys_one_for_each_way(pair, tls) -> None:
     low, high = keys(hands(pair, (tls, TOKEN, CONTEXT)))
-    assert (low.sends, low.hears) == (high.hears, high.sends)
-    assert low.sends != low.hears
-    assert {len(low.sends), len(low.hears)} == {32}
+    assert (low.sends, low.receives) == (high.receives, high.sends)
+    assert low.sends != low.receives
+    assert {len(low.sends), len(low.receives)} == {32}
     assert low.cipher == high.cipher == (AES if sealing.has_aes() else CHACHA)
     assert low.sends.hex() not in repr(low)
     assert repr(low.sends) not in repr(low)
@@ -107,14 +107,14 @@ def test_no_two_handshakes_come_to_the_same_keys(tls) -> None:
     found = set()
     for _ in range(3):
         ends = socket.socketpair()
-        found |= {key for link in keys(hands(ends, (tls, TOKEN, CONTEXT))) for key in (link.sends, link.hears)}
+        found |= {key for link in keys(hands(ends, (tls, TOKEN, CONTEXT))) for key in (link.sends, link.receives)}
     assert len(found) == 6
 
 
 @pytest.mark.parametrize("other", [(b"another", CONTEXT), (TOKEN, b"another")], ids=["token", "context"])
 def test_who_holds_another_token_or_met_elsewhere_comes_to_other_keys(pair, tls, other: tuple[bytes, bytes]) -> None:
     low, high = keys(hands(pair, (tls, TOKEN, CONTEXT), (tls, *other)))
-    assert not {low.sends, low.hears} & {high.sends, high.hears}
+    assert not {low.sends, low.receives} & {high.sends, high.receives}
 
 
 def test_who_is_in_between_with_a_certificate_and_no_token_has_no_key_of_either(tls) -> None:
@@ -123,8 +123,8 @@ def test_who_is_in_between_with_a_certificate_and_no_token_has_no_key_of_either(
         first = pool.submit(hands, (left, near), (tls, TOKEN, CONTEXT), (tls, b"", CONTEXT))
         second = pool.submit(hands, (far, right), (tls, b"", CONTEXT), (tls, TOKEN, CONTEXT))
         (low, one), (other, high) = keys(first.result(20)), keys(second.result(20))
-    known = {one.sends, one.hears, other.sends, other.hears}
-    assert not known & {low.sends, low.hears, high.sends, high.hears}
+    known = {one.sends, one.receives, other.sends, other.receives}
+    assert not known & {low.sends, low.receives, high.sends, high.receives}
 
 
 def test_keys_that_leave_out_the_token_are_found_out(tls, monkeypatch: pytest.MonkeyPatch) -> None:

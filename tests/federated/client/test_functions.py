@@ -84,7 +84,7 @@ def test_weighted_mean_does_not_overflow() -> None:
     assert weighted_mean([1e-320], [2]) == 1e-320
     assert isnan(weighted_mean([nan, 1.0], [1, 1]))
     steps = SGDSteps(loss=torch.sum, batches=[], learning_rate=0.1, samples=1)
-    assert steps.told([1.5e308, 1.5e308]) == {"loss": 1.5e308}
+    assert steps.metrics_with_loss([1.5e308, 1.5e308]) == {"loss": 1.5e308}
 
 
 def test_weighted_mean_rounds_as_the_plain_formula_does() -> None:

@@ -21,7 +21,7 @@ from gossamer.federated.flower.arrays import (
     PayloadHeader,
     codec_noun,
     frame,
-    is_ours,
+    is_gossamer_record,
     stype_of,
     unframe,
 )
@@ -118,8 +118,10 @@ def test_the_codec_is_in_the_type() -> None:
     assert codec_noun(resolve("TopK(0.01)").compressor) == "TopK"
     assert codec_noun(resolve("Chain(TopK(0.01), Int8())").compressor) == "Chain"
     assert stype_of("TopK") == "gossamer.topk.v1"
-    assert is_ours("gossamer.topk.v1")
-    assert not any(map(is_ours, ["numpy.ndarray", "gossamer..v1", "gossamer.topk.v2", "xgossamer.topk.v1", ""]))
+    assert is_gossamer_record("gossamer.topk.v1")
+    assert not any(
+        map(is_gossamer_record, ["numpy.ndarray", "gossamer..v1", "gossamer.topk.v2", "xgossamer.topk.v1", ""])
+    )
 
 
 def test_a_header_that_nobody_would_read_is_not_sent() -> None:

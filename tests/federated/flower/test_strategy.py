@@ -24,7 +24,7 @@ from support.flower_apps import first_arrays, flat_of, linear_app, replaced
 
 from gossamer.errors import LayoutError, LoopError, RecipeError
 from gossamer.federated.flower import CompressedStrategy, VirtualGrid, compression_mod
-from gossamer.federated.flower.arrays import is_ours
+from gossamer.federated.flower.arrays import is_gossamer_record
 from gossamer.federated.flower.client_mod import loaded
 from gossamer.federated.flower.codec import NodeState
 from gossamer.federated.flower.records import PAYLOAD, RECORD
@@ -269,7 +269,7 @@ def test_apps_see_plain_messages() -> None:
     assert len(seen) == 12
     assert all(set(each.content) == {"arrays", "config"} for each in seen)
     assert all(list(each.content["arrays"]) == ["weight", "bias"] for each in seen)
-    assert not any(is_ours(array.stype) for each in seen for array in each.content["arrays"].values())
+    assert not any(is_gossamer_record(array.stype) for each in seen for array in each.content["arrays"].values())
     assert all(RECORD not in each.content for each in seen)
 
 

@@ -125,7 +125,7 @@ def test_wrong_identities_are_refused() -> None:
         run.cohort.take_keys(1, rows_payload([replayed.row], ROW_BYTES))
     run.cohort.take_keys(1, rows_payload([published.row], ROW_BYTES))
     run.cohort.take_keys(1, rows_payload([published.row], ROW_BYTES))  # said twice
-    assert run.cohort.heard() == 1
+    assert run.cohort.count_received() == 1
     anew = masked_round().devices[1].published
     with pytest.raises(MalformedError, match="client 1 restarted round 0"):
         run.cohort.take_keys(1, rows_payload([anew.row], ROW_BYTES))

@@ -22,7 +22,7 @@ POLICIES: list[Callable[[], SelectionPolicy]] = [Uniform, LeastTrained, PowerOfC
 
 
 def tell(policy: SelectionPolicy, client: int, loss: float = 1.0, seconds: float = 1.0, samples: int = 1) -> None:
-    policy.heard(client, Report(samples=samples, steps=1, metrics={"loss": loss}), seconds)
+    policy.record_report(client, Report(samples=samples, steps=1, metrics={"loss": loss}), seconds)
 
 
 @pytest.mark.parametrize("make", POLICIES)
@@ -86,7 +86,7 @@ def test_power_of_choice_takes_the_largest_losses_among_the_candidates() -> None
     assert policy.choose(range(8), 3, 0) == [5, 6, 7]
     assert policy.choose(range(9), 1, 0) == [8]  # told none yet
     narrow = PowerOfChoice(candidates=1.0)
-    narrow.told = dict(policy.told)
+    narrow.losses = dict(policy.losses)
     assert len({tuple(narrow.choose(range(8), 3, index)) for index in range(20)}) > 10  # as uniform
 
 

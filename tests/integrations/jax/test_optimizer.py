@@ -180,7 +180,7 @@ def test_an_error_within_the_callback_reaches_the_loop_with_its_text(monkeypatch
 
 def test_an_elastic_run_is_refused_with_the_line_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.integrations.jax.optimizer.is_elastic", lambda: True)
-    with pytest.raises(AttachError, match=r"come and go.*gossamer\.jax\.Session"):
+    with pytest.raises(AttachError, match=r"elastic run.*gossamer\.jax\.Session"):
         alone().init({"w": jnp.ones(2)})
 
 

@@ -41,5 +41,5 @@ def test_what_json_holds_is_broadcast() -> None:
     collectives.barrier()
     value = {"text": "a", "number": 1.5, "list": [1, None, True]}
     assert collectives.broadcast(value, 0, rank=0) == value
-    with pytest.raises(TypeError, match="Broadcast what they consist of"):
+    with pytest.raises(TypeError, match="Broadcast their fields"):
         collectives.broadcast({1, 2}, 0, rank=0)

@@ -58,5 +58,5 @@ def test_a_resumed_fit_draws_the_same_random_numbers(tmp_path: Path) -> None:
     session_files.remove(tmp_path / "parts" / "epoch=0.ckpt")
     with notices() as said:
         without = fitted(tmp_path / "without", 3, tmp_path / "parts" / "epoch=0.ckpt")
-    assert any("is no directory 'epoch=0.ckpt.gossamer'" in line for line in said)
+    assert any("has no directory 'epoch=0.ckpt.gossamer'" in line for line in said)
     assert not torch.equal(flat(without), flat(whole))

@@ -26,7 +26,7 @@ def run(logs: Path, script: str, note: list[str]) -> None:
     private = logs / f".run-{script}"
     private.mkdir()
     with Collector(logs, private, {"script": script, "workers": 2}, note.append) as collector:
-        collector.heard(note.append)(f"{script} begins")
+        collector.notes_recorded_by(note.append)(f"{script} begins")
         (private / "output-0-0.txt").write_text("no newline at its end")
         collector.ended("finished")
 

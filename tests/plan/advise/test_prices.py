@@ -9,7 +9,16 @@ from gossamer.base.layout import Layout
 from gossamer.comm.network import read_network
 from gossamer.plan.advise import prices
 from gossamer.plan.advise.candidates import Candidate, candidates
-from gossamer.plan.advise.prices import MOST_TIMED, Foretold, StepPricer, _shrunk, foretell, judged, kind_of, survivors
+from gossamer.plan.advise.prices import (
+    MOST_TIMED,
+    Prediction,
+    StepPricer,
+    _shrunk,
+    estimate_all,
+    judged,
+    kind_of,
+    survivors,
+)
 from gossamer.plan.cost.step_time import estimate_step_time
 from gossamer.plan.profile.gradient_statistics import GradientObserver
 from gossamer.plan.profile.profile_runs import assume_profile
@@ -113,7 +122,7 @@ def test_large_buckets_are_timed_in_part_and_take_longer_in_proportion():
 def test_all_are_priced_in_order_and_what_is_out_stays_out(pricer):
     heard = []
     given = [*few(), Candidate(recipe="DGC(density=0.01)", excluded="SGD only")]
-    found = foretell(given, BASE, NETWORK, WORKERS, lambda *said: heard.append(said), pricer=pricer)
+    found = estimate_all(given, BASE, NETWORK, WORKERS, lambda *said: heard.append(said), pricer=pricer)
     assert [each.recipe for each in found] == [each.recipe for each in given]
     assert found[-1].excluded == "SGD only"
     assert found[-1].step_seconds == 0.0
@@ -131,7 +140,7 @@ def test_all_are_priced_in_order_and_what_is_out_stays_out(pricer):
 
 
 def test_what_cannot_be_priced_is_out_with_the_reason(pricer):
-    (found,) = foretell(few(["LocalSGD(period=4, per_site=3)"]), BASE, NETWORK, WORKERS, pricer=pricer)
+    (found,) = estimate_all(few(["LocalSGD(period=4, per_site=3)"]), BASE, NETWORK, WORKERS, pricer=pricer)
     assert "could not be priced: 4 workers cannot be divided into sites of 3" in (found.excluded or "")
 
 
@@ -157,7 +166,7 @@ def some(statistics=None):
 
 
 def left(found, network, pricer, statistics=None):
-    told = foretell(found, BASE, read_network(network, WORKERS), WORKERS, pricer=pricer)
+    told = estimate_all(found, BASE, read_network(network, WORKERS), WORKERS, pricer=pricer)
     return survivors(told, statistics, most=8)
 
 
@@ -198,7 +207,7 @@ def test_what_gradients_are_made_of_is_among_the_first_to_be_tried(seen, first, 
 def test_half_a_network_is_not_the_same_as_a_slow_codec(pricer):
     """A twin whose codecs take no time would find the same for all rates: seconds do depend on the network."""
     slow, fast = (
-        foretell(few(["Dense()"]), BASE, read_network(each, 4), 4, pricer=pricer) for each in ("5mbit", "1gbit")
+        estimate_all(few(["Dense()"]), BASE, read_network(each, 4), 4, pricer=pricer) for each in ("5mbit", "1gbit")
     )
     assert slow[0].step_seconds > 2 * fast[0].step_seconds
 
@@ -207,7 +216,7 @@ def test_half_a_network_is_not_the_same_as_a_slow_codec(pricer):
 
 
 def told(recipe, seconds, strategy=1.0, compressor=1.0, memory=0, passes=1):
-    return Foretold(
+    return Prediction(
         recipe=recipe,
         step_seconds=seconds,
         strategy_passes=strategy,

@@ -4,7 +4,7 @@ import pytest
 
 from gossamer.comm.network import read_network
 from gossamer.comm.network.model import Host, Network, Path
-from gossamer.plan.advise.prices import Foretold
+from gossamer.plan.advise.prices import Prediction
 from gossamer.plan.advise.thresholds import (
     longest_round_trip_seconds,
     ranges,
@@ -30,9 +30,9 @@ class Planted:
 
 
 FINALISTS = [
-    Foretold(recipe="Dense()", step_seconds=1.0),
-    Foretold(recipe="Int8()", step_seconds=1.0),
-    Foretold(recipe="DiLoCo(period=20)", step_seconds=1.0, strategy_passes=2.0),
+    Prediction(recipe="Dense()", step_seconds=1.0),
+    Prediction(recipe="Int8()", step_seconds=1.0),
+    Prediction(recipe="DiLoCo(period=20)", step_seconds=1.0, strategy_passes=2.0),
 ]
 
 

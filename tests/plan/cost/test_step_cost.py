@@ -47,7 +47,7 @@ def test_ten_thousand_workers_send_what_the_formulas_say():
     assert dense.load.messages == 2 * 9999
     assert dense.seconds > 0.1 + 8 * 2 * 4 * PARAMETERS / 100e6
     gathered = cost("DGC(density=0.0001)", 1000)
-    assert gathered.load.heard_bytes > 0
+    assert gathered.load.received_bytes > 0
 
 
 def test_a_server_answers_everybody():

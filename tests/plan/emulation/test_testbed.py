@@ -126,19 +126,24 @@ def test_jitter_varies_the_time_and_never_the_order() -> None:
 
 @pytest.mark.parametrize("spec", ["100mbit", "100mbit,2ms"])
 def test_a_cut_is_a_cut_and_heals(spec: str) -> None:
-    def hears(a: int, b: int) -> bool:
+    def is_reachable(a: int, b: int) -> bool:
         with answering(lab, b):
             return round_trip_seconds(lab, a, b, count=4, patience_seconds=0.1) is not None
 
     with EmulatedNetwork(read_network(spec, 3)) as lab:
-        assert hears(0, 1)
+        assert is_reachable(0, 1)
         lab.cut(0, 1)
-        assert [hears(0, 1), hears(1, 0), hears(0, 2), hears(2, 1)] == [False, False, True, True]
+        assert [is_reachable(0, 1), is_reachable(1, 0), is_reachable(0, 2), is_reachable(2, 1)] == [
+            False,
+            False,
+            True,
+            True,
+        ]
         lab.heal(0, 1)
         lab.cut(2)
-        assert [hears(0, 1), hears(0, 2), hears(2, 1)] == [True, False, False]
+        assert [is_reachable(0, 1), is_reachable(0, 2), is_reachable(2, 1)] == [True, False, False]
         lab.heal(2)
-        assert hears(1, 2)
+        assert is_reachable(1, 2)
 
 
 def traces() -> tuple[set[str], set[str]]:

@@ -15,9 +15,9 @@ from gossamer.plan.profile.profile_runs import (
     ProfileError,
     assume_profile,
     grown,
-    heard_bytes,
     profile_script,
     profile_with_gradients,
+    received_bytes,
 )
 from gossamer.plan.profile.synthetic_shapes import assumed
 
@@ -231,10 +231,10 @@ def octets(count):
 
 def test_payloads_are_heard_one_by_one_and_means_added_up():
     gather, mean = AllGather((octets(10),)), AllReduceMean(octets(10))
-    assert heard_bytes(gather, 100) == 1000
-    assert heard_bytes(mean, 100) == 0
-    assert heard_bytes(AllToAll(((octets(3),),) * 100), 100) == 300
-    assert heard_bytes(Coalesced((gather, mean)), 100) == 1000
+    assert received_bytes(gather, 100) == 1000
+    assert received_bytes(mean, 100) == 0
+    assert received_bytes(AllToAll(((octets(3),),) * 100), 100) == 300
+    assert received_bytes(Coalesced((gather, mean)), 100) == 1000
 
 
 def timing(*seconds):

@@ -10,9 +10,9 @@ from gossamer.plan.rehearse.report import RehearsalPlan, RehearsalRow, summary
 
 
 def row(
-    recipe: str, busy_seconds: float = 0.0, late_seconds: float = 0.0, foretold: StepTimeEstimate | None = None
+    recipe: str, busy_seconds: float = 0.0, late_seconds: float = 0.0, estimate: StepTimeEstimate | None = None
 ) -> RehearsalRow:
-    return RehearsalRow(recipe=recipe, record=record(busy_seconds, late_seconds), foretold=foretold)
+    return RehearsalRow(recipe=recipe, record=record(busy_seconds, late_seconds), estimate=estimate)
 
 
 def lines(*rows: RehearsalRow) -> list[str]:
@@ -22,10 +22,10 @@ def lines(*rows: RehearsalRow) -> list[str]:
 
 
 def test_the_table_says_what_was_measured():
-    foretold = StepTimeEstimate(
+    estimate = StepTimeEstimate(
         step_seconds=0.19, waiting_seconds=0.04, wire_seconds=0.02, codec_seconds=0.01, inputs={}
     )
-    said = lines(row("Dense()", foretold=foretold), row("Int8()"))
+    said = lines(row("Dense()", estimate=estimate), row("Int8()"))
     assert said[3] == "workers   4, network 1gbit,1ms"
     assert re.split(" {2,}", said[5])[:6] == ["recipe", "step", "estimate", "ratio", "waiting", "encode"]
     numbers = ["2.00", "25 %", "10 ms", "20 ms", "3 ms", "1.2 MB"]
@@ -44,9 +44,9 @@ def test_rows_that_this_machine_slowed_are_named(monkeypatch):
 
 def test_a_step_is_a_backward_pass_for_every_recipe():
     """An exchange of four passes takes four times as long as one of them, and is no slower for it."""
-    foretold = StepTimeEstimate(
+    estimate = StepTimeEstimate(
         step_seconds=0.2, waiting_seconds=0.04, wire_seconds=0.02, codec_seconds=0.01, inputs={}
     )
-    four = replace(row("EveryStep(accumulate=4)", foretold=foretold), passes=4)
+    four = replace(row("EveryStep(accumulate=4)", estimate=estimate), passes=4)
     assert (four.seconds_per_step, four.foretold_seconds, four.bytes_sent) == (0.05, 0.05, 300_000)
     assert four.comm_seconds == [0.0025, 0.005, 0.00075]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gossamer.algorithms.compressors import Compressor, Feedback, Sharded, SparseSum, TopK
 from gossamer.algorithms.compressors.error_feedback import RESIDUAL
 from gossamer.algorithms.compressors.int8 import Int8
-from gossamer.algorithms.compressors.sharded import OWED
+from gossamer.algorithms.compressors.sharded import UNSENT
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base import rng
 from gossamer.base.aggregation import State
@@ -42,7 +42,7 @@ def outstanding(states: Sequence[Mapping[str, Any]], kind: str = RESIDUAL) -> di
         parts = [state["state"].get(name, {}) for state in states]
         for key in [key for key in parts[0] if key.rpartition(".")[2] == kind]:
             found[name] = torch.stack([part[key] for part in parts]).mean(0)
-        pieces = [part[key] for part in parts for key in part if key.rpartition(".")[2] == OWED]
+        pieces = [part[key] for part in parts for key in part if key.rpartition(".")[2] == UNSENT]
         if pieces and kind == RESIDUAL:
             found[name] = found[name] + torch.cat(pieces).view(found[name].shape)
     return found
@@ -80,7 +80,7 @@ def test_what_was_still_to_be_sent_is_kept(old: int, new: int, recipe: str, tmp_
 
 @pytest.mark.parametrize(
     ("name", "broken"),
-    [("_mean", sum), ("_mean", lambda tensors: tensors[0]), ("is_owed", lambda key: False)],
+    [("_mean", sum), ("_mean", lambda tensors: tensors[0]), ("is_group_residual", lambda key: False)],
     ids=["sum", "own", "no debts"],
 )
 def test_the_check_catches_what_loses_or_doubles(
@@ -106,7 +106,7 @@ def test_debts_find_their_places_in_tensors_of_any_strides() -> None:
     group = Group(Feedback(Sharded(Int8(block=4))), 3, layout=layout)
     for _ in range(2):
         group.aggregate(group.gradients())
-    whole = torch.cat([state[OWED].flat for state in group.states])
+    whole = torch.cat([state[UNSENT].flat for state in group.states])
     assert whole.any()
     states = [
         {
@@ -249,7 +249,7 @@ def test_debts_outlive_a_resized_neighbour() -> None:
     before, after = zip(*cluster(work, 3), strict=True)
     were, are = outstanding(before), outstanding(after)
     assert were.keys() == are.keys() == {"0.weight", "2.weight", "4.weight"}
-    assert any(key.endswith(OWED) and tensor.any() for x in before[0]["state"].values() for key, tensor in x.items())
+    assert any(key.endswith(UNSENT) and tensor.any() for x in before[0]["state"].values() for key, tensor in x.items())
     assert not are.pop("4.weight").any()
     for name, tensor in are.items():
         torch.testing.assert_close(tensor, were[name], rtol=1e-13, atol=1e-13)
@@ -274,15 +274,15 @@ def test_debts_follow_tensors_into_other_buckets() -> None:
                     sent[name] = sent.get(name, 0) + view
         newest = {name: state for state in memory._states.values() for name in state[RESIDUAL].layout.names}
         residual = {name: state[RESIDUAL][name] for name, state in newest.items()}
-        owed = {name: state[OWED][name] for name, state in newest.items() if name in state[OWED].layout.by_name}
-        return given, sent, residual, owed
+        pending = {name: state[UNSENT][name] for name, state in newest.items() if name in state[UNSENT].layout.by_name}
+        return given, sent, residual, pending
 
     found = in_threads(work, 3)
     for name in shapes:
         given, residual = (torch.stack([each[kind][name] for each in found]).mean(0) for kind in (0, 2))
-        owed = torch.cat([each[3][name] for each in found if name in each[3]]).view(given.shape)
-        assert owed.any()
-        torch.testing.assert_close(found[0][1][name] + residual + owed, given, rtol=1e-12, atol=1e-12)
+        pending = torch.cat([each[3][name] for each in found if name in each[3]]).view(given.shape)
+        assert pending.any()
+        torch.testing.assert_close(found[0][1][name] + residual + pending, given, rtol=1e-12, atol=1e-12)
 
 
 def check_one_memory(compressor: Compressor, world: int = 4) -> None:

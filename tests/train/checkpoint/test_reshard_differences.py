@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gossamer.algorithms.compressors import feedback_rules
 from gossamer.algorithms.compressors.feedback_rules import BEGUN, KNOWN, KNOWN_MEAN, SMOOTHED
-from gossamer.algorithms.compressors.sharded import OWED
+from gossamer.algorithms.compressors.sharded import UNSENT
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.train.checkpoint import reshard
 
@@ -46,11 +46,11 @@ def check_folding(old: int, new: int, recipe: str, folder: Path) -> None:
             theirs = torch.stack([of(state, SMOOTHED)[name] for _, state, *_ in before])
             torch.testing.assert_close(tensor, theirs.mean(0), rtol=1e-13, atol=1e-13)
         assert all(flag == 1 for flag in of(begun, BEGUN).values())
-        assert not any(debt.any() for debt in of(begun, OWED).values())
+        assert not any(debt.any() for debt in of(begun, UNSENT).values())
     assert torch.isfinite(agree([ended for _, (ended, *_) in later])).all()
     for name, answer in of(later[0][1][1], "." + KNOWN_MEAN).items():
         told = torch.stack([of(state, "." + KNOWN)[name] for _, (_, state, *_) in later]).mean(0)
-        debts = [of(state, OWED)[name].flatten() for _, (_, state, *_) in later if name in of(state, OWED)]
+        debts = [of(state, UNSENT)[name].flatten() for _, (_, state, *_) in later if name in of(state, UNSENT)]
         debt = torch.cat(debts).view(answer.shape) if debts else 0.0
         torch.testing.assert_close(told - debt, answer, rtol=1e-12, atol=1e-12)
 

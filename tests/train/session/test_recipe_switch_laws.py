@@ -25,8 +25,8 @@ def test_what_is_owed_is_sent_also_where_it_is_rounded(seed):
 # -- broken twins of the law -------------------------------------------------------------------------------------------
 
 
-def scaled(owed, factor):
-    return {name: tensor * factor for name, tensor in owed.items()}
+def scaled(pending, factor):
+    return {name: tensor * factor for name, tensor in pending.items()}
 
 
 TWINS = {
@@ -41,7 +41,7 @@ TWINS = {
         lambda whole: lambda *a: scaled(whole(*a), -1),
         ["OneBit()", "LocalSGD(period=3)"],
     ),
-    "not taken up": ("take_up", lambda whole: lambda owed, buckets: {}, ["OneBit()", "EveryStep(delay=1)"]),
+    "not taken up": ("take_up", lambda whole: lambda pending, buckets: {}, ["OneBit()", "EveryStep(delay=1)"]),
     "dropped on its way": ("on_their_way", lambda whole: lambda before: {}, ["EveryStep(delay=2)", "OneBit()"]),
     "summed": (
         "_mean",

@@ -67,8 +67,8 @@ def test_another_number_of_workers_goes_on_in_the_recipe_in_force(tmp_path):
         if saves:
             session.switch("Dense()")
             session.save(tmp_path)
-            owed = session.state_dict()["state"]
-            assert any(kept["owed_gradient"].any() for kept in owed.values())
+            pending = session.state_dict()["state"]
+            assert any(kept["owed_gradient"].any() for kept in pending.values())
         assert session.recipe == resolve("Dense()")
         return parameters(model)
 

@@ -47,8 +47,8 @@ def test_what_was_found_is_told_in_order_once_it_is_known() -> None:
         held["a"].grad, held["b"].grad, held["empty"].grad = *gradients(2.0, value), torch.ones(0)
         silenced.silence()
     thread.submit(lambda: None).wait()  # all before it are over
-    assert list(silenced.told()) == [None, "b"]
-    assert list(silenced.told()) == []
+    assert list(silenced.pending_reasons()) == [None, "b"]
+    assert list(silenced.pending_reasons()) == []
     thread.close()
 
 

@@ -42,7 +42,7 @@ class Drops(Partner):
 
     def drain_each(self, parameters: Sequence[Tensor]) -> None:
         if self.rank % 2:
-            self.owed.zero_()
+            self.unapplied.zero_()
         super().drain_each(parameters)
 
 
@@ -53,7 +53,7 @@ def held(worker: Worker) -> tuple[Tensor, Tensor, Tensor]:
         optimizer.step()
         settle(session)
     together(worker)
-    kept, owed = parameters(model), exchange(session)._partner.owed.clone()
+    kept, owed = parameters(model), exchange(session)._partner.unapplied.clone()
     together(worker)
     session.close()
     return kept, owed, parameters(model)

@@ -266,7 +266,7 @@ def check_slow(recipe: str, patience_seconds: float) -> None:
             optimizer.step()
             if worker.rank == 2 and step == 0:
                 assert all(ahead.acquire(timeout=patience_seconds) for _ in range(2)), "they wait for the slow one"
-                assert exchange(session)._partner.owed.norm() > 0, "nobody has averaged with it"
+                assert exchange(session)._partner.unapplied.norm() > 0, "nobody has averaged with it"
         ahead.release()
         session.close()
 

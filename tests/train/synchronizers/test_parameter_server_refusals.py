@@ -91,7 +91,10 @@ def test_a_count_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch, tmp
 
 def check_absent() -> None:
     """A server that nobody started: who waits says so, and gives up with the place where it should have been."""
-    with heard(events.Noticed) as said, pytest.raises(ConnectError, match=r"could not connect to server 0 at 127\.0"):
+    with (
+        heard(events.Noticed) as said,
+        pytest.raises(ConnectError, match=r"could not connect to server 0 at 127\.0"),
+    ):
         cluster(lambda worker: trained(worker, ROUNDS["sync"]), 2)
     late = [event.message for event in said if isinstance(event, events.Noticed)]
     assert sorted(each[:8] for each in late if "waited for server 0 at 127.0.0.1" in each) == ["worker 0", "worker 1"]

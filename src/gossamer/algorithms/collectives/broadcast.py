@@ -34,8 +34,8 @@ class Broadcast(Collective):
         if rank == source:
             yield from (Hop(0, Does.SEND, peer, piece, piece + 1) for peer, piece in piece_of.items())
             return
-        mine = piece_of[rank]
+        own = piece_of[rank]
         rest = [peer for peer in piece_of if peer != rank]
-        yield Hop(0, Does.KEEP, source, mine, mine + 1)
-        yield from (Hop(1, Does.SEND, peer, mine, mine + 1) for peer in rest[mine:] + rest[:mine])
+        yield Hop(0, Does.KEEP, source, own, own + 1)
+        yield from (Hop(1, Does.SEND, peer, own, own + 1) for peer in rest[own:] + rest[:own])
         yield from (Hop(1, Does.KEEP, peer, piece_of[peer], piece_of[peer] + 1) for peer in sorted(rest))

@@ -40,9 +40,9 @@ class RingAllReduce(Collective):
         place = order.index(rank)
         to, of = order[(place + 1) % world], order[place - 1]
         for turn in range(2 * (world - 1)):
-            sent, heard = order[(place - turn - 1) % world], order[(place - turn - 2) % world]
+            sent, received = order[(place - turn - 1) % world], order[(place - turn - 2) % world]
             yield Hop(turn, Does.SEND, to, sent, sent + 1)
-            yield Hop(turn, Does.ADD if turn < world - 1 else Does.KEEP, of, heard, heard + 1)
+            yield Hop(turn, Does.ADD if turn < world - 1 else Does.KEEP, of, received, received + 1)
 
     def _order(self, world: int) -> tuple[int, ...]:
         order = tuple(range(world)) if self.order is None else self.order

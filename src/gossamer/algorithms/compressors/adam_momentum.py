@@ -49,9 +49,9 @@ class AdamMomentum(MomentumWrapper):
         self, fresh: Tensor, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None
     ) -> Aggregation:
         before, after, keep = state[MOMENTUM].flat, state.scratch(MOMENTUM), at.momentum
-        mine = before.mul(keep).add_(fresh, alpha=1 - keep)
+        ratio = before.mul(keep).add_(fresh, alpha=1 - keep)
         staged: AggregationResult = yield from self.inner.aggregate(
-            FlatTensors(mine, x.layout), state.part("", MOMENTUM), at, after.flat
+            FlatTensors(ratio, x.layout), state.part("", MOMENTUM), at, after.flat
         )
         gradient = torch.sub(after.flat, before, alpha=keep).div_(1 - keep)
 

@@ -152,13 +152,13 @@ def _bounded(factor: float, weights: Sequence[float], sizes: Sequence[int]) -> l
 
 def _energies(x: FlatTensors, at: AggregationContext) -> Script:
     """Return the energy of each tensor summed over all ranks; values that are not finite count as zero."""
-    mine = torch.stack([energy(tensor) for _, tensor in x.items()])
-    heard = yield AllGather((mine,))
+    own = torch.stack([energy(tensor) for _, tensor in x.items()])
+    received = yield AllGather((own,))
     if x.flat.is_meta:
         return [0.0] * len(x.layout)
-    for rank, payload in enumerate(heard):
+    for rank, payload in enumerate(received):
         with sent_by(rank, at):
             expect_tensors([payload], 1)
-            expect(payload[0], torch.float64, len(mine))
-    told = torch.stack([numbers for (numbers,) in heard]).cpu().nan_to_num(0.0, 0.0, 0.0)
-    return told.clamp(0.0, LARGEST).sum(0).tolist()
+            expect(payload[0], torch.float64, len(own))
+    statistics = torch.stack([numbers for (numbers,) in received]).cpu().nan_to_num(0.0, 0.0, 0.0)
+    return statistics.clamp(0.0, LARGEST).sum(0).tolist()

@@ -105,14 +105,14 @@ class ARCTopK(Compressor):
         """Compute the mean of wanted: (n,). waits: leave the unsent part in `wanted`; sent entries become zero."""
         rows = self._rows(x.layout)
         key = rng.address(at.seed, at.step, x.layout.names[0], "signs")
-        mine = rows.sketch(wanted, signs(key, self.row // self.rank, wanted)).to(SKETCH)
-        if not within_range(mine, at.world):
+        sketch_values = rows.sketch(wanted, signs(key, self.row // self.rank, wanted)).to(SKETCH)
+        if not within_range(sketch_values, at.world):
             raise NotFinite("the input has a value that is not finite, or too large for sums over a row and the group")
-        heard = yield AllReduceMean(mine, mine)
-        drawable = all_finite(heard)
+        received = yield AllReduceMean(sketch_values, sketch_values)
+        drawable = all_finite(received)
         if not drawable:
-            heard.zero_()
-        chosen, _ = largest(squared_norms(heard), rows.counts, shares(self.density, rows.counts))
+            received.zero_()
+        chosen, _ = largest(squared_norms(received), rows.counts, shares(self.density, rows.counts))
         places = rows.places(chosen)
         values = wanted.new_zeros(len(chosen) * self.row)
         torch.index_select(wanted, 0, places, out=values[: len(places)])

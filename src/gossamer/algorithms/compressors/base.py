@@ -242,10 +242,10 @@ class Codec(Compressor):
         self, x: FlatTensors, at: AggregationContext, out: Tensor | None, residual: Residual | None
     ) -> Aggregation:
         payload = self.encode(x, at, residual)
-        heard = yield AllGather(payload)
+        received = yield AllGather(payload)
         mean = mean_buffer_like(x.flat, out)
         finite = decode_heard(
-            lambda payloads, into: self.decode(payloads, x.layout, into, at.world), heard, x.layout, mean, at
+            lambda payloads, into: self.decode(payloads, x.layout, into, at.world), received, x.layout, mean, at
         )
         like = x.flat.new_empty(0)
         own = partial(self.decoded, payload, x.layout, like)

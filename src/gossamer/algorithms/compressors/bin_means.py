@@ -72,17 +72,19 @@ class BinMeans(Quantizer):
         w = wanted(x.flat, residual)
         sizes = tuple(x.layout.sizes)
         codes, means = self._binned(w.double(), sizes)
-        told = sendable(means)
+        sendable_means = sendable(means)
         if residual is not None:
-            torch.sub(w, self._meant(codes, told, sizes, w.dtype), out=residual.after)
-        return told, pack(codes, sizes, 8 // self.bits, self.bins)
+            torch.sub(w, self._meant(codes, sendable_means, sizes, w.dtype), out=residual.after)
+        return sendable_means, pack(codes, sizes, 8 // self.bits, self.bins)
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
-        sizes, told = tuple(layout.sizes), pairs(payloads)
-        for means, _ in told:
+        sizes, sendable_means = tuple(layout.sizes), pairs(payloads)
+        for means, _ in sendable_means:
             expect_numbers(means, (len(sizes) * self.bins,), len(payloads))
-        codes = [unpack(packed, sizes, 8 // self.bits, self.bins) for _, packed in told]
-        meant = (self._meant(each, means, sizes, out.dtype) for each, (means, _) in zip(codes, told, strict=True))
+        codes = [unpack(packed, sizes, 8 // self.bits, self.bins) for _, packed in sendable_means]
+        meant = (
+            self._meant(each, means, sizes, out.dtype) for each, (means, _) in zip(codes, sendable_means, strict=True)
+        )
         average(meant, out, divisor)
 
     def _binned(self, w: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,12 @@ def pairs(payloads: Sequence[Payload]) -> list[tuple[Tensor, Tensor]]:
 
 
 def decode_heard(
-    decode: Decode, heard: Sequence[Payload], layout: Layout | None, out: Tensor, at: AggregationContext, first: int = 0
+    decode: Decode,
+    received: Sequence[Payload],
+    layout: Layout | None,
+    out: Tensor,
+    at: AggregationContext,
+    first: int = 0,
 ) -> bool:
     """Overwrite `out`: (n,) with the decoded payloads, in the order of ranks; return whether the result is finite.
 
@@ -40,7 +45,7 @@ def decode_heard(
 
     Args:
         decode: writes the sum of the decoded payloads.
-        `heard`: received payloads, one per rank.
+        `received`: received payloads, one per rank.
         layout: that of `out`, to name a tensor in an error; None if unknown.
         out: receives the result.
         at: the step, for an error.
@@ -53,14 +58,14 @@ def decode_heard(
     if out.is_meta:  # to count bytes nothing is added, possibly for ten thousand payloads
         return True
     try:
-        decode(heard, out)
+        decode(received, out)
     except OutOfRange:
-        far = 2.0 * HEADROOM**2 * len(heard)  # a codec may be wrapped in another
-        decode([_scaled(payload, 1 / far) for payload in heard], out)
+        far = 2.0 * HEADROOM**2 * len(received)  # a codec may be wrapped in another
+        decode([_scaled(payload, 1 / far) for payload in received], out)
         out.mul_(far)
         return False
     except MalformedError:
-        for rank, payload in enumerate(heard, first):
+        for rank, payload in enumerate(received, first):
             _blame(decode, payload, layout, torch.empty_like(out), rank, at)
         raise
     return True

@@ -88,11 +88,13 @@ class Dense(Compressor):
         return AggregationResult(mean=mean, own_contribution=lambda: x.flat)
 
     def _cast(self, x: Tensor, dtype: torch.dtype, at: AggregationContext, out: Tensor | None) -> Aggregation:
-        said = half_encode(x, dtype, at.world)
-        heard = yield AllReduceMean(said, scratch_like(said))
+        encoded = half_encode(x, dtype, at.world)
+        received = yield AllReduceMean(encoded, scratch_like(encoded))
         mean = mean_buffer_like(x, out)
-        finite = half_decode([heard], mean)
+        finite = half_decode([received], mean)
         return with_mean_in(
-            AggregationResult(mean=mean, own_contribution=lambda: said.to(accumulation_dtype(x.dtype)), finite=finite),
+            AggregationResult(
+                mean=mean, own_contribution=lambda: encoded.to(accumulation_dtype(x.dtype)), finite=finite
+            ),
             out,
         )

@@ -130,7 +130,7 @@ class DGC(Compressor):
     ) -> Aggregation:
         """Compute the mean of all ranks' entries; the error of encoding the values remains in `left`."""
         payload = encode_places(places, len(x)), *self._said(values, places, left.flat, at)
-        heard: Sequence[Payload] = yield AllGather(payload)
+        received: Sequence[Payload] = yield AllGather(payload)
         mean = mean_buffer_like(x, out)
 
         def decode(payloads: Sequence[Payload], into: Tensor, divisor: int = at.world) -> None:
@@ -144,16 +144,16 @@ class DGC(Compressor):
             decode([payload], part, 1)
             return part
 
-        finite = decode_heard(decode, heard, left.layout, mean, at)
+        finite = decode_heard(decode, received, left.layout, mean, at)
         return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=finite), out)
 
     def _said(self, values: FlatTensors, places: Tensor, left: Tensor, at: AggregationContext) -> Payload:
         if self.then is None:
             return (values.flat,)
         lost = torch.zeros_like(values.flat)
-        said = self.then.encode(values, at, Residual(lost, lost))
+        sent_values = self.then.encode(values, at, Residual(lost, lost))
         left.index_copy_(0, places.long(), lost)
-        return said
+        return sent_values
 
     def _meant(self, payload: Payload, entries: Layout, like: Tensor) -> Tensor:
         if self.then is not None:

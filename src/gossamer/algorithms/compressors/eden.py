@@ -81,11 +81,11 @@ class EDEN(Codec):
     def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
         w, sizes, key = wanted(x.flat, residual), tuple(x.layout.sizes), noise_key(x, at)
         codes, scales = quantized(self._rotated(w, sizes, key), _blocks(sizes, self.block), self.bits)
-        told = sendable(scales)
+        sendable_scales = sendable(scales)
         if residual is not None:
-            torch.sub(w, self._meant(codes, told, sizes, key, w.dtype), out=residual.after)
+            torch.sub(w, self._meant(codes, sendable_scales, sizes, key, w.dtype), out=residual.after)
         seed = torch.tensor([key], dtype=torch.int64, device=w.device)
-        return seed, told, pack(codes, sizes, 8 // self.bits, 2**self.bits)
+        return seed, sendable_scales, pack(codes, sizes, 8 // self.bits, 2**self.bits)
 
     def decode(self, payloads: Sequence[Payload], layout: Layout, out: Tensor, divisor: int = 1) -> None:
         expect_tensors(payloads, 3)

@@ -81,11 +81,11 @@ class Differences:
         It uses the same encoder as classic error feedback.
         """
         smoothed = self._smoothed(x, state)
-        told = smoothed.get(SMOOTHED, x).flat.to(state[KNOWN].flat.dtype)
+        smoothed_input = smoothed.get(SMOOTHED, x).flat.to(state[KNOWN].flat.dtype)
         known, mean = state.scratch(KNOWN), state.scratch(KNOWN_MEAN)
         room = torch.neg(state[KNOWN].flat, out=scratch_like(known.flat))
         staged: AggregationResult = yield from inner.aggregate_compensated(
-            FlatTensors(told, x.layout),
+            FlatTensors(smoothed_input, x.layout),
             Residual(room, room),
             state.part("", KNOWN, KNOWN_MEAN, SMOOTHED, BEGUN),
             at,

@@ -13,7 +13,7 @@ from torch import Tensor
 from gossamer.algorithms.compressors.base import Compressor, aggregate_finite, mean_buffer_like, with_mean_in
 from gossamer.algorithms.compressors.decoding import expect_tensors, sent_by
 from gossamer.algorithms.compressors.route import Route
-from gossamer.algorithms.compressors.sharded import is_owed
+from gossamer.algorithms.compressors.sharded import is_group_residual
 from gossamer.base import rng
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.base.coalesce import coalesce
@@ -80,7 +80,7 @@ class Hierarchical(Compressor):
             return State()
         blank = FlatTensors.zeros(part, dtype=accumulation_dtype(like.flat.dtype), device=like.flat.device)
         state = self.between.init(blank, where.at(at))
-        if any(map(is_owed, state)):
+        if any(map(is_group_residual, state)):
             raise RecipeError(
                 f"{self.between!r} shards the tensors among nodes again and keeps a residual per shard, which cannot "
                 "be redistributed if the number of workers changes. Use its inner compressor without the sharding, "
@@ -96,8 +96,8 @@ class Hierarchical(Compressor):
         mean = mean_buffer_like(x.flat, out)
         if not part.numel:
             return with_mean_in(AggregationResult(mean=mean, own_contribution=lambda: x.flat), out)
-        heard = yield InGroup(where.inside, AllToAll(tuple((row,) for row in _cut(x, part, where.size))))
-        inside = _mean(_rows(heard, x.flat.dtype, part.numel, where.inside, at))
+        received = yield InGroup(where.inside, AllToAll(tuple((row,) for row in _cut(x, part, where.size))))
+        inside = _mean(_rows(received, x.flat.dtype, part.numel, where.inside, at))
         staged = yield from self._between(FlatTensors(inside, part), state.part(where.prefix), where, at)
         answer = staged.mean if staged.finite else torch.full_like(inside, nan)
         answers = yield InGroup(where.inside, AllGather((answer,)))
@@ -127,20 +127,20 @@ class Hierarchical(Compressor):
 
 def _all_fine(lost: Sequence[bool], like: Tensor, where: _Place, at: AggregationContext) -> Script:
     """Whether no rank lost its input; known once all have started."""
-    heard = yield AllGather((like.new_full((1,), bool(lost), dtype=torch.uint8),))
-    flags = _rows(heard, torch.uint8, 1, where.across, at)
+    received = yield AllGather((like.new_full((1,), bool(lost), dtype=torch.uint8),))
+    flags = _rows(received, torch.uint8, 1, where.across, at)
     return like.is_meta or not any(bool(flag.item()) for flag in flags)
 
 
 def _rows(
-    heard: Sequence[Payload], dtype: torch.dtype, count: int, ranks: Sequence[int], at: AggregationContext
+    received: Sequence[Payload], dtype: torch.dtype, count: int, ranks: Sequence[int], at: AggregationContext
 ) -> list[Tensor]:
     """Return the tensor that each rank sent: (count,) of dtype. Raises MalformedError."""
-    for rank, payload in zip(ranks, heard, strict=True):
+    for rank, payload in zip(ranks, received, strict=True):
         with sent_by(rank, at):
             expect_tensors([payload], 1)
             expect(payload[0], dtype, count)
-    return [row for (row,) in heard]
+    return [row for (row,) in received]
 
 
 def _all_finite(answers: Sequence[Tensor]) -> bool:

@@ -94,10 +94,10 @@ def columns_encode(x: FlatTensors, residual: Residual | None = None) -> Payload:
     for slot in x.layout:
         matrix = _matrix(slot, w)
         values.append(torch.stack([_side_mean(matrix, matrix >= 0), _side_mean(matrix, matrix < 0)], 1))
-    told, negative = sendable(torch.cat(values)), w < 0
+    sendable_values, negative = sendable(torch.cat(values)), w < 0
     if residual is not None:
-        torch.sub(w, _meant(x.layout, told, negative, w.dtype), out=residual.after)
-    return told, pack(negative, x.layout.sizes, 8, 2)
+        torch.sub(w, _meant(x.layout, sendable_values, negative, w.dtype), out=residual.after)
+    return sendable_values, pack(negative, x.layout.sizes, 8, 2)
 
 
 def columns_decode(payloads: Sequence[tuple[Tensor, Tensor]], layout: Layout, out: Tensor, divisor: int = 1) -> None:

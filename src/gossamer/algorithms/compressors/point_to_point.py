@@ -44,14 +44,14 @@ def encode(compressor: Compressor, x: FlatTensors, state: State, at: Aggregation
 
     Raises NotFinite.
     """
-    said: list[Tensor] = []
+    sent: list[Tensor] = []
 
     def hear_oneself(op: CollectiveOp) -> Any:
-        said.extend(op.tensors())
+        sent.extend(op.tensors())
         return op.answer_alone(lambda payload: payload)
 
     staged = _alone(compressor.aggregate(x, state, _by_itself(at)), hear_oneself)
-    return EncodedMessage(tuple(said), staged.own_contribution, staged.next_state)
+    return EncodedMessage(tuple(sent), staged.own_contribution, staged.next_state)
 
 
 def decode(compressor: Compressor, payload: Payload, layout: Layout, at: AggregationContext, out: Tensor) -> None:
@@ -111,13 +111,13 @@ def _decode(parts: Sequence[MessagePart], payload: Payload, out: Tensor, at: Agg
     """Decode the parts; return whether the numbers are finite."""
     rest, finite = payload, True
     for decoder, tensors, place in parts:
-        said, rest = rest[:tensors], rest[tensors:]
+        sent, rest = rest[:tensors], rest[tensors:]
         if place.start is not None:
             span = out[place.start : place.start + place.layout.numel]
-            finite &= decode_heard(_reader(decoder, place.layout), [said], place.layout, span, at, at.rank)
+            finite &= decode_heard(_reader(decoder, place.layout), [sent], place.layout, span, at, at.rank)
             continue
         apart = out.new_empty(place.layout.numel)
-        finite &= decode_heard(_reader(decoder, place.layout), [said], place.layout, apart, at, at.rank)
+        finite &= decode_heard(_reader(decoder, place.layout), [sent], place.layout, apart, at, at.rank)
         place.scatter(apart, out)
     narrow = out.dtype != accumulation_dtype(out.dtype)  # than the dtype of sums
     return finite and not (narrow and not all_finite(out))
@@ -164,8 +164,8 @@ def _alone(script: Aggregation, answered: Callable[[CollectiveOp], Any]) -> Aggr
             return staged
 
 
-def _taken(like: Payload, said: Iterator[Tensor]) -> Payload:
-    taken = tuple(tensor for _, tensor in zip(like, said, strict=False))
+def _taken(like: Payload, sent: Iterator[Tensor]) -> Payload:
+    taken = tuple(tensor for _, tensor in zip(like, sent, strict=False))
     if len(taken) < len(like):
         raise MalformedError(f"the message ended after {len(taken)} of {len(like)} tensors")
     return taken

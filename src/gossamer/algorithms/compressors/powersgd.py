@@ -99,14 +99,16 @@ class PowerSGD(Compressor):
             first.zero_()
         orthonormalize(factoring, first)
         wanted, left = (x.flat, None) if residual is None else (residual.after, residual.after)
-        mine = back_project(wanted, factoring, first, left)
+        own_factor = back_project(wanted, factoring, first, left)
 
         def own() -> Tensor:
             whole = scratch_like(x.flat, q.flat.dtype)
-            expand(factoring, torch.cat([first[: factoring.left_numel], others]), mine, whole)
+            expand(factoring, torch.cat([first[: factoring.left_numel], others]), own_factor, whole)
             return whole
 
-        following = FlatTensors((yield AllReduceMean(mine)).clone(), q.layout)  # states are written to, answers are not
+        following = FlatTensors(
+            (yield AllReduceMean(own_factor)).clone(), q.layout
+        )  # states are written to, answers are not
 
         mean = mean_buffer_like(x.flat, out)
         expand(factoring, first, following.flat, mean)

@@ -102,9 +102,9 @@ class RandomProjection(RandomSubspace):
 
     def _mean_of(self, values: Tensor, x: FlatTensors, at: AggregationContext, out: Tensor | None) -> Aggregation:
         refuse_large(values, at)
-        told = yield AllReduceMean(values)
+        mean_values = yield AllReduceMean(values)
         mean = x.flat.new_empty(x.layout.numel, dtype=values.dtype) if out is None else out
-        mean.copy_(self._read(told, x.layout, at))
+        mean.copy_(self._read(mean_values, x.layout, at))
         return AggregationResult(
             mean=mean, own_contribution=lambda: self._read(values, x.layout, at), finite=all_finite(mean)
         )

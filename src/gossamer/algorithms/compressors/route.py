@@ -147,5 +147,5 @@ def _joined(layout: Layout, parts: Sequence[tuple[LayoutPart, Tensor]]) -> Tenso
 
 def _joint_debt(whole: Layout, parts: Sequence[tuple[LayoutPart, AggregationResult]]) -> Callable[[], Tensor] | None:
     """Return a function that computes the parts' `owes` in the places of `whole`; None without any."""
-    owing = [(part, staged.owes) for part, staged in parts if staged.owes is not None]
-    return (lambda: _joined(whole, [(part, owes()) for part, owes in owing])) if owing else None
+    undelivered = [(part, staged.owes) for part, staged in parts if staged.owes is not None]
+    return (lambda: _joined(whole, [(part, owes()) for part, owes in undelivered])) if undelivered else None

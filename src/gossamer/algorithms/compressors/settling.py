@@ -38,7 +38,7 @@ class WarmupProgress(NamedTuple):
         """Store one record per tensor under the tensor's name, so that it moves with the tensor."""
         return FlatTensors(torch.tensor(self * len(layout), dtype=torch.float64, device="cpu"), layout)
 
-    def heard(self, waiting: float, given: float) -> WarmupProgress:
+    def updated(self, waiting: float, given: float) -> WarmupProgress:
         """Return the progress after a step with these energies over all ranks; unchanged if all inputs were zero."""
         if not given > 0:
             return self
@@ -62,11 +62,11 @@ def energy(x: Tensor) -> Tensor:
 
 def exchange(progress: WarmupProgress, like: Tensor, at: AggregationContext) -> Script:
     """Sum (waiting, given) of the last step over all ranks; the result has the same bits on every rank."""
-    mine = like.new_tensor([progress.my_waiting, progress.my_given], dtype=torch.float64)
-    heard = yield AllGather((mine,))
-    for rank, payload in enumerate(heard):
+    own_progress = like.new_tensor([progress.my_waiting, progress.my_given], dtype=torch.float64)
+    updated = yield AllGather((own_progress,))
+    for rank, payload in enumerate(updated):
         with sent_by(rank, at):
             expect_tensors([payload], 1)
             expect(payload[0], torch.float64, 2)
-    waiting, given = torch.stack([numbers for (numbers,) in heard]).cpu().sum(0).tolist()
+    waiting, given = torch.stack([numbers for (numbers,) in updated]).cpu().sum(0).tolist()
     return waiting, given

@@ -24,17 +24,17 @@ from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.base.ops import AllGather, AllToAll, Payload
 from gossamer.errors import NotFinite
 
-OWED = "owed"
+UNSENT = "owed"
 
 
-def is_owed(key: str) -> bool:
+def is_group_residual(key: str) -> bool:
     """Whether a state key is that of a part's residual of the second encoding; wrappers prefix the keys."""
-    return key.rpartition(".")[2] == OWED
+    return key.rpartition(".")[2] == UNSENT
 
 
 def is_unsent(key: str) -> bool:
     """Whether a state key is that of a residual, of the first or the second encoding."""
-    return key.rpartition(".")[2] in (RESIDUAL, OWED)
+    return key.rpartition(".")[2] in (RESIDUAL, UNSENT)
 
 
 def settle(state: State, at: AggregationContext) -> None:
@@ -42,12 +42,12 @@ def settle(state: State, at: AggregationContext) -> None:
 
     An entry of one worker counts 1/workers in the mean, so it is multiplied by the number of workers.
     """
-    for key in filter(is_owed, state):
-        place, sign = debtor(key.removesuffix(OWED), state)
-        owed, whole = state[key].flat, state[place].flat
+    for key in filter(is_group_residual, state):
+        place, sign = debtor(key.removesuffix(UNSENT), state)
+        undelivered, whole = state[key].flat, state[place].flat
         start = min(at.rank * -(-len(whole) // at.world), len(whole))
-        whole[start : start + len(owed)].add_(owed, alpha=sign * at.world)
-        owed.zero_()
+        whole[start : start + len(undelivered)].add_(undelivered, alpha=sign * at.world)
+        undelivered.zero_()
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,7 +80,7 @@ class Sharded(Wrapper):
     def init_compensated(self, like: FlatTensors, at: AggregationContext) -> State:
         part = _parts(self.inner, Itself(like.layout), at.world, like.flat.dtype)[at.rank]
         return State(
-            {OWED: FlatTensors.zeros(part.layout, dtype=accumulation_dtype(like.flat.dtype), device=like.flat.device)}
+            {UNSENT: FlatTensors.zeros(part.layout, dtype=accumulation_dtype(like.flat.dtype), device=like.flat.device)}
         )
 
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
@@ -89,8 +89,8 @@ class Sharded(Wrapper):
     def aggregate_compensated(
         self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
     ) -> Aggregation:
-        left = state.scratch(OWED)
-        staged = yield from self._in_parts(x, residual, Residual(state[OWED].flat, left.flat), at, out)
+        left = state.scratch(UNSENT)
+        staged = yield from self._in_parts(x, residual, Residual(state[UNSENT].flat, left.flat), at, out)
         start = _parts(self.inner, Itself(x.layout), at.world, x.flat.dtype)[at.rank].start
 
         def share() -> Tensor:
@@ -98,26 +98,26 @@ class Sharded(Wrapper):
             whole[start : start + len(left.flat)] = left.flat
             return whole
 
-        return replace(staged, owes=share, next_state=State({OWED: left}))
+        return replace(staged, owes=share, next_state=State({UNSENT: left}))
 
     def _in_parts(
         self,
         x: FlatTensors,
         residual: Residual | None,
-        owed: Residual | None,
+        undelivered: Residual | None,
         at: AggregationContext,
         out: Tensor | None,
     ) -> Aggregation:
         parts = _parts(self.inner, Itself(x.layout), at.world, x.flat.dtype)
-        mine = parts[at.rank]
+        own_part = parts[at.rank]
         sent = self._encode_parts(parts, x.flat, residual, at)
-        heard = yield AllToAll(sent)
-        agreed = scratch_like(mine.of(x.flat), accumulation_dtype(x.flat.dtype))
-        finite = decode_heard(partial(self._decode, mine, divisor=at.world), heard, mine.layout, agreed, at)
-        told = self._encode_mean(mine, agreed, finite, owed, _at(at, "mean", at.rank))
-        like, lost = agreed.new_empty(0), agreed if owed is None else None
-        del heard, agreed  # as large as the bucket together, and unused during the all-gather
-        answers = yield AllGather(told)
+        received = yield AllToAll(sent)
+        agreed = scratch_like(own_part.of(x.flat), accumulation_dtype(x.flat.dtype))
+        finite = decode_heard(partial(self._decode, own_part, divisor=at.world), received, own_part.layout, agreed, at)
+        encoded_mean = self._encode_mean(own_part, agreed, finite, undelivered, _at(at, "mean", at.rank))
+        like, lost = agreed.new_empty(0), agreed if undelivered is None else None
+        del received, agreed  # as large as the bucket together, and unused during the all-gather
+        answers = yield AllGather(encoded_mean)
         mean = mean_buffer_like(x.flat, out)
         finite = True
         for rank, (part, payload) in enumerate(() if mean.is_meta else zip(parts, answers, strict=True)):
@@ -126,7 +126,7 @@ class Sharded(Wrapper):
                 into.fill_(inf)
                 finite = False
         if lost is not None:
-            lost.sub_(mine.of(mean))
+            lost.sub_(own_part.of(mean))
         own = partial(self._own, parts, sent, like, lost, at)
         return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=finite), out)
 
@@ -159,14 +159,14 @@ class Sharded(Wrapper):
         return whole
 
     def _encode_mean(
-        self, part: OwnedPart, mean: Tensor, finite: bool, owed: Residual | None, at: AggregationContext
+        self, part: OwnedPart, mean: Tensor, finite: bool, undelivered: Residual | None, at: AggregationContext
     ) -> Payload:
         """Encode the mean of a part, plus `owed.before`. Only this worker knows whether the sum overflowed: it reports
         that to all ranks by values that cannot be summed.
         """
         if finite:
             try:
-                return self._encode(part, mean, owed, at)
+                return self._encode(part, mean, undelivered, at)
             except NotFinite:
                 pass  # the residual may overflow, too
         zeros = self._encode(part, torch.zeros_like(mean), None, at)

@@ -123,10 +123,10 @@ class SharedMask(Compressor):
         if waits:
             wanted.index_fill_(0, places, 0)
         chosen = parts.chosen(wanted, at)
-        told = yield from coalesce([mean_at(values, places, x.flat, out), _gathered((chosen,))])
-        staged: AggregationResult = told[0]
+        results = yield from coalesce([mean_at(values, places, x.flat, out), _gathered((chosen,))])
+        staged: AggregationResult = results[0]
         following = state.scratch(MASK)
-        parts.mark(told[1], following.flat, at)
+        parts.mark(results[1], following.flat, at)
         return replace(staged, next_state=State({MASK: following}))
 
 

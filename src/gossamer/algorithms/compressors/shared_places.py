@@ -27,14 +27,14 @@ def mean_at(values: Tensor, places: Tensor, x: Tensor, out: Tensor | None) -> Ag
 
     Values beyond the first k' are padding.
     """
-    told = yield AllReduceMean(values)
+    mean_values = yield AllReduceMean(values)
 
     def spread(numbers: Tensor, whole: Tensor) -> Tensor:
         return whole.zero_().index_copy_(0, places, numbers[: len(places)].to(whole.dtype))
 
     blank = x.new_empty(0, dtype=values.dtype)
-    mean = spread(told, blank.new_empty(len(x)) if out is None else out)
-    finite = all_finite(told) and (mean.dtype == told.dtype or all_finite(mean))
+    mean = spread(mean_values, blank.new_empty(len(x)) if out is None else out)
+    finite = all_finite(mean_values) and (mean.dtype == mean_values.dtype or all_finite(mean))
     return AggregationResult(
         mean=mean, own_contribution=lambda: spread(values, blank.new_empty(mean.shape)), finite=finite
     )

@@ -119,31 +119,31 @@ class SparseSum(Wrapper):
         room, kept = self.rooms(x, at.world)
         regions = Regions.drawn(x, at)
         members = regions.members(at.rank, wanted.device)
-        mine = wanted[members]
-        if not all_finite(mine):
+        local = wanted[members]
+        if not all_finite(local):
             raise NotFinite("the input has a value that is not finite, or too large to be added to the residual")
         wanted.index_fill_(0, members, 0)
         entries = _entries(regions, *self.inner.select(FlatTensors(wanted, x.layout), at), room)
         wanted.index_fill_(0, entries.places, 0)
-        heard = yield AllToAll(entries.messages(regions.rows, room))
-        left = scratch_like(mine)
-        finite = decode_heard(partial(_added, mine, regions.rows, room), heard, None, left, at)
+        received = yield AllToAll(entries.messages(regions.rows, room))
+        left = scratch_like(local)
+        finite = decode_heard(partial(_added, local, regions.rows, room), received, None, left, at)
         answers = yield AllGather(_largest_sums(left, finite, regions, kept))
         mean = mean_buffer_like(x.flat, out)
         if mean.is_meta:
             return with_mean_in(AggregationResult(mean=mean, own_contribution=lambda: torch.empty_like(mean)), out)
-        told = [_can_be_added(answer, kept, mean, rank, at) for rank, answer in enumerate(answers)]
-        places, theirs = _told(answers, regions, kept, at)
-        scatter(list(zip(places, theirs, strict=True)), mean)
+        addable = [_can_be_added(answer, kept, mean, rank, at) for rank, answer in enumerate(answers)]
+        places, position = _told(answers, regions, kept, at)
+        scatter(list(zip(places, position, strict=True)), mean)
         wanted.index_copy_(0, members, left)
         numel = x.layout.numel
 
         def own() -> Tensor:
             part = left.new_zeros(numel)
             part.index_copy_(0, entries.places, entries.values)
-            return part.index_copy_(0, members, mine - left)
+            return part.index_copy_(0, members, local - left)
 
-        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=all(told)), out)
+        return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=all(addable)), out)
 
 
 @dataclass(frozen=True)
@@ -183,14 +183,14 @@ def _entries(regions: Regions, places: Tensor, values: Tensor, room: int) -> Ent
     return Entries(found[chosen], rows[chosen].int(), values, fitting)
 
 
-def _added(mine: Tensor, rows: int, room: int, heard: Sequence[Payload], sums: Tensor) -> None:
+def _added(local: Tensor, rows: int, room: int, received: Sequence[Payload], sums: Tensor) -> None:
     """Overwrite `sums`: (m,) with mine plus the received entries, in the order of ranks. Raises MalformedError."""
-    expect_tensors(heard, 3)
-    for _, values, _ in heard:
-        expect_values(values, room, mine)
-        expect_summable(values, len(heard))
-    entries = [_received(payload, rows, room, len(mine)) for payload in heard]
-    scatter(entries, sums.copy_(mine), onto=True)
+    expect_tensors(received, 3)
+    for _, values, _ in received:
+        expect_values(values, room, local)
+        expect_summable(values, len(received))
+    entries = [_received(payload, rows, room, len(local)) for payload in received]
+    scatter(entries, sums.copy_(local), onto=True)
 
 
 def _received(payload: Payload, rows: int, room: int, members: int) -> tuple[Tensor, Tensor]:

@@ -88,19 +88,19 @@ class TernGrad(Compressor):
     ) -> Aggregation:
         """Aggregate x; `after`, if given, receives the residual and may be x.flat."""
         sizes = x.layout.sizes
-        heard = yield AllGather((self._scales(x),))
-        scales = _largest_scales(heard, len(sizes), at)
-        mine = ternary_encode(x.flat, sizes, scales, noise_key(x, at), self.per_byte, after)
+        received = yield AllGather((self._scales(x),))
+        scales = _largest_scales(received, len(sizes), at)
+        local = ternary_encode(x.flat, sizes, scales, noise_key(x, at), self.per_byte, after)
         numel, dtype, device = x.layout.numel, accumulation_dtype(x.flat.dtype), x.flat.device
-        payloads = yield AllGather((mine,))
+        payloads = yield AllGather((local,))
 
         def own() -> Tensor:
             decoded = torch.empty(numel, dtype=dtype, device=device)
-            ternary_decode([(mine,)], scales, sizes, self.per_byte, decoded)
+            ternary_decode([(local,)], scales, sizes, self.per_byte, decoded)
             return decoded
 
-        def decode(said: Sequence[Payload], into: Tensor) -> None:
-            both = pairs(said)  # all have the same scales
+        def decode(description: Sequence[Payload], into: Tensor) -> None:
+            both = pairs(description)  # all have the same scales
             ternary_decode([(codes,) for _, codes in both], both[0][0], sizes, self.per_byte, into, at.world)
 
         mean = mean_buffer_like(x.flat, out)
@@ -115,16 +115,16 @@ class TernGrad(Compressor):
         return torch.minimum(largest, (self.clip * _root_mean_squares(x)).float())
 
 
-def _largest_scales(heard: Sequence[Payload], tensors: int, at: AggregationContext) -> Tensor:
+def _largest_scales(received: Sequence[Payload], tensors: int, at: AggregationContext) -> Tensor:
     """Return the group's scales: (tensors,) float32. Raises MalformedError.
 
     Scales that are too large for the sum are found by decoding.
     """
-    for rank, payload in enumerate(heard):
+    for rank, payload in enumerate(received):
         with suppress(OutOfRange), sent_by(rank, at):
             expect_tensors([payload], 1)
             expect_numbers(payload[0], (tensors,), at.world)
-    return torch.stack([scales for (scales,) in heard]).amax(0)
+    return torch.stack([scales for (scales,) in received]).amax(0)
 
 
 def _root_mean_squares(x: FlatTensors) -> Tensor:

@@ -112,7 +112,7 @@ class Warmup(Wrapper):
         )
         sent: AggregationResult = both[0]
         waiting, given_to_all = both[1]
-        following = progress.heard(waiting, given_to_all)
+        following = progress.updated(waiting, given_to_all)
         following = following._replace(my_waiting=float(energy(residual.after)), my_given=given)
         return replace(sent, next_state=State({FORM: following.written(kept.layout), **sent.next_state}))
 

@@ -49,7 +49,7 @@ class PairAnswer(NamedTuple):
 class Partner:
     """A worker's state in pairwise gossip: it averages with neighbors, one at a time, without waiting for any of them.
 
-    shown <- shown + (theirs - sent) / 2, on both sides; parameters <- parameters + `owed` at the next step boundary
+    shown <- shown + (received - sent) / 2, on both sides; parameters <- parameters + `unapplied` at the next step
     law:    the sum over workers of `shown` changes by the optimizers' steps only, under any interleaving, loss,
             duplication and pause; one exchange at a time among n, drawn uniformly, multiplies the expected squared
             distance from the mean by 1 - 1/(n-1)
@@ -96,8 +96,8 @@ class Partner:
         #: (n,), the parameters at the last step boundary plus pending changes: at least float32, on the CPU, from where
         #: messages are sent
         self.shown = parameters.flat.to("cpu", accumulation_dtype(parameters.flat.dtype), copy=True)
-        self.owed = torch.zeros_like(self.shown)  # (n,), sum of exchanges that the training thread has not applied yet
-        self._owes = False  # whether pending changes have a nonzero entry
+        self.unapplied = torch.zeros_like(self.shown)  # (n,), sum of exchanges before the training thread applies it
+        self._pending_exchange = False  # whether pending changes have a nonzero entry
         self._compressor = Dense() if compressor is None else compressor
         refuse_loss(self._compressor)
         self.version = self.declined = self.abandoned = 0
@@ -116,25 +116,25 @@ class Partner:
 
     def drain_each(self, parameters: Sequence[Tensor]) -> None:
         """Do the same for separate tensors, in the layout's order and shapes, each of any dtype and on any device."""
-        mine = self._side_by_side(parameters)
+        own = self._side_by_side(parameters)
         with self._lock:
-            if self._owes:
-                mine.add_(self.owed)
-                torch._foreach_copy_(list(parameters), [slot.view(mine) for slot in self._layout])
-                self._owe_what_is_left(mine, parameters)
-            self.shown = mine
+            if self._pending_exchange:
+                own.add_(self.unapplied)
+                torch._foreach_copy_(list(parameters), [slot.view(own) for slot in self._layout])
+                self._keep_rounding_errors(own, parameters)
+            self.shown = own
             self.version += 1
 
-    def _owe_what_is_left(self, shown: Tensor, parameters: Sequence[Tensor]) -> None:
+    def _keep_rounding_errors(self, shown: Tensor, parameters: Sequence[Tensor]) -> None:
         """Keep the rounding errors of parameters overwritten by `shown`: zero if they have its dtype."""
-        self._owes = any(each.dtype != shown.dtype for each in parameters)
-        if self._owes:
-            torch.sub(shown, self._side_by_side(parameters), out=self.owed)
+        self._pending_exchange = any(each.dtype != shown.dtype for each in parameters)
+        if self._pending_exchange:
+            torch.sub(shown, self._side_by_side(parameters), out=self.unapplied)
         else:
-            self.owed.zero_()
+            self.unapplied.zero_()
 
     def _side_by_side(self, parameters: Sequence[Tensor]) -> Tensor:
-        flat = scratch_like(self.owed)
+        flat = scratch_like(self.unapplied)
         torch._foreach_copy_([slot.view(flat) for slot in self._layout], list(parameters))
         return flat
 
@@ -185,11 +185,11 @@ class Partner:
                 return False
             del self._asked[peer]
             try:
-                theirs = self._read(receipt.payload, peer, push.stamp.step)
+                peer_parameters = self._read(receipt.payload, peer, push.stamp.step)
             except MalformedError:
                 self.abandoned += 1
                 raise
-            self._move(theirs, asked.sent())
+            self._move(peer_parameters, asked.sent())
             return True
 
     def _end_declined(self, peer: int, receipt: Receipt) -> None:
@@ -220,11 +220,11 @@ class Partner:
         if self.rank < stamp.worker and stamp.worker in self._asked:
             return NO_EXCHANGE
         try:
-            theirs = self._read(payload, stamp.worker, stamp.step)
+            peer_parameters = self._read(payload, stamp.worker, stamp.step)
             message = self._write(stamp.step)
         except (MalformedError, NotFinite):
             return NO_EXCHANGE
-        self._move(theirs, message.own())
+        self._move(peer_parameters, message.own())
         return Receipt(version=self.version, payload=message.payload)
 
     def snapshot(self, known: int) -> Pulled:
@@ -293,13 +293,13 @@ class Partner:
         with self._lock:
             return tuple(sorted(self._asked))
 
-    def _move(self, theirs: Tensor, sent: Tensor) -> None:
-        """Move halfway from `sent` to `theirs`: (n,), which is overwritten."""
-        difference = theirs.sub_(sent)
+    def _move(self, peer_parameters: Tensor, sent: Tensor) -> None:
+        """Move halfway from `sent` to `peer_parameters`: (n,), which is overwritten."""
+        difference = peer_parameters.sub_(sent)
         shown = scratch_like(self.shown)  # a new tensor: the old one may be in flight
         self.shown = torch.add(self.shown, difference, alpha=0.5, out=shown)
-        self.owed.add_(difference, alpha=0.5)
-        self._owes = True
+        self.unapplied.add_(difference, alpha=0.5)
+        self._pending_exchange = True
         self.version += 1
 
     def _write(self, step: int) -> point_to_point.EncodedMessage:
@@ -307,11 +307,11 @@ class Partner:
         return point_to_point.encode(self._compressor, x, point_to_point.begin(self._compressor, x, at), at)
 
     def _read(self, payload: Payload, writer: int, step: int) -> Tensor:
-        theirs = scratch_like(self.shown)
-        point_to_point.decode(self._compressor, payload, self._layout, self._at(writer, step), theirs)
-        if not all_finite(theirs):  # averaging would spread them to all workers
+        peer_parameters = scratch_like(self.shown)
+        point_to_point.decode(self._compressor, payload, self._layout, self._at(writer, step), peer_parameters)
+        if not all_finite(peer_parameters):  # averaging would spread them to all workers
             raise MalformedError(f"worker {writer} sent parameters that are not finite, which no correct worker does")
-        return theirs
+        return peer_parameters
 
     def _at(self, writer: int, step: int) -> AggregationContext:
         return AggregationContext(step=step, seed=self._seed, rank=writer)

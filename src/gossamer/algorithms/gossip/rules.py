@@ -70,12 +70,14 @@ class MixingRule(ABC):
         """Return the initial state; all workers have the same x."""
 
     @abstractmethod
-    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
-        """Return the messages for `told` neighbors. No state is changed, since the round may fail."""
+    def offer(
+        self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, receivers: int
+    ) -> GossipOffer:
+        """Return the messages for `receivers` neighbors. No state is changed, since the round may fail."""
 
     @abstractmethod
     def land(
-        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, received: Sequence[NeighborMessage]
     ) -> Tensor:
         """Return x after the round, in a new tensor; `memory` is updated."""
 
@@ -104,16 +106,18 @@ class Averaging(MixingRule):
     def begin(self, x: Tensor) -> Memory:
         return {}
 
-    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
+    def offer(
+        self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, receivers: int
+    ) -> GossipOffer:
         return GossipOffer((x.flat,))
 
     def land(
-        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, received: Sequence[NeighborMessage]
     ) -> Tensor:
         change = torch.zeros_like(x, dtype=accumulation_dtype(x.dtype))
-        for weight, (theirs,), _ in heard:
-            if all_finite(theirs):
-                change.add_(theirs - x, alpha=weight)
+        for weight, (neighbor_parameters,), _ in received:
+            if all_finite(neighbor_parameters):
+                change.add_(neighbor_parameters - x, alpha=weight)
         return change.mul_(self.step_size).add_(x).to(x.dtype)
 
 
@@ -144,7 +148,9 @@ class Choco(MixingRule):
         hat = x.to(accumulation_dtype(x.dtype), copy=True)
         return {HAT: hat, PULL: torch.zeros_like(hat)}
 
-    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
+    def offer(
+        self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, receivers: int
+    ) -> GossipOffer:
         difference = FlatTensors(x.flat - memory[HAT], x.layout)
         try:
             message = encode(self.compressor, difference, state, at)
@@ -153,12 +159,12 @@ class Choco(MixingRule):
         return GossipOffer(message.payload, (message.own(),), message.next_state)
 
     def land(
-        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, received: Sequence[NeighborMessage]
     ) -> Tensor:
         (own,), pull = offer.own, memory[PULL]
         memory[HAT].add_(own)
         message = scratch_like(pull)
-        for weight, payload, at in heard:
+        for weight, payload, at in received:
             decode(self.compressor, payload, layout, at, message)
             pull.add_(message.sub_(own), alpha=weight)
         return torch.add(x, pull, alpha=self.step_size).to(x.dtype)
@@ -187,21 +193,23 @@ class PushSum(MixingRule):
             MASS: torch.ones(1, dtype=torch.float64, device=x.device),
         }
 
-    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
+    def offer(
+        self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, receivers: int
+    ) -> GossipOffer:
         numbers, mass = self.shares(x.flat, memory)
-        part, lighter = (numbers / (1 + told)).to(x.flat.dtype), mass / (1 + told)
+        part, lighter = (numbers / (1 + receivers)).to(x.flat.dtype), mass / (1 + receivers)
         if not all_finite(part):
             return GossipOffer((torch.zeros_like(part), torch.zeros_like(mass)), (numbers, mass))
-        return GossipOffer((part, lighter), (numbers.sub_(part, alpha=told), lighter))
+        return GossipOffer((part, lighter), (numbers.sub_(part, alpha=receivers), lighter))
 
     def land(
-        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, received: Sequence[NeighborMessage]
     ) -> Tensor:
         numbers, mass = offer.own
         memory[NUMBERS].copy_(numbers)
         memory[MASS].copy_(mass)
-        for _, (theirs, their_mass), _ in heard:
-            memory[NUMBERS].add_(theirs)
+        for _, (neighbor_parameters, their_mass), _ in received:
+            memory[NUMBERS].add_(neighbor_parameters)
             memory[MASS].add_(their_mass)
         return self._shown(x, memory)
 
@@ -244,17 +252,19 @@ class OuterMomentum(MixingRule):
         slow = x.to(accumulation_dtype(x.dtype), copy=True)
         return {SLOW: slow, MOMENTUM: torch.zeros_like(slow)}
 
-    def offer(self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, told: int) -> GossipOffer:
+    def offer(
+        self, x: FlatTensors, memory: Memory, state: State, at: AggregationContext, receivers: int
+    ) -> GossipOffer:
         slow = memory[SLOW].clone()
         numbers = slow, x.flat.to(slow.dtype) - slow
         return GossipOffer(numbers, numbers)
 
     def land(
-        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, heard: Sequence[NeighborMessage]
+        self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, received: Sequence[NeighborMessage]
     ) -> Tensor:
         slow, moved = offer.own
         change = moved * self.learning_rate
-        for weight, (their_slow, they_moved), _ in heard:
+        for weight, (their_slow, they_moved), _ in received:
             if all_finite(their_slow) and all_finite(they_moved):
                 change.add_(they_moved - moved, alpha=weight * self.learning_rate)
                 change.add_(their_slow - slow, alpha=weight * self.pull)

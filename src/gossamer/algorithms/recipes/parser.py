@@ -195,8 +195,8 @@ def _no_such(name: str) -> str:
 
 def _misspelled(name: str) -> list[str]:
     """Return known names that `name` may be a misspelling of, the most similar first."""
-    ours = get_close_matches(name, _ours(), cutoff=LEAST_LIKENESS)
-    return ours or get_close_matches(name, [other for other in BY_NAME if len(other) >= SHORTEST_GUESSED])
+    own_terms = get_close_matches(name, _ours(), cutoff=LEAST_LIKENESS)
+    return own_terms or get_close_matches(name, [other for other in BY_NAME if len(other) >= SHORTEST_GUESSED])
 
 
 def _shown(name: str) -> str:

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from math import cos, fsum, pi, sin
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gossamer.base.term import Term
 
+FORMER_NAMES = {"tells": "sends_to", "hears": "receives_from"}  # of methods, by old name
 Weights = tuple[tuple[int, float], ...]  # (peer, weight), ascending by peer
 
 
@@ -34,11 +36,20 @@ class Topology(Term, ABC):
         seed: equal on every rank; used by random topologies only.
 
     Example:
-        >>> gossamer.Torus().tells(0, world=9, round=0)
+        >>> gossamer.Torus().sends_to(0, world=9, round=0)
         (1, 2, 3, 6)
     """
 
     kind = "topology"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Accept methods that a subclass defines by their former names."""
+        super().__init_subclass__(**options)
+        for old, new in FORMER_NAMES.items():
+            if old in vars(cls) and new not in vars(cls):
+                message = f"{cls.__name__}.{old} has a new name. Write def {new}(...)."
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
+                setattr(cls, new, vars(cls)[old])
 
     @property
     def mutual(self) -> bool:
@@ -66,12 +77,22 @@ class Topology(Term, ABC):
         return self
 
     @abstractmethod
-    def tells(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
+    def sends_to(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
         """Return the ranks that `rank` sends to in this round, ascending, without itself."""
 
-    def hears(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
+    def receives_from(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
         """Return the ranks that send to `rank` in this round, ascending, without itself."""
-        return self.tells(rank, world, round, seed)
+        return self.sends_to(rank, world, round, seed)
+
+    def tells(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
+        """The former name of `sends_to`."""
+        warnings.warn("topology.tells has a new name. Write topology.sends_to.", DeprecationWarning, stacklevel=2)
+        return self.sends_to(rank, world, round, seed)
+
+    def hears(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
+        """The former name of `receives_from`."""
+        warnings.warn("topology.hears has a new name. Write topology.receives_from.", DeprecationWarning, stacklevel=2)
+        return self.receives_from(rank, world, round, seed)
 
     def rounds(self, world: int) -> int:
         """Return the number of rounds to examine: the edges' period, or the size of a sample for random edges."""
@@ -80,9 +101,9 @@ class Topology(Term, ABC):
     def peers(self, rank: int, world: int) -> tuple[int, ...]:
         """Return the ranks that `rank` of `world` exchanges messages with in any round, ascending, without itself."""
         every = range(self.rounds(world))
-        told = {peer for round in every for peer in self.tells(rank, world, round)}
-        heard = {peer for round in every for peer in self.hears(rank, world, round)}
-        return tuple(sorted(told | heard))
+        receivers = {peer for round in every for peer in self.sends_to(rank, world, round)}
+        received = {peer for round in every for peer in self.receives_from(rank, world, round)}
+        return tuple(sorted(receivers | received))
 
     def weights(self, rank: int, world: int, round: int, seed: int = 0) -> Weights:
         """Return the mixing weights of `rank` for its inputs, including itself: a row of `mixing`, without the matrix.
@@ -93,12 +114,14 @@ class Topology(Term, ABC):
         source:   Xiao, Boyd & Lall 2005, IPSN (after Metropolis; Xiao & Boyd 2004 omit the 1 + out, and then a ring of
                   two would only swap); Kempe, Dobra & Gehrke 2003, FOCS (directed)
         """
-        mine = self._degree(rank, world, round, seed)
-        theirs = {peer: self._degree(peer, world, round, seed) for peer in self.hears(rank, world, round, seed)}
+        own_degree = self._degree(rank, world, round, seed)
+        degrees = {
+            peer: self._degree(peer, world, round, seed) for peer in self.receives_from(rank, world, round, seed)
+        }
         if not self.mutual:
-            return tuple(sorted((peer, 1 / (1 + degree)) for peer, degree in (theirs | {rank: mine}).items()))
-        heard = {peer: 1 / (1 + max(mine, degree)) for peer, degree in theirs.items()}
-        return tuple(sorted((heard | {rank: 1 - fsum(heard.values())}).items()))
+            return tuple(sorted((peer, 1 / (1 + degree)) for peer, degree in (degrees | {rank: own_degree}).items()))
+        received = {peer: 1 / (1 + max(own_degree, degree)) for peer, degree in degrees.items()}
+        return tuple(sorted((received | {rank: 1 - fsum(received.values())}).items()))
 
     def mixing(self, world: int, round: int = 0, seed: int = 0) -> Tensor:
         """Return W: (world, world) in float64; row i has the weights of rank i's inputs, so that x <- W x."""
@@ -111,8 +134,8 @@ class Topology(Term, ABC):
         law:    every column sums to 1, so sums are preserved; x / w converges to the mean
         source: Kempe, Dobra & Gehrke 2003, FOCS; Assran et al. 2019, ICML
         """
-        told = [(*self.tells(rank, world, round, seed), rank) for rank in range(world)]
-        return _matrix([tuple((peer, 1 / len(peers)) for peer in peers) for peers in told]).T.contiguous()
+        receivers = [(*self.sends_to(rank, world, round, seed), rank) for rank in range(world)]
+        return _matrix([tuple((peer, 1 / len(peers)) for peer in peers) for peers in receivers]).T.contiguous()
 
     def second_eigenvalue(self, world: int) -> float:
         """Return |lambda_2|: the asymptotic factor of the distance to the mean per round; 0 if the mean is exact.
@@ -137,7 +160,7 @@ class Topology(Term, ABC):
         return sin(angle), cos(angle)
 
     def _degree(self, rank: int, world: int, round: int, seed: int) -> int:
-        return len(self.tells(rank, world, round, seed))
+        return len(self.sends_to(rank, world, round, seed))
 
 
 def _matrix(rows: list[Weights]) -> Tensor:

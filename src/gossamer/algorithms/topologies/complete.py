@@ -25,7 +25,7 @@ class Complete(Topology):
     def agrees(self) -> bool:
         return True  # by the fastest collective
 
-    def tells(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
+    def sends_to(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
         return tuple(peer for peer in range(world) if peer != rank)
 
     def weights(self, rank: int, world: int, round: int, seed: int = 0) -> Weights:

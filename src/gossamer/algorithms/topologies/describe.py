@@ -21,7 +21,7 @@ SHOWN_ROUNDS = 3
 EXACT = 1e-12  # rounding error of a distance
 # Distinguishable with any color vision (Okabe and Ito)
 COLORS = ("#0072B2", "#D55E00", "#009E73")
-HEADER = ("workers", "tells", "|lambda_2|", "gap", "rounds to halve the distance")
+HEADER = ("workers", "receivers", "|lambda_2|", "gap", "rounds to halve the distance")
 
 
 class Edge(NamedTuple):
@@ -58,8 +58,8 @@ def table(topology: Topology, worlds: Sequence[int] = TABLE_WORLDS) -> str:
 
 def _line(topology: Topology, world: int) -> tuple[str, ...]:
     every = [(rank, round_) for round_ in range(topology.rounds(world)) for rank in range(world)]
-    told = {len(topology.tells(rank, world, round_)) for rank, round_ in every}
-    shown = str(min(told)) if len(told) == 1 else f"{min(told)} to {max(told)}"
+    receivers = {len(topology.sends_to(rank, world, round_)) for rank, round_ in every}
+    shown = str(min(receivers)) if len(receivers) == 1 else f"{min(receivers)} to {max(receivers)}"
     left = topology.second_eigenvalue(world)
     return str(world), shown, f"{left:.6f}", f"{1 - left:.6f}", _halving(topology, world, left)
 
@@ -71,10 +71,10 @@ def _halving(topology: Topology, world: int, left: float) -> str:
 
 def _exact_after(topology: Topology, world: int) -> int:
     """Return the first round after which every rank has the mean, within the period."""
-    told = topology.mixing(world)
+    receivers = topology.mixing(world)
     rounds = 1
-    while rounds < topology.rounds(world) and (told - 1 / world).abs().max() > EXACT:
-        told = topology.mixing(world, rounds) @ told
+    while rounds < topology.rounds(world) and (receivers - 1 / world).abs().max() > EXACT:
+        receivers = topology.mixing(world, rounds) @ receivers
         rounds += 1
     return rounds
 
@@ -84,7 +84,7 @@ def edges(topology: Topology, world: int) -> Iterator[Edge]:
     seen: set[tuple[int, int]] = set()
     for round_ in range(min(topology.rounds(world), SHOWN_ROUNDS)):
         for tail in range(world):
-            for head in topology.tells(tail, world, round_):
+            for head in topology.sends_to(tail, world, round_):
                 if (tail, head) not in seen:
                     seen |= {(tail, head), (head, tail)} if topology.mutual else {(tail, head)}
                     yield Edge(tail, head, round_)

@@ -25,7 +25,7 @@ class Exponential(Topology):
         one_peer: whether a rank sends to one peer per round instead of all.
 
     Example:
-        >>> gossamer.Exponential().tells(0, world=8, round=0)
+        >>> gossamer.Exponential().sends_to(0, world=8, round=0)
         (1, 2, 4)
     """
 
@@ -42,10 +42,10 @@ class Exponential(Topology):
     def rounds(self, world: int) -> int:
         return max(len(_distances(world)), 1) if self.one_peer else 1
 
-    def tells(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
+    def sends_to(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
         return tuple(sorted((rank + distance) % world for distance in self._now(world, round)))
 
-    def hears(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
+    def receives_from(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
         return tuple(sorted((rank - distance) % world for distance in self._now(world, round)))
 
     def _now(self, world: int, round: int) -> tuple[int, ...]:

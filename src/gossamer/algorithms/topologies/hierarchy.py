@@ -29,7 +29,7 @@ class Hierarchy(Topology):
         between: compressor of the messages between nodes; None: uncompressed.
 
     Example:
-        >>> gossamer.Hierarchy(per_node=2).tells(0, world=6, round=0)
+        >>> gossamer.Hierarchy(per_node=2).sends_to(0, world=6, round=0)
         (1, 2, 4)
     """
 
@@ -56,7 +56,7 @@ class Hierarchy(Topology):
     def plain(self) -> Hierarchy:
         return replace(self, between=None)
 
-    def tells(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
+    def sends_to(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
         node, place = divmod(rank, self.per_node)
         first = node * self.per_node
         inside = set(range(first, min(first + self.per_node, world)))

@@ -46,7 +46,7 @@ class RandomPeers(Topology):
     def peers(self, rank: int, world: int) -> tuple[int, ...]:
         return tuple(peer for peer in range(world) if peer != rank)
 
-    def tells(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
+    def sends_to(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
         drawn = {_partners(world, round, seed, draw)[rank] for draw in range(self.count)}
         return tuple(sorted(drawn - {rank}))
 

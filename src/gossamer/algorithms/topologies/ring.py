@@ -20,7 +20,7 @@ class Ring(Topology):
     Synchronous strategies use a ring all-reduce.
 
     Example:
-        >>> gossamer.Ring().tells(0, world=5, round=0)
+        >>> gossamer.Ring().sends_to(0, world=5, round=0)
         (1, 4)
     """
 
@@ -28,7 +28,7 @@ class Ring(Topology):
     def collective(self) -> str:
         return "ring"
 
-    def tells(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
+    def sends_to(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
         return tuple(sorted({(rank - 1) % world, (rank + 1) % world} - {rank}))
 
 

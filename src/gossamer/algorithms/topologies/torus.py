@@ -19,7 +19,7 @@ class Torus(Topology):
     source: Koloskova et al. 2019, ICML (as one of the graphs measured)
 
     Example:
-        >>> gossamer.Torus().tells(0, world=9, round=0)
+        >>> gossamer.Torus().sends_to(0, world=9, round=0)
         (1, 2, 3, 6)
     """
 
@@ -28,7 +28,7 @@ class Torus(Topology):
         rows = next(rows for rows in range(isqrt(world), 0, -1) if world % rows == 0)
         return rows, world // rows
 
-    def tells(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
+    def sends_to(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
         rows, columns = self.sides(world)
         row, column = divmod(rank, columns)
         beside = {row * columns + (column + step) % columns for step in (-1, 1)}

@@ -32,8 +32,8 @@ def half_encode(x: Tensor, dtype: torch.dtype, terms: int = 1) -> Tensor:
 def half_decode(payloads: Sequence[Tensor], out: Tensor, divisor: int = 1) -> bool:
     dtype = payloads[0].dtype
     alike = all(payload.dtype == dtype and payload.shape == (out.numel(),) for payload in payloads)
-    ours = alike and serves(out, types=(torch.float32,)) and serves(*payloads, types=tuple(EXPONENT_BITS))
-    if not ours:
+    kernel_serves = alike and serves(out, types=(torch.float32,)) and serves(*payloads, types=tuple(EXPONENT_BITS))
+    if not kernel_serves:
         return half.half_decode(payloads, out, divisor)
     counts = len(payloads), out.numel(), EXPONENT_BITS[dtype]
     return _DECODE(addresses(payloads), *counts, divisor, address(out)) != OVERFLOW

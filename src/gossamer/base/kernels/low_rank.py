@@ -27,13 +27,13 @@ _ORTHONORMAL = Function("gossamer_orthonormal", *[Pointer] * 2, Count, Count)
 
 @kernel(truth.project)
 def project(x: Tensor, factoring: Factoring, q: Tensor, terms: float, residual: Residual | None = None) -> Tensor:
-    owed = () if residual is None else (residual.before, residual.after)
+    tensors_of = () if residual is None else (residual.before, residual.after)
     table = _table(factoring)
-    if not (table.serves(x, *owed) and table.holds(q, factoring.right_numel)):
+    if not (table.serves(x, *tensors_of) and table.holds(q, factoring.right_numel)):
         return truth.project(x, factoring, q, terms, residual)
     first = empty(factoring.first_numel, torch.float32)
     limit = torch.finfo(x.dtype).max / terms
-    buffers = address(x), *map(address, owed or (None, None)), len(x)
+    buffers = address(x), *map(address, tensors_of or (None, None)), len(x)
     _PROJECT(*buffers, *table.arguments, address(q), limit, address(first))
     return first
 

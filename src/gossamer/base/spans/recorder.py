@@ -151,15 +151,15 @@ class SpanRecorder:
         operations after losing a member provides the numbers itself.
         """
         channel = self._channels.get(group)
-        told: int | None = getattr(group, "operation_number", None)
+        operation_number: int | None = getattr(group, "operation_number", None)
         if channel is None:
             channel = self._channels[group] = len(self._counts)
             self._counts.append(0)
-            first, world = (0, 0) if told is not None else (self.rank - group.rank, group.world)
+            first, world = (0, 0) if operation_number is not None else (self.rank - group.rank, group.world)
             now = time.perf_counter()
             keep = getattr(self._threads, "keep", None) or self._new_thread()
             keep((now, now, SpanKind.CHANNEL, channel, 0, first, world, 0))
-        number = self._counts[channel] if told is None else told
+        number = self._counts[channel] if operation_number is None else operation_number
         self._counts[channel] += 1
         return channel, number
 

@@ -23,7 +23,7 @@ class Admitted:
 
     view: View
     group: Group
-    told: list[Any]  # by rank, the base from which each member moves; None for newcomers
+    member_bases: list[Any]  # by rank, the base from which each member moves; None for newcomers
     completed: int  # transactions with results on every rank
     began: float  # start time of the admission
 
@@ -52,8 +52,8 @@ class Admission:
         began = time.monotonic()
         group = self._connect(view.stage(whole=True))
         try:
-            told = bases(group)
-            return Admitted(view, group, told, self._exchange_state(group, view, trainee, completed), began)
+            member_bases = bases(group)
+            return Admitted(view, group, member_bases, self._exchange_state(group, view, trainee, completed), began)
         except BaseException:
             group.close()
             raise
@@ -68,14 +68,14 @@ class Admission:
             number, group = view.number, None
             try:
                 group = self._connect(view.stage(whole=True))
-                told = [json.loads(text) for text in group.all_gather_text("null")]
+                member_bases = [json.loads(text) for text in group.all_gather_text("null")]
                 completed = self._exchange_state(group, view, trainee, 0)
                 break
             except FAILURES as failure:
                 if group is not None:
                     group.close()
                 self._membership.broken(number, unreached(failure), str(failure))
-        return Admitted(view, group, told, completed, began)
+        return Admitted(view, group, member_bases, completed, began)
 
     def _exchange_state(self, group: Group, view: View, trainee: Trainee | None, completed: int) -> int:
         """Transfer the state to newcomers and compare hashes. Returns the number of completed transactions."""
@@ -91,11 +91,13 @@ class Admission:
             trainee.take_over(alike, own)
         hashes = group.all_gather_text(trainee.state_hash())
         if len({*hashes}) > 1:
-            told = (
+            member_bases = (
                 f"a newcomer's state differs from the group's after the transfer (hashes by rank: {', '.join(hashes)}),"
                 " so it must not contribute. Build the same model and optimizer on every worker"
             )
             if hashes[group.rank] != hashes[0] or len({hashes[rank] for rank in donors}) > 1:
-                raise MismatchError(told)
-            raise PeerLost(told)  # the newcomer raises MismatchError, and the other members reconnect without it
+                raise MismatchError(member_bases)
+            raise PeerLost(
+                member_bases
+            )  # the newcomer raises MismatchError, and the other members reconnect without it
         return completed

@@ -76,9 +76,10 @@ class PutOut(PeerLost):
 class Group(Transport, Protocol):
     """A transport of one view's members."""
 
-    def deliver(self, told: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]:
-        """Send the uint8 tensor `told[j]` to rank j, and receive `heard[j]` bytes from rank j. Every rank calls it; the
-        sizes of every pair of ranks must match."""
+    def deliver(self, outgoing: Mapping[int, Tensor], received: Mapping[int, int]) -> dict[int, Tensor]:
+        """Send the uint8 tensor `outgoing[j]` to rank j, and receive `heard[j]` bytes from rank j.
+
+        Every rank calls it; the sizes of every pair of ranks must match."""
 
 
 class RunMembership(Protocol):

@@ -128,7 +128,7 @@ class CoordinatorServer:
             return len(self._coordinator.rule.survivors)
 
     @property
-    def heard_survivors(self) -> int:
+    def answering_survivors(self) -> int:
         """Number of survivors that are connected."""
         with self._lock:
             return sum(each.connected for each in self._coordinator.rule.survivors)
@@ -147,9 +147,9 @@ class CoordinatorServer:
     def resize(self, most: int) -> str:
         """Set the maximum number of workers; the newest are evicted. Returns a description of the effect."""
         with self._lock:
-            said, replies = self._coordinator.resize(most, time.monotonic())
+            message, replies = self._coordinator.resize(most, time.monotonic())
         self._send(replies)
-        return said
+        return message
 
     def gone(self, number: int) -> None:
         """Record that a launcher saw the process of this worker end."""

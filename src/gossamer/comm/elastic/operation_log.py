@@ -68,12 +68,12 @@ class OperationLog:
         match op:
             case Coalesced(ops):
                 pairs = zip(ops, answer, strict=True)
-                return [self._kept((*at, number), each, theirs, rank) for number, (each, theirs) in enumerate(pairs)]
+                return [self._kept((*at, number), each, remote, rank) for number, (each, remote) in enumerate(pairs)]
             case AllReduceMean(tensor):
                 return self._copy(at, answer) if _shares_memory(answer, tensor) else answer
             case AllGather():
-                mine = tuple(self._copy((*at, number), tensor) for number, tensor in enumerate(answer[rank]))
-                return [mine if peer == rank else payload for peer, payload in enumerate(answer)]
+                own = tuple(self._copy((*at, number), tensor) for number, tensor in enumerate(answer[rank]))
+                return [own if peer == rank else payload for peer, payload in enumerate(answer)]
             case AllToAll() | NeighborAllGather() | InGroup():
                 return answer
             case _:
@@ -99,11 +99,11 @@ def handed_out(op: CollectiveOp, answer: Any) -> Any:
     moved to the device of its own payload."""
     match op:
         case Coalesced(ops):
-            return [handed_out(each, theirs) for each, theirs in zip(ops, answer, strict=True)]
+            return [handed_out(each, remote) for each, remote in zip(ops, answer, strict=True)]
         case AllReduceMean(tensor, out):
             return (tensor.clone() if out is None else out).copy_(answer)
         case AllGather(payload):
-            return [_beside(theirs, payload) for theirs in answer]
+            return [_beside(remote, payload) for remote in answer]
         case AllToAll() | NeighborAllGather() | InGroup():
             return answer
         case _:
@@ -112,4 +112,4 @@ def handed_out(op: CollectiveOp, answer: Any) -> Any:
 
 def _beside(payload: Payload, like: Payload) -> Payload:
     """Move a payload from host memory to the devices of the operation's tensors."""
-    return tuple(tensor.to(mine.device) for tensor, mine in zip(payload, like, strict=True))
+    return tuple(tensor.to(own.device) for tensor, own in zip(payload, like, strict=True))

@@ -104,8 +104,8 @@ class ElasticTransport:
         if self._given is None:
             self._log.keep(place, [tensor.detach().clone() for tensor in tensors])
             return
-        for mine, original in zip(tensors, self._from_others(place), strict=True):
-            mine.detach().copy_(original)
+        for own, original in zip(tensors, self._from_others(place), strict=True):
+            own.detach().copy_(original)
 
     def all_gather_text(self, text: str) -> list[str]:
         place = self._log.begin()
@@ -234,9 +234,9 @@ class ElasticTransport:
 
     def _adopt(self, resolved: Resolved) -> None:
         """Switch to the next group. All of its members do so before their next transaction."""
-        told = self._bases(self._standing())
+        bases = self._bases(self._standing())
         self._next = None
-        self._become(told, resolved)
+        self._become(bases, resolved)
 
     def _bases(self, group: Group) -> list[Any]:
         """Park the trainee, and all-gather each member's base and current members, by rank; None for newcomers.
@@ -248,19 +248,19 @@ class ElasticTransport:
             return [None] * group.world
         self._trainee.park()
         self._base = self._base or Base(self.members, self._trainee.standing())
-        mine = [self._base.members, self.members, self._base.standing]
-        return [json.loads(text) for text in group.all_gather_text(json.dumps(mine))]
+        own = [self._base.members, self.members, self._base.standing]
+        return [json.loads(text) for text in group.all_gather_text(json.dumps(own))]
 
-    def _become(self, told: Sequence[Any], resolved: Resolved) -> None:
+    def _become(self, bases: Sequence[Any], resolved: Resolved) -> None:
         count, members = self.world, resolved.members
         self._place(members)
-        if self._trainee is None or all(each and tuple(each[1]) == members for each in told):
+        if self._trainee is None or all(each and tuple(each[1]) == members for each in bases):
             return
         if count != len(members):
             self._trainee.rescale(count, len(members))
         if self._base is not None and self._base.standing is None:
             raise PutOut  # a newcomer has drawn samples since then, unknown to members that move again
-        before = tuple(next(each[0] for each in told if each))
+        before = tuple(next(each[0] for each in bases if each))
         self._base = self._base or Base(before, None)
         replaces, self._base.left = self._base.left, True
         self._trainee.moved(
@@ -268,7 +268,7 @@ class ElasticTransport:
                 number=self._seen.number,
                 before=before,
                 now=members,
-                standings={number: each[2] for number, each in zip(members, told, strict=True) if each},
+                standings={number: each[2] for number, each in zip(members, bases, strict=True) if each},
                 seconds=time.monotonic() - resolved.began,
                 completed=self._completed,
                 finished=resolved.finished,
@@ -374,7 +374,7 @@ class ElasticTransport:
 
     def _begin_with(self, admitted: Admitted) -> None:
         self._stand(admitted.group, replace(admitted.view, newcomers=frozenset()))
-        self._become(admitted.told, Resolved(admitted.view.numbers, admitted.began))
+        self._become(admitted.member_bases, Resolved(admitted.view.numbers, admitted.began))
 
 
 def elastic(transport: Transport) -> ElasticTransport | None:

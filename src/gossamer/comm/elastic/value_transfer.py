@@ -47,8 +47,8 @@ def hand_over_value(group: Group, donors: Sequence[int], receivers: Sequence[int
         begin, end = parts[group.rank] if donates else (0, 0)
         group.deliver(dict.fromkeys(receivers, _bytes(tensors, ends, begin, end)) if begin < end else {}, {})
         return value
-    heard = group.deliver({}, {donor: end - begin for donor, (begin, end) in parts.items() if end > begin})
-    for donor, joint in heard.items():
+    received = group.deliver({}, {donor: end - begin for donor, (begin, end) in parts.items() if end > begin})
+    for donor, joint in received.items():
         _fill(tensors, ends, parts[donor][0], joint)
     return _built(json.loads(text), tensors)
 
@@ -70,12 +70,12 @@ def _bytes(tensors: Sequence[Tensor], ends: Sequence[int], begin: int, end: int)
 
 
 def _fill(tensors: Sequence[Tensor], ends: Sequence[int], begin: int, joint: Tensor) -> None:
-    for piece, theirs in zip(
+    for piece, remote in zip(
         (pieces := list(_pieces(tensors, ends, begin, begin + len(joint)))),
         joint.split([len(piece) for piece in pieces]),
         strict=True,
     ):
-        piece.copy_(theirs)
+        piece.copy_(remote)
 
 
 def _described(value: Any, tensors: list[Tensor]) -> Any:

@@ -90,12 +90,12 @@ class ViewEngine:
 
     def _gather(self, payload: Payload) -> Callable[[], list[Payload]]:
         joint = join(payload)
-        heard = joint.new_empty(self.world * joint.numel())
-        work = self._communicator.begin(lambda: self._group._allgather_base(heard, joint, AllgatherOptions()))
+        received = joint.new_empty(self.world * joint.numel())
+        work = self._communicator.begin(lambda: self._group._allgather_base(received, joint, AllgatherOptions()))
 
         def wait() -> list[Payload]:
             self._communicator.finish([work])
-            return [split(part, payload) for part in heard.view(self.world, -1)]
+            return [split(part, payload) for part in received.view(self.world, -1)]
 
         return wait
 
@@ -159,11 +159,11 @@ class ViewEngines:
         """
         before = self._retired()  # referenced until this returns: torch would destroy it at an arbitrary time
         held, problem = self._held() if mesh.rank == 0 else (None, self._refused)
-        told = mesh.all_gather_text(json.dumps([problem, self._address, 0 if held is None else held.port]))
-        problems, addresses, ports = zip(*map(json.loads, told), strict=True)
+        declarations = mesh.all_gather_text(json.dumps([problem, self._address, 0 if held is None else held.port]))
+        problems, addresses, ports = zip(*map(json.loads, declarations), strict=True)
         if not any(problems):
-            theirs = partial(TCPStore, addresses[0], ports[0], timeout=PATIENCE, wait_for_workers=False)
-            problem = self._formed(mesh, theirs if held is None else lambda: held)
+            remote = partial(TCPStore, addresses[0], ports[0], timeout=PATIENCE, wait_for_workers=False)
+            problem = self._formed(mesh, remote if held is None else lambda: held)
             problems = tuple(mesh.all_gather_text(problem))
         if any(problems):
             self._refuse(next(filter(None, problems)), says=mesh.rank == 0)

@@ -184,20 +184,20 @@ def _tensorflow(environ: Mapping[str, str]) -> FoundVariables | None:
         tasks = [(name, i) for name in TRAINING_TASKS for i in range(len(cluster.get(name, ())))]
         places = [str(cluster[name][i]).rpartition(":") for name, i in tasks]
         hosts, port = [host for host, _, _ in places], int(places[0][2])
-        mine = str(config["task"]["type"]), int(config["task"]["index"])
+        task = str(config["task"]["type"]), int(config["task"]["index"])
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ConnectError(
             f"TF_CONFIG={text[:200]!r} does not describe a cluster ({type(error).__name__}: {error}), so this worker "
             'cannot determine its rank. Write TF_CONFIG=\'{"cluster": {"worker": ["host0:2222", '
             '"host1:2222"]}, "task": {"type": "worker", "index": 0}}\', or run `unset TF_CONFIG` for a world of one.'
         ) from None
-    if mine not in tasks:
+    if task not in tasks:
         raise ConnectError(
-            f"TF_CONFIG makes this process task {mine[1]} of type {mine[0]!r}, but the workers are the {len(tasks)} "
-            f"tasks of type {' and '.join(TRAINING_TASKS)} in its cluster. Do not start tasks of type {mine[0]!r}: the "
+            f"TF_CONFIG makes this process task {task[1]} of type {task[0]!r}, but the workers are the {len(tasks)} "
+            f"tasks of type {' and '.join(TRAINING_TASKS)} in its cluster. Do not start tasks of type {task[0]!r}: the "
             "workers contain the servers of ParameterServer(), and each worker can evaluate."
         )
-    rank = tasks.index(mine)
+    rank = tasks.index(task)
     here = [each for each, host in enumerate(hosts) if host == hosts[rank]]
     return FoundVariables(
         job=JobEnvironment(

@@ -214,8 +214,8 @@ class Meeting:
     def admit(self, guest: Guest) -> Replies:
         """Accept or refuse a rank after it has sent its claims. Raises MalformedError for invalid claims."""
         handshake, token = guest.handshake, self._identity.token
-        said = _text(handshake.claims or b"")
-        hello = Hello.read(said)
+        description = _text(handshake.claims or b"")
+        hello = Hello.read(description)
         proven = handshake.is_proven(token)
         if (reason := self._objection(hello, proven)) is not None:
             guest.dismissed = True
@@ -226,15 +226,15 @@ class Meeting:
         guest.hello = hello
         self._members[hello.rank] = guest
         handshake.accept(token)
-        return [(guest, handshake.output()), *self._hear(hello.rank, COMING, said)]
+        return [(guest, handshake.output()), *self._hear(hello.rank, COMING, description)]
 
     def _objection(self, hello: Hello, proven: bool) -> str | None:
         """Return why this worker is refused, or None."""
-        mine = self._identity
-        if hello.run != mine.run:
-            theirs = repr(hello.run[:SHOWN_CHARACTERS])
+        own = self._identity
+        if hello.run != own.run:
+            peer_run = repr(hello.run[:SHOWN_CHARACTERS])
             return (
-                f"it belongs to the run {theirs} and this is the run {mine.run!r}. Stop the older run's processes; "
+                f"it belongs to the run {peer_run} and this is the run {own.run!r}. Stop the older run's processes; "
                 "all workers of one run need the same GOSSAMER_RUN"
             )
         if not proven:
@@ -242,21 +242,21 @@ class Meeting:
                 "it cannot prove that it belongs to this run: it has no token, or another one. Give all "
                 "workers the same GOSSAMER_TOKEN_FILE, or start them with `gossamer run --token-file FILE`"
             )
-        if hello.world != mine.world:
-            return f"it was started with WORLD_SIZE={hello.world}, rank 0 with {mine.world}. Set the same value for all"
-        if not 0 <= hello.rank < mine.world:
-            return f"its rank is {hello.rank} of {mine.world}"
+        if hello.world != own.world:
+            return f"it was started with WORLD_SIZE={hello.world}, rank 0 with {own.world}. Set the same value for all"
+        if not 0 <= hello.rank < own.world:
+            return f"its rank is {hello.rank} of {own.world}"
         if (holder := self._members.get(hello.rank)) is not None and holder.hello is not None:
             return f"another worker ({holder.hello.who}) is already present as rank {hello.rank}"
         return self._failed or None
 
     def _hear(self, rank: int, topic: str, text: str) -> Replies:
-        said = self._said[topic]
-        said[rank] = text
-        if len(said) < self._identity.world:
+        description = self._said[topic]
+        description[rank] = text
+        if len(description) < self._identity.world:
             return []
         self._over = topic == STANDING
-        return self._to_all({"heard": topic, "texts": [said[rank] for rank in range(self._identity.world)]})
+        return self._to_all({"heard": topic, "texts": [description[rank] for rank in range(self._identity.world)]})
 
     def _give_up(self, topic: str, seconds: float) -> Replies:
         missing = self.missing(topic)

@@ -36,10 +36,10 @@ def interface_towards(address: str) -> str | None:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))  # sends nothing: for a datagram socket the kernel only selects the route
-            mine = probe.getsockname()[0]
+            own_address = probe.getsockname()[0]
     except OSError:
         return None
-    return next((name for name, owned in interfaces().items() if owned == mine), None)
+    return next((name for name, owned in interfaces().items() if owned == own_address), None)
 
 
 def choose_interface(job: JobEnvironment) -> str | None:

@@ -57,9 +57,9 @@ def _of_torch() -> dict[str, str]:
     torch = sys.modules.get("torch")
     if torch is None:
         return {}
-    told = {"torch": str(torch.__version__)}
+    versions = {"torch": str(torch.__version__)}
     if torch.version.cuda:
-        told["CUDA"] = str(torch.version.cuda)
+        versions["CUDA"] = str(torch.version.cuda)
     if torch.cuda.is_available() and hasattr(torch.cuda, "nccl"):
-        told["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return told
+        versions["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return versions

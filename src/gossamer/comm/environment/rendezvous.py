@@ -112,14 +112,18 @@ def assumed(job: JobEnvironment, environ: Mapping[str, str]) -> list[Gpus]:
 
     They are assumed to see the same GPUs or, if Slurm gives each task its own (--gpus-per-task), disjoint ones.
     """
-    mine = [str(number) for number in range(torch.cuda.device_count())]
-    return [mine] if mine and len(mine) == _gpus_per_task(environ) else [mine] * (job.local_rank + 1)
+    own_devices = [str(number) for number in range(torch.cuda.device_count())]
+    return (
+        [own_devices]
+        if own_devices and len(own_devices) == _gpus_per_task(environ)
+        else [own_devices] * (job.local_rank + 1)
+    )
 
 
 def _gpus_per_task(environ: Mapping[str, str]) -> int:
     """Number of GPUs that a Slurm step gives to each of its tasks, as "2" or "a100:2"; 0 if unspecified."""
-    said = environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] if "SLURM_PROCID" in environ else ""
-    return int(said) if said.isdecimal() else 0
+    message = environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] if "SLURM_PROCID" in environ else ""
+    return int(message) if message.isdecimal() else 0
 
 
 DIAL_SECONDS = 10.0  # enough to retransmit a lost first packet three times
@@ -244,8 +248,8 @@ def _form_group(
             _keep_store(store)
             dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world, timeout=engine_timeout())
         except Exception as problem:  # a backend may raise any class
-            said = (str(problem).splitlines() or [type(problem).__name__])[0]
-            raise join_error(job, f"{backend} refused ({said})", BLOCKED) from problem
+            message = (str(problem).splitlines() or [type(problem).__name__])[0]
+            raise join_error(job, f"{backend} refused ({message})", BLOCKED) from problem
 
     def look() -> None:
         wait.for_all(STANDING)()

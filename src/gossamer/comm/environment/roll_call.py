@@ -142,8 +142,8 @@ class RollCall:
         expected = next((each for each in entries.values() if each.in_turn), next(iter(entries.values()))).asked
         counted = [rank for rank, each in entries.items() if each.in_turn or each.asked == expected]
         if not self._in_turn:
-            mine = self.rank in counted and entries[self.rank].restart == self._restart
-            if not mine and not (self._replays and (caller, form) == expected):
+            local = self.rank in counted and entries[self.rank].restart == self._restart
+            if not local and not (self._replays and (caller, form) == expected):
                 return None
         values = {rank: self._value(number, rank, entries[rank]) for rank in counted}
         found = {rank: each for rank, each in values.items() if each is not None}

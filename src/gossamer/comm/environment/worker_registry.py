@@ -31,8 +31,10 @@ def published(world: int) -> dict[int, Address]:
             "the addresses of the other workers are unknown, so this restarted worker cannot rejoin. Start the run "
             "with `gossamer run --recipe ...`, which keeps a registry of workers."
         )
-    said = {rank: store.get(str(rank)) for rank in range(world) if store.check([str(rank)])}
-    return {rank: (host, int(port)) for rank, (host, port) in ((rank, json.loads(text)) for rank, text in said.items())}
+    entries = {rank: store.get(str(rank)) for rank in range(world) if store.check([str(rank)])}
+    return {
+        rank: (host, int(port)) for rank, (host, port) in ((rank, json.loads(text)) for rank, text in entries.items())
+    }
 
 
 def claim_end(number: int, text: str) -> str | None:

@@ -5,7 +5,7 @@ messages      JSON messages between the workers and the coordinator
 member        worker side: send reports, poll for news, close the connections of a finished view
 coordinator   coordinator side: process reports and answer polls
 view_policy   when a view ends, the members of the next view, and evictions
-heard_worker  coordinator's record of one worker, including the evidence that it is alive
+known_worker  coordinator's record of one worker, including the evidence that it is alive
 fingerprints  check that a newcomer matches the running workers
 journal       log from which a restarted coordinator recovers
 resolution    whether survivors finish a broken transaction from a donor's results or repeat it

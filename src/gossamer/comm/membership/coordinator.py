@@ -26,7 +26,7 @@ from gossamer.base.peer_ops import (
     Reply,
 )
 from gossamer.comm.membership.fingerprints import read_fingerprint
-from gossamer.comm.membership.heard_worker import HeardWorker
+from gossamer.comm.membership.known_worker import HeardWorker
 from gossamer.comm.membership.messages import (
     ATTACHED,
     BROKEN,
@@ -72,7 +72,7 @@ class Coordinator:
             case PeerJoined(peer=peer):
                 for each in self.rule.workers.values():
                     if each.peer == peer:
-                        self.rule.heard(each, peer)
+                        self.rule.record_contact(each, peer)
             case Arrived(token=token, sender=sender, op=op):
                 try:
                     self._heard(token, sender, op)
@@ -146,12 +146,12 @@ class Coordinator:
         worker = self.rule.workers.get(number)
         if worker is None or worker.peer != sender:
             out = self.rule.ended or self.rule.outs.get(number)
-            told = Pulled(version=OUT_VERSION, about=News(out=out).text()) if out else self._again(known)
-            self._reply(token, told)
+            reply = Pulled(version=OUT_VERSION, about=News(out=out).text()) if out else self._again(known)
+            self._reply(token, reply)
             return
         if known < OUT_VERSION:
             self._check_newer(known // 2)
-        self.rule.heard(worker, sender)
+        self.rule.record_contact(worker, sender)
         worker.polls.append((token, known))
         if known > 0 and known % 2:
             worker.closed_view = max(worker.closed_view, known // 2)
@@ -175,7 +175,7 @@ class Coordinator:
             if self.rule.view is None and self.rule.first_here == inf:
                 self.rule.first_here = self.rule.now
         worker.learn(report)
-        self.rule.heard(worker, sender)
+        self.rule.record_contact(worker, sender)
         if self.rule.view is not None and report.view and not self.rule.view.holds(report.number):
             self.rule.outs.setdefault(
                 report.number, f"view {self.rule.view.number} was created while this worker was unreachable"
@@ -190,10 +190,10 @@ class Coordinator:
 
     def _check_newer(self, view: int) -> None:
         """End the run if a worker was in a view newer than the journal's last one: the journal has lost its end."""
-        mine = 0 if self.rule.view is None else self.rule.view.number
-        if view > mine and not self.rule.ended:
+        own = 0 if self.rule.view is None else self.rule.view.number
+        if view > own and not self.rule.ended:
             self.rule.end(
-                f"a worker of this run was in view {view}, but the coordinator's journal ends with view {mine}. The "
+                f"a worker of this run was in view {view}, but the coordinator's journal ends with view {own}. The "
                 "newer views were never written, so the members are unknown. Restart from the last checkpoint"
             )
 
@@ -238,8 +238,8 @@ class Coordinator:
                 self._reply(token, Receipt(version=0, about=self._standing(worker).text()))
             out, news = self._news(worker)
             for token, known in worker.polls:
-                told = Pulled(version=out, about=news.text()) if news.out else self._again(known)
-                self._reply(token, told)
+                reply = Pulled(version=out, about=news.text()) if news.out else self._again(known)
+                self._reply(token, reply)
         self.rule.forgotten.clear()
         for worker in self.rule.workers.values():
             if worker.is_compared or self.rule.ended:

@@ -24,12 +24,12 @@ def difference(run: str, newcomer: str) -> str:
 
     Raises MalformedError for an invalid fingerprint.
     """
-    ours, theirs = read_fingerprint(run), read_fingerprint(newcomer)
-    differing = [key for key in dict.fromkeys((*ours, *theirs)) if ours.get(key) != theirs.get(key)]
+    expected, proposed = read_fingerprint(run), read_fingerprint(newcomer)
+    differing = [key for key in dict.fromkeys((*expected, *proposed)) if expected.get(key) != proposed.get(key)]
     if not differing:
         return ""
     named = "; in ".join(
-        f"{key}: {_shown(ours.get(key))} in the run, {_shown(theirs.get(key))} here" for key in differing
+        f"{key}: {_shown(expected.get(key))} in the run, {_shown(proposed.get(key))} here" for key in differing
     )
     return (
         "this worker differs from the running workers, so its parameters would silently diverge. It was not admitted. "

@@ -15,8 +15,8 @@ from math import inf
 
 from gossamer.base.peer_ops import Peer
 from gossamer.comm.membership.fingerprints import difference
-from gossamer.comm.membership.heard_worker import ALIVE, LOST, UNDECIDED, HeardWorker
 from gossamer.comm.membership.journal import ViewJournal, view_entry
+from gossamer.comm.membership.known_worker import ALIVE, LOST, UNDECIDED, HeardWorker
 from gossamer.comm.membership.messages import ALL_LEFT, RESIZED, BrokenReport, WorkerReport
 from gossamer.comm.membership.view import MOST_MEMBERS, SECRET_BYTES, View
 from gossamer.errors import MalformedError, require
@@ -214,7 +214,7 @@ class ViewPolicy:
             if not each.connected:
                 each.lost_at = now + self._dead_after_seconds
 
-    def heard(self, worker: HeardWorker, peer: Peer) -> None:
+    def record_contact(self, worker: HeardWorker, peer: Peer) -> None:
         """Record a message from a worker.
 
         If a lost member returns while too few are present, a network partition may have healed. The remaining members
@@ -271,9 +271,9 @@ class ViewPolicy:
         self._journal.append({"most": most})
         there = 0 if self.view is None else self.view.world
         puts_out = f"; the newest {there - most} of {there} are evicted" if there > most else ""
-        said = f"at most {most} workers from now on (before: {before}){puts_out}"
-        self._note(said)
-        return said
+        text = f"at most {most} workers from now on (before: {before}){puts_out}"
+        self._note(text)
+        return text
 
     def leaves(self, worker: HeardWorker, finished: bool) -> None:
         """Record that a worker leaves. finished: its training is complete, so fewer than `least` may remain."""
@@ -391,10 +391,10 @@ class ViewPolicy:
             self.outs[each.number] = f"it was evicted after view {self.view.number}: {why}"
             if not each.left and each not in stay:
                 self._losses.lost(each.spot, self.now)
-        said = [f"{each.name} is out: {why}" for each, why in outs.items()]
-        said += [f"{each.name} joins" for each in joining]
+        text = [f"{each.name} is out: {why}" for each, why in outs.items()]
+        text += [f"{each.name} joins" for each in joining]
         self._make_view([*members, *joining], no_state)
-        self._note(f"view {self.view.number}: {self.view.world} workers. {'; '.join(said) or 'All continue'}")
+        self._note(f"view {self.view.number}: {self.view.world} workers. {'; '.join(text) or 'All continue'}")
 
     def _make_view(self, workers: Sequence[HeardWorker], newcomers: frozenset[int]) -> None:
         view = View(

@@ -47,10 +47,10 @@ class Rates:
     def is_clear(self, rank: int) -> bool:
         """Whether each of its lines is as fast as the fastest, or was measured against a faster line."""
         most = max(self.seen.values(), default=0.0)
-        mine = [(flow, rate) for flow, rate in self.seen.items() if rank in flow]
-        up = any(rate * ALIKE < self.down(receiver) for (sender, receiver), rate in mine if sender == rank)
-        down = any(rate * ALIKE < self.up(sender) for (sender, receiver), rate in mine if receiver == rank)
-        return bool(mine) and (up or self.up(rank) * ALIKE >= most) and (down or self.down(rank) * ALIKE >= most)
+        own = [(flow, rate) for flow, rate in self.seen.items() if rank in flow]
+        up = any(rate * ALIKE < self.down(receiver) for (sender, receiver), rate in own if sender == rank)
+        down = any(rate * ALIKE < self.up(sender) for (sender, receiver), rate in own if receiver == rank)
+        return bool(own) and (up or self.up(rank) * ALIKE >= most) and (down or self.down(rank) * ALIKE >= most)
 
 
 def find(sites: Sequence[Sequence[int]], round_trips: Sequence[Sequence[float]], meet: Meet) -> Rates:

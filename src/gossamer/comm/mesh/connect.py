@@ -54,20 +54,20 @@ def connect(
     def together(act: Callable[[], str]) -> list[str]:
         """Run `act` on all ranks, and gather the results. All ranks raise if one has failed."""
         try:
-            said = act()
+            answer = act()
         except (OSError, ConnectError) as problem:
-            said = f"{FAILED}rank {rank} at {address} could not reach the other ranks ({problem})"
-        texts = all_gather_text(said)
+            answer = f"{FAILED}rank {rank} at {address} could not reach the other ranks ({problem})"
+        texts = all_gather_text(answer)
         if problems := [text.removeprefix(FAILED) for text in texts if text.startswith(FAILED)]:
             raise ConnectError(problems[0])
         return texts
 
-    with ExitStack() as ours, ExitStack() as failing:
+    with ExitStack() as sockets, ExitStack() as failing:
         failing.callback(_hang_up, found)
 
         def listen() -> str:
             listener = socket.create_server((address, 0), family=family_of(address), backlog=world)
-            greeters.append(Greeter(ours.enter_context(listener)))
+            greeters.append(Greeter(sockets.enter_context(listener)))
             return f"{address} {listener.getsockname()[1]} {secret.hex()} {_proof(token, secret, rank).hex()}"
 
         def call() -> str:
@@ -80,16 +80,16 @@ def connect(
         def greet() -> str:
             calls = {peer: partial(_dialed, each) for peer, each in enumerate(found[:rank])}
             names = {peer: f"rank {peer}" for peer in range(world) if peer != rank}
-            key = meeting_key(token, b"".join(theirs for *_, theirs in listeners))
+            key = meeting_key(token, b"".join(remote for *_, remote in listeners))
             meeting = MeshMeeting(number=0, key=key, me=rank, names=names, calls=calls, insists=False)
             for peer, connection in greeters[0].meet(meeting, SECONDS).items():
                 found[peer] = connection
             return ""
 
         greeters: list[Greeter] = []
-        heard = [text.split() for text in together(listen)]
-        listeners = [(host, int(number), bytes.fromhex(theirs)) for host, number, theirs, _ in heard]
-        _check_tokens(rank, token, [(bytes.fromhex(theirs), bytes.fromhex(proof)) for *_, theirs, proof in heard])
+        incoming = [text.split() for text in together(listen)]
+        listeners = [(host, int(number), bytes.fromhex(remote)) for host, number, remote, _ in incoming]
+        _check_tokens(rank, token, [(bytes.fromhex(remote), bytes.fromhex(proof)) for *_, remote, proof in incoming])
         together(call)  # the kernel completes a connection before accept()
         together(greet)
         failing.pop_all()
@@ -113,11 +113,11 @@ def _hang_up(found: Sequence[socket.socket | None]) -> None:
         each.close()
 
 
-def _check_tokens(rank: int, token: bytes, told: Sequence[tuple[bytes, bytes]]) -> None:
-    """`told`: by rank, its secret and the proof that it has the same token."""
+def _check_tokens(rank: int, token: bytes, received: Sequence[tuple[bytes, bytes]]) -> None:
+    """`receivers`: by rank, its secret and the proof that it has the same token."""
     others = [
         str(other)
-        for other, (secret, proof) in enumerate(told)
+        for other, (secret, proof) in enumerate(received)
         if not hmac.compare_digest(proof, _proof(token, secret, other))
     ]
     if others:

@@ -58,7 +58,7 @@ class StagingMesh(Transport, Protocol):
     @property
     def peers(self) -> Peers: ...
     def pass_over(self) -> None: ...
-    def deliver(self, told: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]: ...
+    def deliver(self, outgoing: Mapping[int, Tensor], received: Mapping[int, int]) -> dict[int, Tensor]: ...
     def close(self, why: str = "") -> None: ...
     def prefer(self, wish: str) -> None: ...
 
@@ -136,8 +136,8 @@ class DeviceTransport:
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         self._mesh.broadcast_(tensors, source)
 
-    def deliver(self, told: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]:
-        return self._mesh.deliver(told, heard)
+    def deliver(self, outgoing: Mapping[int, Tensor], received: Mapping[int, int]) -> dict[int, Tensor]:
+        return self._mesh.deliver(outgoing, received)
 
     def all_gather_text(self, text: str) -> list[str]:
         return self._mesh.all_gather_text(text)

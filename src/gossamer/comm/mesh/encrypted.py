@@ -19,7 +19,7 @@ from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_wish
 from gossamer.comm.mesh.connect import connect
 from gossamer.comm.mesh.link_measurement import Links
-from gossamer.comm.mesh.link_statistics import declared, heard, tell_links
+from gossamer.comm.mesh.link_statistics import declared, parse_declarations, tell_links
 from gossamer.comm.mesh.native_mesh import Mesh, available
 from gossamer.comm.mesh.operations import MeshOperations, Wait
 from gossamer.comm.mesh.program import Ranks
@@ -64,8 +64,8 @@ def encrypted_mesh(
     if engine.world == 1:
         return engine
     rank = engine.rank
-    told = engine.all_gather_text(declared((wish if available() else ENGINE) + SEALED, device=device))
-    wishes, processes, devices = heard(told)
+    declarations = engine.all_gather_text(declared((wish if available() else ENGINE) + SEALED, device=device))
+    wishes, processes, devices = parse_declarations(declarations)
     check_same_wish(wishes)
     if ENGINE + SEALED in wishes:
         raise ConnectError(

@@ -81,14 +81,14 @@ def measured_ways(
     own = tuple(rank for rank in everyone if nodes[rank] == nodes[mesh.rank])
     if 1 < len(set(nodes)) < mesh.world:
         groups.append(own)
-    mine = [
+    local = [
         [_seconds(way, device, nbytes, group, clock) for nbytes in (SMALL_BYTES, LARGE_BYTES)]
         for group in groups
         for way in (engine, mesh)
     ]
-    told = [json.loads(text) for text in mesh.all_gather_text(json.dumps(mine))]
-    rows = range(len(mine))
-    return tuple(tuple(max(theirs[row][size] for theirs in told) for size in (0, 1)) for row in rows)
+    declarations = [json.loads(text) for text in mesh.all_gather_text(json.dumps(local))]
+    rows = range(len(local))
+    return tuple(tuple(max(remote[row][size] for remote in declarations) for size in (0, 1)) for row in rows)
 
 
 def _seconds(

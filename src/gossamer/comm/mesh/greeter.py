@@ -141,13 +141,13 @@ class _Attempt:
 
     def _failure(self) -> MembersUnreached:
         missing = tuple(number for number in self._meeting.names if number not in self._found)
-        said = [
+        reasons = [
             f"{self._meeting.names[number]} "
             + (f"({self._problems.get(number, 'no answer')})" if number in self._meeting.calls else "(did not connect)")
             for number in missing
         ]
         return MembersUnreached(
-            f"{len(missing)} of {len(self._meeting.names)} other workers were not reached: {', '.join(said)}. They "
+            f"{len(missing)} of {len(self._meeting.names)} other workers were not reached: {', '.join(reasons)}. They "
             "ended, are unreachable, or have another token than this run's; check their output.",
             missing,
         )

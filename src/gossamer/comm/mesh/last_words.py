@@ -40,9 +40,9 @@ def say(connection: socket.socket, words: str, next_operation: int, seal: Seal |
     """Send the words if the connection accepts them. next_operation: the number of this rank's next operation."""
     header = HEADER.pack((next_operation + AHEAD) % 2**32, 0, 0, 0)
     text = words.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
-    said = header.ljust(32, b"\0") + text + MARK if seal is None else bytes(32) + seal(text + MARK)
+    content = header.ljust(32, b"\0") + text + MARK if seal is None else bytes(32) + seal(text + MARK)
     with suppress(OSError):
-        connection.send(said, socket.MSG_DONTWAIT)
+        connection.send(content, socket.MSG_DONTWAIT)
 
 
 def waiting(connections: Sequence[socket.socket | None], rank: int) -> str:
@@ -117,5 +117,5 @@ def _text(tail: bytes) -> str:
     """Return the printable characters only: on an unencrypted connection, an attacker could have written the text."""
     if len(tail) < WORDS_BYTES or not tail.endswith(MARK):
         return ""
-    said = tail[-WORDS_BYTES : -len(MARK)].rstrip(b"\0").decode(errors="replace")
-    return "".join(each for each in said if each.isprintable())
+    content = tail[-WORDS_BYTES : -len(MARK)].rstrip(b"\0").decode(errors="replace")
+    return "".join(each for each in content if each.isprintable())

@@ -56,16 +56,16 @@ class Links:
     @staticmethod
     def of(text: str) -> Links:
         """Parse the result of `text`, also in the older form with one bandwidth for all ranks."""
-        said = json.loads(text)
-        if isinstance(said, list):
-            return Links.alike(_matrix(said[0]), said[1])
+        content = json.loads(text)
+        if isinstance(content, list):
+            return Links.alike(_matrix(content[0]), content[1])
         return Links(
-            _matrix(said["round_trips"]),
-            tuple(said["up"]),
-            tuple(said["down"]),
-            _matrix(said["losses"]),
-            _matrix(said.get("shared", ())),
-            _matrix(said.get("ways", ())),
+            _matrix(content["round_trips"]),
+            tuple(content["up"]),
+            tuple(content["down"]),
+            _matrix(content["losses"]),
+            _matrix(content.get("shared", ())),
+            _matrix(content.get("ways", ())),
         )
 
     @property
@@ -131,22 +131,22 @@ def meet(transport: Transport, flows: Sequence[Flow], nbytes: int) -> Mapping[Fl
     part, rank = (torch.zeros(nbytes, dtype=torch.uint8, device="cpu"),), transport.rank
     upwards, downwards = [flow for flow in flows if flow[0] < flow[1]], [flow for flow in flows if flow[0] > flow[1]]
     waiting = [(flow, transport.begin(_mix(part, flow, rank))) for flow in (upwards, downwards) * 2]
-    heard = [wait for mine, wait in waiting if any(receiver == rank for _, receiver in mine)]
+    received = [wait for own, wait in waiting if any(receiver == rank for _, receiver in own)]
     moments = []
-    for wait in heard:
+    for wait in received:
         wait()
         moments.append(time.perf_counter())
     for _, wait in waiting:
-        if wait not in heard:
+        if wait not in received:
             wait()
-    mine = torch.tensor([moments[1] - moments[0] if moments else 0.0], dtype=torch.float64, device="cpu")
-    seconds = [float(theirs) for (theirs,) in transport.answer(AllGather((mine,)))]
+    own = torch.tensor([moments[1] - moments[0] if moments else 0.0], dtype=torch.float64, device="cpu")
+    seconds = [float(remote) for (remote,) in transport.answer(AllGather((own,)))]
     return {flow: seconds[flow[1]] for flow in flows}
 
 
 def _mix(part: tuple[torch.Tensor, ...], flows: Sequence[Flow], rank: int) -> NeighborAllGather:
-    tells = tuple(receiver for sender, receiver in flows if sender == rank)
-    return NeighborAllGather(part, tuple((sender, 1.0) for sender, receiver in flows if receiver == rank), tells)
+    receivers = tuple(receiver for sender, receiver in flows if sender == rank)
+    return NeighborAllGather(part, tuple((sender, 1.0) for sender, receiver in flows if receiver == rank), receivers)
 
 
 def losses(
@@ -169,8 +169,8 @@ def losses(
     return _matrix(lost)
 
 
-def _told(transport: Transport, mine: Any) -> list[Any]:
-    return [json.loads(text) for text in transport.all_gather_text(json.dumps(mine))]
+def _told(transport: Transport, own: Any) -> list[Any]:
+    return [json.loads(text) for text in transport.all_gather_text(json.dumps(own))]
 
 
 def _symmetric(rows: Sequence[Sequence[float]]) -> Matrix:

@@ -31,7 +31,7 @@ def declared(wish: str, *, fixed: bool = True, device: torch.device | None = Non
     return json.dumps([wish, process_name(fixed=fixed), "cpu" if device is None else device.type])
 
 
-def heard(texts: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+def parse_declarations(texts: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """Decode the announcements: algorithms, processes and device types, by rank."""
     wishes, processes, devices = zip(*map(json.loads, texts), strict=True)
     return list(wishes), list(processes), list(devices)

@@ -41,7 +41,7 @@ def hung_up(connections: Sequence[socket.socket | None]) -> list[int]:
     asked = select.poll()
     for number in ranks:
         asked.register(number, _ENDED)
-    return sorted(ranks[number] for number, told in asked.poll(0) if told & _SEEN)
+    return sorted(ranks[number] for number, events_seen in asked.poll(0) if events_seen & _SEEN)
 
 
 FINISHED, NOT_YET, GONE, MISMATCH = 0, 1, -11, -12  # Ending in kernels-src/mesh.hpp
@@ -138,7 +138,7 @@ class Mesh:
             raise ValueError(f"keys are missing for the connections to ranks {sorted(missing)}")
         for peer, link in keys.items():
             functions = cipher_functions(link.cipher)
-            if _SEAL(self._handle, peer, functions, link.sends, link.hears) != SEALED:
+            if _SEAL(self._handle, peer, functions, link.sends, link.receives) != SEALED:
                 raise AssertionError(f"libcrypto rejected {link.cipher}")
 
     def begin(self, program: Program, places: Sequence[int], keep: object, sources: Sequence[int] | None = None) -> int:
@@ -166,8 +166,12 @@ class Mesh:
         answer = FINISHED if op in self._answered else self._run(op, TURN_MILLISECONDS)
         if answer == NOT_YET:
             answer = self._wait_long(op)
-        if answer == MISMATCH and not self.sealed and (told := last_words.waiting(self._sockets, self._peer.value)):
-            raise PeerLost(told)
+        if (
+            answer == MISMATCH
+            and not self.sealed
+            and (events_seen := last_words.waiting(self._sockets, self._peer.value))
+        ):
+            raise PeerLost(events_seen)
         if answer == MISMATCH:
             self._refuse_closed()  # closed by another thread before the last words were read
             raise MismatchError(

@@ -54,7 +54,7 @@ class MeshOperations:
             case AllToAll(parts):
                 return self._exchange(parts, ranks)
             case NeighborAllGather(payload):
-                return self._mix(payload, op.told, op.hears, ranks)
+                return self._mix(payload, op.receivers, op.senders, ranks)
 
     def _mean(self, tensor: Tensor, out: Tensor | None, ranks: Ranks) -> Wait:
         """Write the mean to `out` or to new memory, without copying `tensor` first. `tensor` is unchanged unless it is
@@ -77,29 +77,31 @@ class MeshOperations:
 
     def _gather(self, payload: Payload, ranks: Ranks) -> Wait:
         joint = join(payload)
-        told = dict.fromkeys(ranks, joint)
+        outgoing = dict.fromkeys(ranks, joint)
         form = form_of("gather", joint.nbytes, ranks)
-        return self._straight(told, dict.fromkeys(ranks, joint.nbytes), form, [(peer, payload) for peer in ranks])
+        return self._straight(outgoing, dict.fromkeys(ranks, joint.nbytes), form, [(peer, payload) for peer in ranks])
 
     def _exchange(self, parts: Sequence[Payload], ranks: Ranks) -> Wait:
-        told = {peer: join(part) for peer, part in zip(ranks, parts, strict=True)}
-        mine = told[self.rank].nbytes
-        form = form_of("exchange", tuple(each.nbytes for each in told.values()), ranks)
+        outgoing = {peer: join(part) for peer, part in zip(ranks, parts, strict=True)}
+        own = outgoing[self.rank].nbytes
+        form = form_of("exchange", tuple(each.nbytes for each in outgoing.values()), ranks)
         like = parts[ranks.index(self.rank)]
-        return self._straight(told, dict.fromkeys(ranks, mine), form, [(peer, like) for peer in ranks])
+        return self._straight(outgoing, dict.fromkeys(ranks, own), form, [(peer, like) for peer in ranks])
 
-    def _mix(self, payload: Payload, tells: Sequence[int], hears: Sequence[int], ranks: Ranks) -> Wait:
+    def _mix(self, payload: Payload, receivers: Sequence[int], senders: Sequence[int], ranks: Ranks) -> Wait:
         joint = join(payload)
-        told = {ranks[peer]: joint for peer in tells} | {self.rank: joint}
-        heard = [ranks[peer] for peer in hears]
+        outgoing = {ranks[peer]: joint for peer in receivers} | {self.rank: joint}
+        received = [ranks[peer] for peer in senders]
         form = form_of("mix", joint.nbytes, ranks)
-        return self._straight(told, dict.fromkeys(heard, joint.nbytes), form, [(peer, payload) for peer in heard])
+        return self._straight(
+            outgoing, dict.fromkeys(received, joint.nbytes), form, [(peer, payload) for peer in received]
+        )
 
-    def begin_bytes(self, mine: Tensor, sizes: Sequence[int]) -> Wait:
+    def begin_bytes(self, own: Tensor, sizes: Sequence[int]) -> Wait:
         """All-gather bytes of different lengths. sizes: by rank, equal on every rank."""
-        told, heard = dict.fromkeys(self.everyone, mine), dict(enumerate(sizes))
-        likes = [(peer, (torch.empty(size, dtype=torch.uint8, device="meta"),)) for peer, size in heard.items()]
-        return self._straight(told, heard, form_of("bytes", tuple(sizes)), likes)
+        outgoing, received = dict.fromkeys(self.everyone, own), dict(enumerate(sizes))
+        likes = [(peer, (torch.empty(size, dtype=torch.uint8, device="meta"),)) for peer, size in received.items()]
+        return self._straight(outgoing, received, form_of("bytes", tuple(sizes)), likes)
 
     def begin_nothing(self) -> Wait:
         """Begin an operation in which this rank neither sends nor receives."""
@@ -108,32 +110,32 @@ class MeshOperations:
             straight_program(nothing, nothing, form_of("nothing")), (0,) * 2 * self.world, None, lambda: None
         )
 
-    def deliver(self, told: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]:
-        """Send the bytes `told[j]` to rank j, and receive `heard[j]` bytes from rank j."""
-        likes = [(peer, (torch.empty(size, dtype=torch.uint8, device="meta"),)) for peer, size in heard.items()]
-        came = self._straight(dict(told), dict(heard), form_of("deliver"), likes)()
-        return {peer: theirs for peer, (theirs,) in zip(heard, came, strict=True)}
+    def deliver(self, outgoing: Mapping[int, Tensor], received: Mapping[int, int]) -> dict[int, Tensor]:
+        """Send the bytes `outgoing[j]` to rank j, and receive `heard[j]` bytes from rank j."""
+        likes = [(peer, (torch.empty(size, dtype=torch.uint8, device="meta"),)) for peer, size in received.items()]
+        came = self._straight(dict(outgoing), dict(received), form_of("deliver"), likes)()
+        return {peer: remote for peer, (remote,) in zip(received, came, strict=True)}
 
     def _straight(
-        self, told: dict[int, Tensor], heard: dict[int, int], form: int, answers: Sequence[tuple[int, Payload]]
+        self, outgoing: dict[int, Tensor], received: dict[int, int], form: int, answers: Sequence[tuple[int, Payload]]
     ) -> Wait:
-        """`told`: bytes for each rank; `heard`: bytes from each; `answers`: sender and layout of each result."""
-        to = tuple(told[peer].nbytes if peer in told and peer != self.rank else 0 for peer in self.everyone)
-        of = tuple(heard.get(peer, 0) if peer != self.rank else 0 for peer in self.everyone)
+        """outgoing: bytes for each rank; received: bytes from each; answers: sender and layout of each result."""
+        to = tuple(outgoing[peer].nbytes if peer in outgoing and peer != self.rank else 0 for peer in self.everyone)
+        of = tuple(received.get(peer, 0) if peer != self.rank else 0 for peer in self.everyone)
         stride = -(-max(of) // ALIGNED_BYTES) * ALIGNED_BYTES
         room = empty(sum(map(bool, of)) * stride, torch.uint8)
         speakers = [peer for peer in self.everyone if of[peer]]
         came = {peer: room[row * stride :][: of[peer]] for row, peer in enumerate(speakers)}
-        places = [told[peer].data_ptr() if to[peer] else 0 for peer in self.everyone]
+        places = [outgoing[peer].data_ptr() if to[peer] else 0 for peer in self.everyone]
         places += [came[peer].data_ptr() if of[peer] else 0 for peer in self.everyone]
-        if self.rank in heard:
-            came[self.rank] = told[self.rank]
+        if self.rank in received:
+            came[self.rank] = outgoing[self.rank]
         nothing = room[:0]
 
         def answer() -> list[Payload]:
             return [split(came.get(peer, nothing), like) for peer, like in answers]
 
-        return self.run(straight_program(to, of, form), places, (told, room), answer)
+        return self.run(straight_program(to, of, form), places, (outgoing, room), answer)
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int) -> None:
         """Copy the tensors of rank `source` to all ranks, bit for bit. The tensors must be in host memory.
@@ -146,9 +148,9 @@ class MeshOperations:
         program, parts = broadcast_program(sizes, source, self.rank, self.everyone)
         places = [dense[part.tensor].data_ptr() + part.offset for part in parts]
         self.run(program, places, dense, lambda: None)()
-        for tensor, heard in zip(filled, dense, strict=True):
-            if heard is not tensor:
-                tensor.copy_(heard)
+        for tensor, received in zip(filled, dense, strict=True):
+            if received is not tensor:
+                tensor.copy_(received)
 
     def run(
         self,

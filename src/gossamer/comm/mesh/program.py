@@ -115,20 +115,20 @@ def segments(sizes: Sequence[int], pieces: int) -> list[list[Segment]]:
 
 
 @lru_cache(maxsize=1024)
-def straight_program(told: tuple[int, ...], heard: tuple[int, ...], form: int) -> Program:
+def straight_program(outgoing: tuple[int, ...], received: tuple[int, ...], form: int) -> Program:
     """Program that sends bytes directly to their receivers.
 
     The pieces are the messages to every rank, then the messages from every rank. Their addresses are given per call.
 
     Args:
-        `told`: Bytes to send to each rank.
-        `heard`: Bytes to receive from each rank.
+        `receivers`: Bytes to send to each rank.
+        `received`: Bytes to receive from each rank.
         form: Hash of the operation.
     """
-    world = len(told)
-    rows = [(CODES[Does.SEND], peer, peer, 0, 0) for peer in range(world) if told[peer]]
-    rows += [(CODES[Does.KEEP], peer, world + peer, 0, 0) for peer in range(world) if heard[peer]]
-    return _program(rows, [*told, *heard], (), form)
+    world = len(outgoing)
+    rows = [(CODES[Does.SEND], peer, peer, 0, 0) for peer in range(world) if outgoing[peer]]
+    rows += [(CODES[Does.KEEP], peer, world + peer, 0, 0) for peer in range(world) if received[peer]]
+    return _program(rows, [*outgoing, *received], (), form)
 
 
 @lru_cache(maxsize=4096)

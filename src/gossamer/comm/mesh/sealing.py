@@ -61,7 +61,7 @@ class LinkKeys:
 
     cipher: str  # of CIPHERS
     sends: bytes = field(repr=False)
-    hears: bytes = field(repr=False)
+    receives: bytes = field(repr=False)
 
 
 LinksKeys = Mapping[int, LinkKeys]  # by rank
@@ -267,13 +267,13 @@ def shake_hands(
     with (dialing if calls else accepting).wrap_socket(connection, server_side=not calls) as inside:
         if inside.version() != "TLSv1.3":
             raise ConnectionError(f"{inside.version()} is too old")
-        mine = TOLD.pack(has_aes(), secrets.token_bytes(NONCE_BYTES))
-        inside.sendall(mine)
-        theirs = _exactly(inside, TOLD.size)
+        own = TOLD.pack(has_aes(), secrets.token_bytes(NONCE_BYTES))
+        inside.sendall(own)
+        remote = _exactly(inside, TOLD.size)
         bare = socket.socket(fileno=inside.unwrap().detach())
     bare.setblocking(False)
-    cipher = AES if TOLD.unpack(mine)[0] and TOLD.unpack(theirs)[0] else CHACHA
-    nonces = mine + theirs if calls else theirs + mine
+    cipher = AES if TOLD.unpack(own)[0] and TOLD.unpack(remote)[0] else CHACHA
+    nonces = own + remote if calls else remote + own
     ways = [derive_key(token, nonces, context, ends, cipher, way) for way in (b"caller", b"called")]
     return bare, LinkKeys(cipher, *(ways if calls else reversed(ways)))
 
@@ -289,12 +289,12 @@ def derive_key(token: bytes, nonces: bytes, context: bytes, ends: tuple[int, int
 
 
 def _exactly(connection: ssl.SSLSocket, nbytes: int) -> bytes:
-    heard = b""
-    while len(heard) < nbytes:
-        if not (more := connection.recv(nbytes - len(heard))):
+    received = b""
+    while len(received) < nbytes:
+        if not (more := connection.recv(nbytes - len(received))):
             raise ConnectionError("the peer disconnected during the handshake")
-        heard += more
-    return heard
+        received += more
+    return received
 
 
 def hang_up(sockets: Iterable[socket.socket | None]) -> None:

@@ -50,8 +50,10 @@ def share(rank: int, sockets: Sequence[socket.socket | None], all_gather_text: G
     near = [peer for peer, each in enumerate(sockets) if each is not None and _is_here(each)] if _wanted() else []
     with ExitStack() as files:
         made, offers = _make([peer for peer in near if peer > rank], _slots(len(near)), files)
-        told = [json.loads(text) for text in all_gather_text(json.dumps(offers))]
-        offered = {peer: MemoryOffer(*told[peer][str(rank)]) for peer in near if str(rank) in told[peer]}
+        declarations = [json.loads(text) for text in all_gather_text(json.dumps(offers))]
+        offered = {
+            peer: MemoryOffer(*declarations[peer][str(rank)]) for peer in near if str(rank) in declarations[peer]
+        }
         opened = {peer: memory for peer, offer in offered.items() if (memory := _open(offer)) is not None}
         taken = [json.loads(text) for text in all_gather_text(json.dumps(list(opened)))]
     return opened | {peer: memory for peer, memory in made.items() if rank in taken[peer]}

@@ -29,11 +29,13 @@ Parts = Mapping[int, tuple[int, int]]  # by rank: offset and length of a part in
 
 
 class StagedMessages:
-    """Messages of one operation. `told`: the message to each rank; `heard`: number of bytes from each."""
+    """Messages of one operation. `receivers`: the message to each rank; `received`: number of bytes from each."""
 
-    def __init__(self, operations: MeshOperations, told: Mapping[int, ByteViews], heard: Mapping[int, int]) -> None:
-        self._operations, self._told, self._heard = operations, told, heard
-        self._distinct = list({id(message): message for message in told.values()}.values())
+    def __init__(
+        self, operations: MeshOperations, outgoing: Mapping[int, ByteViews], received: Mapping[int, int]
+    ) -> None:
+        self._operations, self._told, self._heard = operations, outgoing, received
+        self._distinct = list({id(message): message for message in outgoing.values()}.values())
 
     def chunk(self, begin: int, end: int, answers: Mapping[int, ByteViews]) -> Chunk:
         """Build the chunk with the bytes [begin, end) of all messages. answers: destinations of received messages."""
@@ -44,11 +46,11 @@ class StagedMessages:
             length = message.length(begin, end)
             told_at[id(message)] = layout.add(length), length
             inward += message.moves(begin, end, told_at[id(message)][0])
-        told = {peer: told_at[id(message)] for peer, message in self._told.items()}
+        outgoing = {peer: told_at[id(message)] for peer, message in self._told.items()}
         lengths = {peer: max(0, min(nbytes, end) - begin) for peer, nbytes in self._heard.items()}
-        heard = {peer: (layout.add(length), length) for peer, length in lengths.items()}
-        outward = [move for peer, each in answers.items() for move in each.moves(begin, end, heard[peer][0])]
-        return Chunk(layout.nbytes, inward, partial(straight, self._operations, told, heard), outward)
+        received = {peer: (layout.add(length), length) for peer, length in lengths.items()}
+        outward = [move for peer, each in answers.items() for move in each.moves(begin, end, received[peer][0])]
+        return Chunk(layout.nbytes, inward, partial(straight, self._operations, outgoing, received), outward)
 
 
 class SlotLayout:
@@ -64,9 +66,9 @@ class SlotLayout:
         return place
 
 
-def straight(operations: MeshOperations, told: Parts, heard: Parts, slot: Tensor) -> Wait:
+def straight(operations: MeshOperations, outgoing: Parts, received: Parts, slot: Tensor) -> Wait:
     """Begin to send bytes of a slot to other ranks, and to receive theirs into the slot."""
-    to, of = ([parts.get(peer, (0, 0)) for peer in operations.everyone] for parts in (told, heard))
+    to, of = ([parts.get(peer, (0, 0)) for peer in operations.everyone] for parts in (outgoing, received))
     sizes = tuple(length for _, length in to), tuple(length for _, length in of)
     program = straight_program(*sizes, form_of("staged", max(map(max, sizes))))
     places = [slot.data_ptr() + place for place, _ in (*to, *of)]
@@ -116,11 +118,11 @@ def _averaged_chunk(
 ) -> Chunk:
     layout, length = SlotLayout(), end - begin
     at = {peer: (layout.add(length), length) for peer in ranks}
-    mine = at[operations.rank]
+    local = at[operations.rank]
     others = [peer for peer in ranks if peer != operations.rank]
 
     def begins(slot: Tensor) -> Wait:
-        arrived = straight(operations, dict.fromkeys(others, mine), {peer: at[peer] for peer in others}, slot)
+        arrived = straight(operations, dict.fromkeys(others, local), {peer: at[peer] for peer in others}, slot)
 
         def average() -> None:
             arrived()
@@ -130,7 +132,7 @@ def _averaged_chunk(
         return average
 
     def moves(tensor: Tensor) -> list[Move]:
-        return [(bytes_of(tensor)[begin:end], mine[0])] if length else []
+        return [(bytes_of(tensor)[begin:end], local[0])] if length else []
 
     return Chunk(layout.nbytes, moves(source), begins, moves(flat))
 
@@ -171,8 +173,8 @@ class StagedOperations:
             case AllToAll(parts):
                 return self._exchange(parts, ranks)
             case NeighborAllGather(payload):
-                told, heard = ([ranks[peer] for peer in peers] for peers in (op.told, op.hears))
-                return self._gather(payload, told, heard, ranks)
+                outgoing, received = ([ranks[peer] for peer in peers] for peers in (op.receivers, op.senders))
+                return self._gather(payload, outgoing, received, ranks)
 
     def _mean(self, tensor: Tensor, out: Tensor | None, ranks: Ranks) -> Callable[[], Wait]:
         source = dense(tensor)
@@ -187,10 +189,12 @@ class StagedOperations:
 
         return partial(staged.begin, answer)
 
-    def _gather(self, payload: Payload, tells: Iterable[int], hears: Sequence[int], ranks: Ranks) -> Callable[[], Wait]:
+    def _gather(
+        self, payload: Payload, receivers: Iterable[int], senders: Sequence[int], ranks: Ranks
+    ) -> Callable[[], Wait]:
         message = ByteViews.of(payload)
-        told = {peer: message for peer in tells if peer != self._operations.rank}
-        return self._told(told, message.nbytes, payload, hears, len(ranks), ranks)
+        outgoing = {peer: message for peer in receivers if peer != self._operations.rank}
+        return self._told(outgoing, message.nbytes, payload, senders, len(ranks), ranks)
 
     def _exchange(self, parts: Sequence[Payload], ranks: Ranks) -> Callable[[], Wait]:
         messages = dict(zip(ranks, map(ByteViews.of, parts), strict=True))
@@ -201,21 +205,21 @@ class StagedOperations:
 
     def _told(
         self,
-        told: dict[int, ByteViews],
+        outgoing: dict[int, ByteViews],
         longest: int,
         own: Payload,
-        hears: Sequence[int],
+        senders: Sequence[int],
         rows: int,
         ranks: Ranks,
     ) -> Callable[[], Wait]:
-        """`told`: messages by rank; own: this rank's payload, with the layout of received ones; longest: bytes of the
+        """outgoing: messages by rank; own: this rank's payload, with the layout of received ones; longest: bytes of the
         longest message of any rank; rows: most messages in a slot at any rank."""
-        answers = {peer: _empty(own) for peer in hears if peer != self._operations.rank}
+        answers = {peer: _empty(own) for peer in senders if peer != self._operations.rank}
         due = {peer: ByteViews.of(payload) for peer, payload in answers.items()}
-        messages = StagedMessages(self._operations, told, {peer: each.nbytes for peer, each in due.items()})
+        messages = StagedMessages(self._operations, outgoing, {peer: each.nbytes for peer, each in due.items()})
         cut = byte_chunks(longest, rows, whole=len(ranks) == self._operations.world)
         staged = self._made([messages.chunk(*each, due) for each in cut], own)
-        return partial(staged.begin, lambda: [answers.get(peer, own) for peer in hears])
+        return partial(staged.begin, lambda: [answers.get(peer, own) for peer in senders])
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int) -> None:
         """Copy the tensors of rank `source` to all ranks, bit for bit."""
@@ -224,9 +228,9 @@ class StagedOperations:
         message = ByteViews.of(tuple(copies))
         cut = byte_chunks(message.nbytes, 1, whole=True)
         self._made([self._broadcast_chunk(message, *each, source) for each in cut], copies).begin(lambda: None)()
-        for tensor, heard in zip(filled, copies, strict=True):
-            if heard is not tensor:
-                tensor.copy_(heard)
+        for tensor, received in zip(filled, copies, strict=True):
+            if received is not tensor:
+                tensor.copy_(received)
 
     def _broadcast_chunk(self, message: ByteViews, begin: int, end: int, source: int) -> Chunk:
         rank, everyone = self._operations.rank, self._operations.everyone

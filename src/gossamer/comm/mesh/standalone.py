@@ -13,7 +13,7 @@ from gossamer.base.ops import AllGather, AllReduceMean, SimpleOp
 from gossamer.base.transport import Transport
 from gossamer.comm.mesh.collective_selector import ENGINE, CollectiveSelector, check_wish
 from gossamer.comm.mesh.link_measurement import Links
-from gossamer.comm.mesh.link_statistics import declared, heard, tell_links
+from gossamer.comm.mesh.link_statistics import declared, parse_declarations, tell_links
 from gossamer.comm.mesh.native_mesh import Mesh, available
 from gossamer.comm.mesh.operations import MeshOperations, Wait
 from gossamer.comm.mesh.program import Ranks
@@ -57,7 +57,9 @@ def standalone_mesh(
         _check(wish)
         mesh = Mesh(rank, sockets, requested_timeouts(), keys=keys)
         texts = MeshFallback(MeshOperations(mesh, CollectiveSelector(wish, _unknown(mesh.world))))
-        wishes, processes, devices = heard(texts.all_gather_text(declared(wish, fixed=False, device=device)))
+        wishes, processes, devices = parse_declarations(
+            texts.all_gather_text(declared(wish, fixed=False, device=device))
+        )
         check_same_wish(wishes)
         mesh.share(share(rank, sockets, texts.all_gather_text))
         links = known or (measured(mesh, sockets, texts) if mesh.world > 1 else _unknown(1))
@@ -102,25 +104,25 @@ class MeshFallback:
         wait = self._operations.begin(AllGather((tensor,)), ranks)
 
         def answer() -> Tensor:
-            mean = rank_order_mean([theirs for (theirs,) in wait()])
+            mean = rank_order_mean([remote for (remote,) in wait()])
             return mean if out is None else out.copy_(mean)
 
         return answer
 
     def all_gather_text(self, text: str) -> list[str]:
         """All-gather texts, by rank. Raises MalformedError, on every rank, if one is longer than 64 MiB."""
-        mine = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
+        own = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
         length = torch.tensor([len(text.encode())], dtype=torch.int64, device=CPU)
         everyone = self._operations.everyone
-        sizes = [int(theirs) for (theirs,) in self._operations.begin(AllGather((length,)), everyone)()]
+        sizes = [int(remote) for (remote,) in self._operations.begin(AllGather((length,)), everyone)()]
         for rank, size in enumerate(sizes):
             if not 0 <= size <= MOST_TEXT_BYTES:
                 raise MalformedError(
                     f"rank {rank} announced a text of {size} bytes; the limit is {MOST_TEXT_BYTES}. Nothing was "
                     "received. Send large data as tensors."
                 )
-        heard = self._operations.begin_bytes(mine[: sizes[self._operations.rank]], sizes)()
-        return [_text(rank, theirs) for rank, (theirs,) in enumerate(heard)]
+        parse_declarations = self._operations.begin_bytes(own[: sizes[self._operations.rank]], sizes)()
+        return [_text(rank, remote) for rank, (remote,) in enumerate(parse_declarations)]
 
     def part(self, size: int, known: Links) -> Transport:
         raise GossamerError(

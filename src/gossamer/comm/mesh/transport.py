@@ -20,7 +20,7 @@ from gossamer.comm.mesh.connect import connect
 from gossamer.comm.mesh.device_transport import DeviceTransport, chooses, device_engine
 from gossamer.comm.mesh.engine_selector import nodes_of
 from gossamer.comm.mesh.link_measurement import Links, measure
-from gossamer.comm.mesh.link_statistics import declared, heard, tell_links
+from gossamer.comm.mesh.link_statistics import declared, parse_declarations, tell_links
 from gossamer.comm.mesh.native_mesh import Mesh, available
 from gossamer.comm.mesh.operations import MeshOperations, Wait, is_here
 from gossamer.comm.mesh.program import FORMATS, Ranks
@@ -55,8 +55,8 @@ def mesh_transport(
     patience = requested_timeouts()
     if engine.world == 1:
         return engine
-    told = engine.all_gather_text(declared(wish if available() else ENGINE, device=device))
-    wishes, processes, devices = heard(told)
+    outgoing = engine.all_gather_text(declared(wish if available() else ENGINE, device=device))
+    wishes, processes, devices = parse_declarations(outgoing)
     if ENGINE in wishes:
         return engine
     check_same_wish(wishes)
@@ -196,12 +196,12 @@ class MeshTransport:
         staged = self._staged.everything or not is_here([each for each in tensors if each.numel()])
         (self._staged if staged else self._operations).broadcast_(tensors, source)
 
-    def deliver(self, told: Mapping[int, Tensor], heard: Mapping[int, int]) -> dict[int, Tensor]:
-        """Send the uint8 tensor `told[j]` to rank j, and receive `heard[j]` bytes from rank j, directly.
+    def deliver(self, outgoing: Mapping[int, Tensor], parse_declarations: Mapping[int, int]) -> dict[int, Tensor]:
+        """Send the uint8 tensor `outgoing[j]` to rank j, and receive `heard[j]` bytes from rank j, directly.
 
         Every rank calls it at the same point, and the sizes of every pair of ranks must match.
         """
-        return self._operations.deliver(told, heard)
+        return self._operations.deliver(outgoing, parse_declarations)
 
     def all_gather_text(self, text: str) -> list[str]:
         return self._fallback.all_gather_text(text)

@@ -114,10 +114,10 @@ class Stream:
     def hear(self, now: float) -> None:
         """Process acknowledgments until now. A window that was less than half used does not grow: RFC 7661."""
         while self._unheard and self._unheard[0][0] <= now:
-            _, heard = self._unheard.popleft()
-            self._under_way_bytes -= heard
+            _, received = self._unheard.popleft()
+            self._under_way_bytes -= received
             if 2 * self._most_bytes >= self.window_bytes:
-                self.window_bytes += heard
+                self.window_bytes += received
         if not self._unheard:
             self._under_way_bytes = self._most_bytes = 0.0
 

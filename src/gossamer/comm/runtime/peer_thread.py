@@ -96,10 +96,10 @@ def run_peer_script(script: PeerScript, endpoint: PeerAnswers) -> Any:
         op = next(script)
         while True:
             try:
-                heard = endpoint.answer(op)
+                received = endpoint.answer(op)
             except GossamerError as failure:
                 op = script.throw(failure)
             else:
-                op, heard = script.send(heard), None  # drops the last reference outside of the script
+                op, received = script.send(received), None  # drops the last reference outside of the script
     except StopIteration as done:
         return done.value

@@ -125,9 +125,9 @@ class PipelineTuner:
 
     def compare(self) -> Generator[AllGather, Any, None]:
         """Keep the depth that was faster over all ranks with both times. Sends 16 bytes per rank."""
-        mine = [median(seconds or [nan]) for seconds in self._took.values()]
-        heard = yield AllGather((torch.tensor(mine, dtype=torch.float64, device="cpu"),))
-        found = [both for both in (numbers.tolist() for (numbers,) in heard) if all(map(isfinite, both))]
+        own = [median(seconds or [nan]) for seconds in self._took.values()]
+        received = yield AllGather((torch.tensor(own, dtype=torch.float64, device="cpu"),))
+        found = [both for both in (numbers.tolist() for (numbers,) in received) if all(map(isfinite, both))]
         if found:
             one, several = map(sum, zip(*found, strict=True))
             self.window = self._kept = DEPTH if several < one else 1

@@ -114,11 +114,11 @@ class PeerHandshake:
     def _receive_dialer(self, handshake: Listener, claims: bytes) -> None:
         hello = decode_hello(claims)
         them = self._expect_dialed(hello)
-        mine = encode_hello(self._credentials.hello(them))
+        encoded = encode_hello(self._credentials.hello(them))
         try:
-            handshake.accept(self._credentials.token, mine)
+            handshake.accept(self._credentials.token, encoded)
         except WrongKeyError:
-            handshake.refuse(mine)  # so that the errors at both ends name both runs
+            handshake.refuse(encoded)  # so that the errors at both ends name both runs
             raise
         self._authenticate(handshake, hello, them, LISTENER, DIALER)
 
@@ -141,7 +141,9 @@ class PeerHandshake:
             f"{self._credentials.run!r}. Give all processes of a run the same token, and each run its own ports."
         )
 
-    def _authenticate(self, handshake: Handshake, hello: HelloRecord, them: Peer, mine: bytes, theirs: bytes) -> None:
+    def _authenticate(
+        self, handshake: Handshake, hello: HelloRecord, them: Peer, encoded: bytes, remote: bytes
+    ) -> None:
         """mine, theirs: the sides (DIALER, LISTENER) of this end and of the peer."""
         credentials, accepted = self._credentials, self._credentials.accepted_frame_bytes
         self.refusal = self._difference(hello, them)
@@ -149,10 +151,10 @@ class PeerHandshake:
             peer=them,
             instance=hello.instance,
             limit_bytes=credentials.largest_frame_bytes if accepted is None else accepted,
-            sending_epoch=int.from_bytes(handshake.derive_key(b"epoch", mine)[:8], "little"),
-            receiving_epoch=int.from_bytes(handshake.derive_key(b"epoch", theirs)[:8], "little"),
-            sending_mac=_frame_mac(handshake, mine, hello),
-            receiving_mac=_frame_mac(handshake, theirs, hello),
+            sending_epoch=int.from_bytes(handshake.derive_key(b"epoch", encoded)[:8], "little"),
+            receiving_epoch=int.from_bytes(handshake.derive_key(b"epoch", remote)[:8], "little"),
+            sending_mac=_frame_mac(handshake, encoded, hello),
+            receiving_mac=_frame_mac(handshake, remote, hello),
         )
 
     def _difference(self, hello: HelloRecord, them: Peer) -> MismatchError | None:

@@ -101,9 +101,9 @@ class SGDSteps:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        return self.told(losses)
+        return self.metrics_with_loss(losses)
 
-    def told(self, losses: Sequence[float]) -> dict[str, float]:
+    def metrics_with_loss(self, losses: Sequence[float]) -> dict[str, float]:
         """The metrics, with the mean of `losses` as "loss" unless that metric is set."""
         return ({"loss": weighted_mean(losses, [1] * len(losses))} if losses else {}) | dict(self.metrics)
 
@@ -230,8 +230,8 @@ def stepping(function: StepsFunction) -> ClientFunction:
     """Wrap a function that returns SGDSteps into a client function that runs these steps in a loop."""
 
     @wraps(function)
-    def train(model: nn.Module, told: Round) -> Update:
-        steps = checked_steps(function(model, told), told.client)
+    def train(model: nn.Module, metrics_with_loss: Round) -> Update:
+        steps = checked_steps(function(model, metrics_with_loss), metrics_with_loss.client)
         return Update(samples=steps.samples, metrics=steps.run(model))
 
     setattr(train, STEPS, function)

@@ -79,14 +79,14 @@ class LocalTraining:
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        ours = [each for group in optimizer.param_groups for each in group["params"] if each in self._names]
-        if not ours:
+        trained = [each for group in optimizer.param_groups for each in group["params"] if each in self._names]
+        if not trained:
             return
         self._check_optimizer(optimizer)
         if not self._strategy.changes_gradients:
             return
         self._check_step(optimizer, (*args[1:], *kwargs.values()))
-        for parameter in ours:
+        for parameter in trained:
             name = self._names[parameter]
             if parameter.grad is None:  # unused in this device's loss
                 parameter.grad = torch.zeros_like(parameter)
@@ -186,11 +186,11 @@ class TrainingCheck:
         self._strategy = strategy
         self._noticed: set[str] = set()
 
-    def samples(self, told: Round, work: LocalWork, touched: bool) -> int:
+    def samples(self, task: Round, work: LocalWork, touched: bool) -> int:
         """Number of samples that count: 0 for a device without batches.
 
         Args:
-            `told`: the round that the client function received.
+            `task`: the round that the client function received.
             work: the samples and steps of the training.
             touched: whether the parameters changed or have gradients.
 
@@ -200,25 +200,25 @@ class TrainingCheck:
         if not work.samples:
             return 0
         if work.steps or touched:
-            if told.batches_given is None:
-                self._check_length(told, work)
+            if task.batches_given is None:
+                self._check_length(task, work)
             return work.samples
-        if told.batches_given == 0:
+        if task.batches_given == 0:
             self._notice(
                 "no batch",
-                f"Client {told.client} has {work.samples} samples and no batch to train on in round {told.index}: its "
+                f"Client {task.client} has {work.samples} samples and no batch to train on in round {task.index}: its "
                 "loader is empty, or was exhausted in an earlier round. Such devices do not count. Give "
                 "round.batches() a DataLoader or a list, and leave drop_last off.",
             )
             return 0
         raise LoopError(
-            f"Client {told.client} reported {work.samples} training samples in round {told.index}, but the model "
+            f"Client {task.client} reported {work.samples} training samples in round {task.index}, but the model "
             "that it was given did not change. Train that model, not a copy or another network: "
             "torch.optim.SGD(model.parameters(), lr=0.1). For a device without training data, "
             "return Update(samples=0)."
         )
 
-    def _check_length(self, told: Round, work: LocalWork) -> None:
+    def _check_length(self, task: Round, work: LocalWork) -> None:
         """Give notice of a client function that ignores the length of training in the recipe."""
         strategy = self._strategy
         name = "local_steps" if strategy.local_steps is not None else "local_epochs"
@@ -255,12 +255,12 @@ class Trainer:
         """Raises LoopError if the function does not return an Update, or trains another model."""
         self._state.write(op.anchor, self._model)
         anchor = self._state.read(self._model).flat if self._rounds_off else op.anchor
-        told = round_of(op, self._strategy)
+        task = round_of(op, self._strategy)
         local = LocalTraining(self._strategy, self._state, self._model, anchor, op.shared, op.memory)
         began = time.perf_counter()
         self._model.train()
         with local.watching():
-            update = self._function(self._model, told)
+            update = self._function(self._model, task)
         if not isinstance(update, Update):
             raise LoopError(
                 f"The client function returned {update!r} for client {op.client}, but it must return an Update with "
@@ -271,7 +271,7 @@ class Trainer:
         return Trained(
             flat=flat,
             anchor=anchor if self._rounds_off else None,
-            work=replace(work, samples=self._check.samples(told, work, not work.steps and self._touched(flat, anchor))),
+            work=replace(work, samples=self._check.samples(task, work, not work.steps and self._touched(flat, anchor))),
             metrics=dict(update.metrics),
             seconds=time.perf_counter() - began,
         )

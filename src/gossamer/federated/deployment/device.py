@@ -101,22 +101,22 @@ class ServerLink:
         threading.Thread(target=self._watch, name="gossamer link", daemon=True).start()
 
     def _watch(self) -> None:
-        lost_at, said = time.monotonic(), False
+        lost_at, notified = time.monotonic(), False
         try:
             while True:
-                due = lost_at + (self._give_up if said else min(FIRST_WORD_SECONDS, self._give_up))
+                due = lost_at + (self._give_up if notified else min(FIRST_WORD_SECONDS, self._give_up))
                 match self._endpoint.answer(Await(until=due)):
                     case PeerJoined():
-                        if said:
+                        if notified:
                             self._say(f"connected to {self._name}")
-                        lost_at, said = inf, False
+                        lost_at, notified = inf, False
                     case PeerLeft(moment=moment):
                         lost_at = moment
                     case Elapsed(moment=moment) if moment >= lost_at + self._give_up:
                         self._endpoint.close(self._gave_up())
                         return
                     case Elapsed():
-                        said = True
+                        notified = True
                         self._say(f"{self._name} does not answer; trying again until it does")
         except GossamerError:  # the endpoint was closed
             return
@@ -277,10 +277,10 @@ class FederationDevice:
         script = participate(invitation.number, recipe, self._store(invitation))
         return self._answered(script, trainer)
 
-    def _check_recipe(self, told: Recipe) -> None:
-        if self._recipe is not None and repr(told) != repr(self._recipe):
+    def _check_recipe(self, offered: Recipe) -> None:
+        if self._recipe is not None and repr(offered) != repr(self._recipe):
             raise ConnectError(
-                f"The server's recipe is {told!r}, but this device accepts only {self._recipe!r}, so it sends "
+                f"The server's recipe is {offered!r}, but this device accepts only {self._recipe!r}, so it sends "
                 "nothing. Ask the operator of the server why they differ, or agree on a recipe: --recipe TEXT"
             )
 

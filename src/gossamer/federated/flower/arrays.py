@@ -57,7 +57,7 @@ def stype_of(noun: str) -> str:
     return f"gossamer.{noun.lower()}.v1"
 
 
-def is_ours(stype: str) -> bool:
+def is_gossamer_record(stype: str) -> bool:
     """Whether an Array of this stype has a Gossamer payload."""
     return STYPE.fullmatch(stype) is not None
 

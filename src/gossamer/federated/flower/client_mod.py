@@ -56,21 +56,21 @@ def compression_mod(recipe: str | None = None) -> Mod:
     own = None if recipe is None else ContributionCodec.of(recipe).text
 
     def compress(message: Any, context: Any, call_next: Any) -> Any:
-        told = _invitation(message)
-        if told is None:
+        invitation = _invitation(message)
+        if invitation is None:
             return call_next(message, context)
-        if own is not None and own != told.recipe:
+        if own is not None and own != invitation.recipe:
             raise MismatchError(
-                f"this node compresses by {own}, but the server's strategy expects {told.recipe}. Give "
+                f"this node compresses by {own}, but the server's strategy expects {invitation.recipe}. Give "
                 "compression_mod() and CompressedStrategy() the same recipe, or write compression_mod()."
             )
-        state = loaded(context).for_invitation(told)
-        state, layout, given = _given(told, state, message)
+        state = loaded(context).for_invitation(invitation)
+        state, layout, given = _given(invitation, state, message)
         reply = call_next(message, context)
         if not reply.has_error():
-            if told.step >= 0:
-                state = _compressed(told, state, reply, layout, given, message.metadata.dst_node_id)
-            answer = NodeAnswer(run=told.run, step=told.step, held=state.note.version)
+            if invitation.step >= 0:
+                state = _compressed(invitation, state, reply, layout, given, message.metadata.dst_node_id)
+            answer = NodeAnswer(run=invitation.run, step=invitation.step, held=state.note.version)
             reply.content[RECORD] = note_record(encode(answer))
         _save(context, state)
         return reply
@@ -95,21 +95,21 @@ def _invitation(message: Any) -> NodeInvitation | None:
     return None
 
 
-def _given(told: NodeInvitation, state: NodeState, message: Any) -> tuple[NodeState, ArrayLayout, Tensor]:
+def _given(invitation: NodeInvitation, state: NodeState, message: Any) -> tuple[NodeState, ArrayLayout, Tensor]:
     """The state with the received model, its layout, and its values (n,). The message then has plain arrays."""
     name, record = only_record(message.content, "a message to a node")
     came = numpy_arrays(record, "a message to a node")
     if not has_payload(record):
         layout = ArrayLayout.of(came)
         flat = layout.read(came, "a message to a node")
-        return state.holding(told, layout, tuple(came), flat), layout, flat
+        return state.holding(invitation, layout, tuple(came), flat), layout, flat
     if not state.replica:
         raise MalformedError(
             "the message has a difference, but this node holds no version of the model: its state was lost. Nothing "
             "was trained; the next message has the whole model"
         )
     layout = ArrayLayout.from_text(state.note.arrays)
-    codec = PullCodec.of(told.pull, told.seed)
+    codec = PullCodec.of(invitation.pull, invitation.seed)
     version, flat = brought(codec, layout, state.replica, state.note.version, payload_of(record, "a message to a node"))
     arrays = layout.write(flat) | came
     message.content[name] = array_record({each: arrays[each] for each in state.note.names})
@@ -118,17 +118,17 @@ def _given(told: NodeInvitation, state: NodeState, message: Any) -> tuple[NodeSt
 
 
 def _compressed(
-    told: NodeInvitation, state: NodeState, reply: Any, layout: ArrayLayout, given: Tensor, node: int
+    invitation: NodeInvitation, state: NodeState, reply: Any, layout: ArrayLayout, given: Tensor, node: int
 ) -> NodeState:
     """Replace the reply's arrays by the contribution. Returns the state once the contribution is counted."""
     name, record = only_record(reply.content, "the ClientApp's reply")
     arrays = numpy_arrays(record, "the ClientApp's reply")
     difference = given - layout.read(arrays, "the ClientApp's reply")
-    codec = ContributionCodec.of(told.recipe, told.seed)
-    data, owed = codec.encode(difference, layout, state.before, node, told.step)
+    codec = ContributionCodec.of(invitation.recipe, invitation.seed)
+    data, unsent = codec.encode(difference, layout, state.before, node, invitation.step)
     others = {key: record[key] for key in arrays if key not in layout}
     reply.content[name] = array_record({PAYLOAD: payload_array(codec.stype, data)} | others)
-    return replace(state, note=msgspec.structs.replace(state.note, step=told.step), after=owed)
+    return replace(state, note=msgspec.structs.replace(state.note, step=invitation.step), after=unsent)
 
 
 def loaded(context: Any) -> NodeState:

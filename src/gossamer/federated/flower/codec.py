@@ -53,22 +53,26 @@ class NodeState:
     after: Residuals = ()  # residuals if it was counted
     replica: Payload = ()  # (n,) of note.version, if versions are compressed
 
-    def for_invitation(self, told: NodeInvitation) -> NodeState:
+    def for_invitation(self, invitation: NodeInvitation) -> NodeState:
         """The state after the server's note: one residual is selected, and the state of another run is dropped."""
-        if (self.note.run, self.note.recipe) != (told.run, told.recipe):
-            return NodeState(KeptNote(run=told.run, recipe=told.recipe))
-        if told.step < 0 or self.note.step < 0:
+        if (self.note.run, self.note.recipe) != (invitation.run, invitation.recipe):
+            return NodeState(KeptNote(run=invitation.run, recipe=invitation.recipe))
+        if invitation.step < 0 or self.note.step < 0:
             return self
-        owed = self.after if told.counted == self.note.step else self.before  # an uncounted contribution is lost
-        return replace(self, note=msgspec.structs.replace(self.note, step=-1), before=owed, after=())
+        unsent = (
+            self.after if invitation.counted == self.note.step else self.before
+        )  # an uncounted contribution is lost
+        return replace(self, note=msgspec.structs.replace(self.note, step=-1), before=unsent, after=())
 
-    def holding(self, told: NodeInvitation, layout: ArrayLayout, names: tuple[str, ...], flat: Tensor) -> NodeState:
+    def holding(
+        self, invitation: NodeInvitation, layout: ArrayLayout, names: tuple[str, ...], flat: Tensor
+    ) -> NodeState:
         """The state after a whole model (n,) arrived. Residuals of other arrays are dropped."""
         text = layout.to_text()
         kept = self if self.note.arrays == text else replace(self, before=(), after=())
-        version = told.version if told.pull else -1
+        version = invitation.version if invitation.pull else -1
         note = msgspec.structs.replace(kept.note, arrays=text, names=names, version=version)
-        return replace(kept, note=note, replica=(flat,) if told.pull else ())
+        return replace(kept, note=note, replica=(flat,) if invitation.pull else ())
 
     def to_bytes(self) -> tuple[str, dict[str, bytes]]:
         """A JSON text, and the bytes of Arrays by name."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 
 from gossamer.errors import GossamerError, LoopError, MalformedError
-from gossamer.federated.flower.arrays import is_ours
+from gossamer.federated.flower.arrays import is_gossamer_record
 from gossamer.federated.messages import Count, decode
 
 FLOOR = (1, 23)  # the oldest tested version
@@ -138,13 +138,13 @@ def payload_array(stype: str, data: bytes) -> Any:
 def payload_of(record: Any, whose: str) -> bytes:
     """The bytes of a record's payload. Raises MalformedError."""
     array = record[PAYLOAD]
-    if not is_ours(array.stype):
+    if not is_gossamer_record(array.stype):
         raise MalformedError(f"{whose} holds a payload of unknown type {array.stype[:80]!r}; it was not used")
     return bytes(array.data)
 
 
 def has_payload(record: Any) -> bool:
-    return PAYLOAD in record and is_ours(record[PAYLOAD].stype)
+    return PAYLOAD in record and is_gossamer_record(record[PAYLOAD].stype)
 
 
 def array_record(arrays: Mapping[str, Any]) -> Any:
@@ -162,7 +162,11 @@ def note_record(text: str) -> Any:
 
 def numpy_arrays(record: Any, whose: str) -> dict[str, npt.NDArray[Any]]:
     """A record's arrays except the payload, by name. Sizes are checked before allocation. Raises MalformedError."""
-    return {name: _numpy(array, f'{whose}: "{name}"') for name, array in record.items() if not is_ours(array.stype)}
+    return {
+        name: _numpy(array, f'{whose}: "{name}"')
+        for name, array in record.items()
+        if not is_gossamer_record(array.stype)
+    }
 
 
 def _numpy(array: Any, whose: str) -> npt.NDArray[Any]:

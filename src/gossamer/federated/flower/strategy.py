@@ -169,21 +169,21 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # Flower is not insta
         """The message with its model in the form for this node, and a note."""
         number = message.metadata.dst_node_id
         node = self._node(number)
-        told = NodeInvitation(
+        invitation = NodeInvitation(
             run=self._run, recipe=self.codec.text, seed=self.codec.seed, step=step, counted=node.counted
         )
         record, given = model.record, model.flat
         if self.pull is not None and is_global:
-            told, record, given = self._version_for(node, model, told, self.pull)
+            invitation, record, given = self._version_for(node, model, invitation, self.pull)
         self.traffic[-1].went_down(number, record_bytes(record), record_bytes(model.record))
-        records = dict(message.content.items()) | {model.name: record, RECORD: note_record(encode(told))}
+        records = dict(message.content.items()) | {model.name: record, RECORD: note_record(encode(invitation))}
         message.content = RecordDict(records)
         if step >= 0:
             self._asked[number] = model, given
         return message
 
     def _version_for(
-        self, node: KnownNode, model: ModelSent, told: NodeInvitation, pull: PullCodec
+        self, node: KnownNode, model: ModelSent, invitation: NodeInvitation, pull: PullCodec
     ) -> tuple[NodeInvitation, ArrayRecord, Tensor]:
         if self._versions is None or self._versions.layout != model.layout:
             self._versions = Versions(pull, model.layout, model.flat)
@@ -191,11 +191,11 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # Flower is not insta
                 each.held = -1
         self._versions.publish(model.flat)
         sent = self._versions.sent_to(node.held)
-        told = msgspec.structs.replace(told, pull=repr(pull.compressor), version=sent.version)
+        invitation = msgspec.structs.replace(invitation, pull=repr(pull.compressor), version=sent.version)
         if sent.difference is None:
-            return told, array_record(model.arrays | model.layout.write(sent.whole)), sent.whole
+            return invitation, array_record(model.arrays | model.layout.write(sent.whole)), sent.whole
         others = {name: each for name, each in model.arrays.items() if name not in model.layout}
-        return told, array_record({PAYLOAD: payload_array(pull.stype, sent.difference)} | others), sent.whole
+        return invitation, array_record({PAYLOAD: payload_array(pull.stype, sent.difference)} | others), sent.whole
 
     # From nodes to the server.
 

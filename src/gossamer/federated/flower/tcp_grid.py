@@ -54,8 +54,8 @@ class TcpGrid(GossamerGrid):
     def close(self) -> None:
         """End the grid: all nodes learn that there are no more messages."""
         with self._changed:
-            said = self._desk.end()
-        self._say(said)
+            content = self._desk.end()
+        self._say(content)
 
     def get_node_ids(self) -> list[int]:
         """Nodes that are present now."""
@@ -88,9 +88,9 @@ class TcpGrid(GossamerGrid):
         while True:
             event = yield Await()
             with self._changed:
-                said = self._desk.react(event)
+                content = self._desk.react(event)
                 self._changed.notify_all()
-            yield from said
+            yield from content
 
     def _say(self, replies: Iterable[Reply]) -> None:
         for reply in replies:
@@ -102,9 +102,9 @@ class TcpGrid(GossamerGrid):
         node = message.metadata.dst_node_id - FIRST_NODE
         data = content_to_bytes(message.content)
         with self._changed:
-            number, said = self._desk.write(node, head_of(message), data)
+            number, content = self._desk.write(node, head_of(message), data)
             self._asked[name] = (node, number), message
-        self._say(said)
+        self._say(content)
         return name
 
     def _reply(self, name: str) -> Message:
@@ -152,9 +152,9 @@ def serve_node(
     )
 
     def answer(head: str, data: bytes) -> bytes:
-        told = msgspec.json.decode(head, type=MessageHead)
-        message = Message(content_from_bytes(data), context.node_id, told.type, group_id=told.group)
-        message.metadata.__dict__["_message_id"] = told.identity
+        invitation = msgspec.json.decode(head, type=MessageHead)
+        message = Message(content_from_bytes(data), context.node_id, invitation.type, group_id=invitation.group)
+        message.metadata.__dict__["_message_id"] = invitation.identity
         return answer_to_bytes(called(app, message, context))
 
     endpoint.meet({THE_SERVER: server})

@@ -88,12 +88,12 @@ def noised(blocks: Sequence[Tensor], privacy: LocalPrivacy, bits: RandomBits | N
     )
 
 
-def check_budget(privacy: LocalPrivacy, told: int) -> None:
+def check_budget(privacy: LocalPrivacy, count: int) -> None:
     """Raise MismatchError if this number of contributions of one device exceeds its budget."""
-    epsilon = privacy.epsilon_after(told, 1, 1)
+    epsilon = privacy.epsilon_after(count, 1, 1)
     if privacy.budget is not None and epsilon > privacy.budget:
         raise MismatchError(
-            f"The server requests contribution {told} of this device, after which epsilon is {epsilon:.4g}, above the "
+            f"The server requests contribution {count} of this device, after which epsilon is {epsilon:.4g}, above the "
             f"budget of {privacy.budget:g}: the server lost its journal. Nothing was sent. Start the server with its "
             "earlier journal."
         )

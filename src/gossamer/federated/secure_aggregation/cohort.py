@@ -139,14 +139,14 @@ class SecureCohort:
 
     def waits_for(self) -> set[int]:
         """Devices that have not yet sent the message of this phase."""
-        heard: dict[Phase, Iterable[int]] = {
+        count_received: dict[Phase, Iterable[int]] = {
             Phase.KEYS: self._published, Phase.SHARES: self._sealed,
             Phase.MASKED: self._active, Phase.CONSENT: self._consents, Phase.REVEAL: self._revealed,
         }  # fmt: skip
         asked = self._active - self._mute if self.phase in (Phase.CONSENT, Phase.REVEAL) else self.live
-        return asked.difference(heard[self.phase])
+        return asked.difference(count_received[self.phase])
 
-    def heard(self) -> int:
+    def count_received(self) -> int:
         return len(self.live) - len(self.waits_for())
 
     def go_on(self) -> None:

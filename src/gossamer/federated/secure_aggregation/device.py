@@ -125,21 +125,21 @@ class DeviceSecrets:
 
     def consent(self, active: Sequence[int]) -> bytes:
         """Sign the list of devices with vectors in the sum. A device signs only one list. Raises MalformedError."""
-        told, own = tuple(active), self._number
-        if any(a >= b for a, b in pairwise(told)):
+        receipt, own = tuple(active), self._number
+        if any(a >= b for a, b in pairwise(receipt)):
             raise _lie("names a client twice")
-        if own not in told:
+        if own not in receipt:
             raise _lie(f"lists client {own} as missing although it has sent its vector")
-        around = set(told).intersection(self._agreement.graph[own])
-        if strange := sorted(set(told) - set(self._agreement.members) | around - set(self._held)):
+        around = set(receipt).intersection(self._agreement.graph[own])
+        if strange := sorted(set(receipt) - set(self._agreement.members) | around - set(self._held)):
             raise _lie(f"lists vectors of clients {strange[:10]}, but client {own} shares no masks with them")
-        if self._active not in ((), told):
+        if self._active not in ((), receipt):
             raise _lie(f"asks client {own} to sign another list than before")
         self._expect_enough(len(around) + 1)
-        if len(told) < self._fewest:
-            raise _lie(f"makes a sum of {len(told)} vectors, but {self._fewest} are needed")
-        self._active = told
-        return self._identity.sign(self._agreement.consent(told))
+        if len(receipt) < self._fewest:
+            raise _lie(f"makes a sum of {len(receipt)} vectors, but {self._fewest} are needed")
+        self._active = receipt
+        return self._identity.sign(self._agreement.consent(receipt))
 
     def reveal(self, consents: Mapping[int, bytes]) -> list[bytes]:
         """Reveal one share of each device that it shares masks with, and of itself, by ascending number.
@@ -211,47 +211,47 @@ def upload_masked(
     Raises:
         MalformedError: the server sent a message that could expose the update.
     """
-    told = yield Push(to=THE_SERVER, key=KEYS, stamp=stamp, payload=rows_payload([secrets.published.row], ROW_BYTES))
-    if told.version != GO_ON:
-        return _fate(told)
-    rows = _listed(told, ROW_BYTES)
+    receipt = yield Push(to=THE_SERVER, key=KEYS, stamp=stamp, payload=rows_payload([secrets.published.row], ROW_BYTES))
+    if receipt.version != GO_ON:
+        return _fate(receipt)
+    rows = _listed(receipt, ROW_BYTES)
     own = secrets.seal_shares({client: PublishedKeys.of_row(row) for client, row in rows.items()})
-    told = yield Push(to=THE_SERVER, key=SHARES, stamp=stamp, payload=rows_payload(own, SEALED_BYTES))
-    if told.version != GO_ON:
-        return _fate(told)
-    secrets.open_shares(_listed(told, SEALED_BYTES))
+    receipt = yield Push(to=THE_SERVER, key=SHARES, stamp=stamp, payload=rows_payload(own, SEALED_BYTES))
+    if receipt.version != GO_ON:
+        return _fate(receipt)
+    secrets.open_shares(_listed(receipt, SEALED_BYTES))
     masked = secrets.masked(integers)
     keep(masked)
-    told = yield from deliver(stamp, report, masked, part_bytes)
-    if told.version != GO_ON:
-        return _fate(told)
-    consent = secrets.consent(decode(told.about, Survivors, THE_SERVER).active)
-    told = yield Push(to=THE_SERVER, key=CONSENT, stamp=stamp, payload=rows_payload([consent], SIGNATURE_BYTES))
-    if told.version != GO_ON:
-        return _fate(told)
-    shares = secrets.reveal(_listed(told, SIGNATURE_BYTES))
-    told = yield Push(to=THE_SERVER, key=REVEAL, stamp=stamp, payload=rows_payload(shares, SHARE_BYTES))
-    return _fate(told)
+    receipt = yield from deliver(stamp, report, masked, part_bytes)
+    if receipt.version != GO_ON:
+        return _fate(receipt)
+    consent = secrets.consent(decode(receipt.about, Survivors, THE_SERVER).active)
+    receipt = yield Push(to=THE_SERVER, key=CONSENT, stamp=stamp, payload=rows_payload([consent], SIGNATURE_BYTES))
+    if receipt.version != GO_ON:
+        return _fate(receipt)
+    shares = secrets.reveal(_listed(receipt, SIGNATURE_BYTES))
+    receipt = yield Push(to=THE_SERVER, key=REVEAL, stamp=stamp, payload=rows_payload(shares, SHARE_BYTES))
+    return _fate(receipt)
 
 
 def nothing_to_reveal(stamp: Stamp) -> Generator[Any, Any, int]:
     """For a device restarted after its vector was sent: report that it has no shares, and return the outcome."""
-    told = yield Push(to=THE_SERVER, key=REVEAL, stamp=stamp)
-    return _fate(told)
+    receipt = yield Push(to=THE_SERVER, key=REVEAL, stamp=stamp)
+    return _fate(receipt)
 
 
-def _listed(told: Receipt, width: int) -> dict[int, bytes]:
-    clients = decode(told.about, Listed, THE_SERVER).clients
+def _listed(receipt: Receipt, width: int) -> dict[int, bytes]:
+    clients = decode(receipt.about, Listed, THE_SERVER).clients
     if len(set(clients)) < len(clients):
         raise _lie("names a client twice")
-    rows = payload_rows(told.payload, len(clients), width, str(THE_SERVER))
+    rows = payload_rows(receipt.payload, len(clients), width, str(THE_SERVER))
     return dict(sorted(zip(clients, rows, strict=True)))
 
 
-def _fate(told: Receipt) -> int:
-    if told.version < NOT_COUNTED:
-        raise _lie(f"answers with version {told.version}, which is invalid")
-    return int(told.version)
+def _fate(receipt: Receipt) -> int:
+    if receipt.version < NOT_COUNTED:
+        raise _lie(f"answers with version {receipt.version}, which is invalid")
+    return int(receipt.version)
 
 
 def _lie(what: str) -> MalformedError:

@@ -269,7 +269,7 @@ class FixedPoint:
         parts: list[Integers] = []
         flags: list[int] = []
         read: list[Tensor] = []
-        wanted = self._with_owed(blocks, residuals)
+        wanted = self._with_residuals(blocks, residuals)
         for place, (block, limit) in enumerate(zip(wanted, limits, strict=True)):
             if not all_finite(block):
                 raise NotFinite("a number is not finite, or too large to be added to the residual")
@@ -283,7 +283,7 @@ class FixedPoint:
         flags += [weight > heaviest / each for each in WEIGHT_LEVELS]
         digits = self._written(units, 0) + self._written(units * min(steps, 2**STEP_BITS - 1), 1)
         integers = np.concatenate([*parts, np.array([*digits, *flags], np.int64)])
-        return QuantizedContribution(integers, self._owed_after(wanted, read))
+        return QuantizedContribution(integers, self._residuals_after(wanted, read))
 
     def decode(
         self, total: Integers, ranges: Sequence[float], devices: int, index: int, survivors: int = 1
@@ -318,14 +318,14 @@ class FixedPoint:
             heavy=tuple(flags[FLAGS * self.blocks :]),
         )
 
-    def _with_owed(self, blocks: Sequence[Tensor], residuals: Sequence[dict[str, Tensor]]) -> list[Tensor]:
+    def _with_residuals(self, blocks: Sequence[Tensor], residuals: Sequence[dict[str, Tensor]]) -> list[Tensor]:
         """Blocks plus residuals; the blocks alone without error feedback or without a residual yet."""
         if not has_feedback(self.compressor) or len(residuals) != len(blocks):
             return [*blocks]
-        owed = zip(blocks, residuals, strict=True)
-        return [block + own[RESIDUAL] if RESIDUAL in own else block for block, own in owed]
+        unsent = zip(blocks, residuals, strict=True)
+        return [block + own[RESIDUAL] if RESIDUAL in own else block for block, own in unsent]
 
-    def _owed_after(self, wanted: Sequence[Tensor], read: Sequence[Tensor]) -> tuple[dict[str, Tensor], ...]:
+    def _residuals_after(self, wanted: Sequence[Tensor], read: Sequence[Tensor]) -> tuple[dict[str, Tensor], ...]:
         """Residuals: the input minus the decoded message, if there is error feedback."""
         if not has_feedback(self.compressor):
             return ()
@@ -413,24 +413,24 @@ class PrivateFixedPoint(FixedPoint):
         residuals: Sequence[dict[str, Tensor]] = (),
     ) -> QuantizedContribution:
         """Quantize with new noise at every call. Raises NotFinite."""
-        wanted, at = self._with_owed(blocks, residuals), self._at(index)
+        wanted, at = self._with_residuals(blocks, residuals), self._at(index)
         sent = [self.code.project(each, self.layout, at) for each in wanted]
         noisy = integers(sent, self.grid(survivors), self._privacy.mechanism, self.bits_source)
         read = [self.code.expand(values, self.layout, at) for values in sent]
-        return QuantizedContribution(noisy.numpy(), self._owed_after(wanted, read))
+        return QuantizedContribution(noisy.numpy(), self._residuals_after(wanted, read))
 
     def decode(
         self, total: Integers, ranges: Sequence[float], devices: int, index: int, survivors: int = 1
     ) -> CohortTotal:
         values = (torch.from_numpy(total).double() * self.grid(survivors).unit).to(self.dtype)
         parts = values.split(self.code.count(self.layout))
-        nobody = (0,) * self.blocks
+        no_device = (0,) * self.blocks
         return CohortTotal(
             sums=tuple(self.code.expand(part, self.layout, self._at(index)) for part in parts),
             weight=float(devices),
             steps=float(devices),
-            too_large=nobody,
-            narrow=nobody,
+            too_large=no_device,
+            narrow=no_device,
         )
 
     @property

@@ -155,7 +155,7 @@ class SecureRounds(SynchronousRounds):
         if cohort is None or cohort.hopeless or cohort.is_unmasked:
             return False
         expected = cohort.waits_for() & set(self.roster.assigned) - self.roster.away
-        enough = cohort.phase is Phase.KEYS and cohort.heard() >= max(self.cohort, cohort.fewest)
+        enough = cohort.phase is Phase.KEYS and cohort.count_received() >= max(self.cohort, cohort.fewest)
         return enough or not expected or moment >= self.deadline
 
     def _end_phase(self, moment: float) -> None:

@@ -69,16 +69,16 @@ def rounds_for(
         RecipeError: an option does not apply, or identities are missing.
     """
     is_buffered, is_masked = model.strategy.asynchronous, model.strategy.secure is not None
-    mine, other = (FOR_BUFFERED, FOR_SYNCHRONOUS) if is_buffered else (FOR_SYNCHRONOUS, FOR_BUFFERED)
-    mine, other = mine | (FOR_MASKED if is_masked else {}), other | FOR_MASKED
-    wrong = [name for name, value in options.items() if name not in mine and other.get(name, object()) != value]
+    local, other = (FOR_BUFFERED, FOR_SYNCHRONOUS) if is_buffered else (FOR_SYNCHRONOUS, FOR_BUFFERED)
+    local, other = local | (FOR_MASKED if is_masked else {}), other | FOR_MASKED
+    wrong = [name for name, value in options.items() if name not in local and other.get(name, object()) != value]
     if wrong:
         raise RecipeError(
             f"{wrong[0]} means nothing with {model.strategy!r}, since its server "
-            f"{'waits for no round' if is_buffered else 'waits for rounds'}. It takes {', '.join(mine)}: leave "
+            f"{'waits for no round' if is_buffered else 'waits for rounds'}. It takes {', '.join(local)}: leave "
             f"{wrong[0]} out."
         )
-    own = {name: value for name, value in options.items() if name in mine}
+    own = {name: value for name, value in options.items() if name in local}
     kind: Callable[..., Rounds] = SynchronousRounds
     if is_buffered:
         kind, own["task_seconds"] = BufferedRounds, own.pop("round_seconds", inf)

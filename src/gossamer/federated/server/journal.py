@@ -163,9 +163,9 @@ def keep(directory: str | os.PathLike[str], rounds: Rounds) -> bool:
     return bool(put_away)
 
 
-def refuse_others(kept: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+def refuse_others(kept: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise CheckpointError if a journal belongs to another federation."""
-    for what, value in mine.items():
+    for what, value in own.items():
         if kept[what] != value:
             raise CheckpointError(
                 f"This journal is of a federation with {what} {kept[what]}, but this one has {value}, so its "

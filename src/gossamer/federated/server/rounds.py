@@ -87,7 +87,7 @@ class Committed:
     epsilon: float | None = None  # privacy loss of any one device over all versions so far; None: without privacy
 
 
-def told(done: Mapping[int, Reported], version: int) -> Iterator[Reply]:
+def receipts(done: Mapping[int, Reported], version: int) -> Iterator[Reply]:
     """Receipts for all requests that wait for the outcome of these reports."""
     for each in done.values():
         for token in each.tokens:
@@ -391,7 +391,7 @@ class Rounds(ABC):
             return
         done, self.reported = self.reported, {}
         for client, each in done.items():
-            self.selection.heard(client, each.report, each.moment - self.roster.assigned[client].moment)
+            self.selection.record_report(client, each.report, each.moment - self.roster.assigned[client].moment)
             self.roster.counted[client] = self.roster.assigned[client].round, version
         self._end(done)
         self.attempts.counted(done)
@@ -410,7 +410,7 @@ class Rounds(ABC):
         if self.journal is not None:
             self.journal.committed(self)
         self.on_commit(committed)
-        yield from told(done, version)
+        yield from receipts(done, version)
 
     def _give_up(self, moment: float, why: str) -> Iterator[Reply]:
         """Discard the reports of this round; their devices receive NOT_COUNTED."""
@@ -422,7 +422,7 @@ class Rounds(ABC):
         self.roster.advance()
         self.open_anew(moment)
         self._note(ended=[client for client in before if client not in self.roster.assigned])
-        yield from told(done, NOT_COUNTED)
+        yield from receipts(done, NOT_COUNTED)
 
     def _drop(self, clients: Iterable[int]) -> None:
         """End assignments without a contribution, and journal this before the devices are answered."""
@@ -488,7 +488,7 @@ class Rounds(ABC):
         for client in [*self.roster.waiting]:
             for token in self.roster.take_asks(client):
                 yield Reply(token=token, answer=Pulled(version=self.model.version, about=encode(over)))
-        yield from told(done, NOT_COUNTED)
+        yield from receipts(done, NOT_COUNTED)
 
     # State in the journal.
 

@@ -38,7 +38,7 @@ class SelectionPolicy(Protocol):
             Device numbers, ascending.
         """
 
-    def heard(self, client: int, report: Report, seconds: float) -> None:
+    def record_report(self, client: int, report: Report, seconds: float) -> None:
         """A device's contribution was counted, `seconds` after the device was chosen."""
         return None
 
@@ -83,7 +83,7 @@ class LeastTrained(SelectionPolicy):
         ranked = sorted((self.counted.get(client, 0), random.random(), client) for client in available)
         return sorted(client for *_, client in ranked[:count])
 
-    def heard(self, client: int, report: Report, seconds: float) -> None:
+    def record_report(self, client: int, report: Report, seconds: float) -> None:
         self.counted[client] = self.counted.get(client, 0) + 1
 
     @property
@@ -102,7 +102,7 @@ class PowerOfChoice(SelectionPolicy):
     seed: int = 0
     candidates: float = 2.0  # sampled per chosen device
     metric: str = "loss"  # of Update.metrics
-    told: dict[int, tuple[float, int]] = field(default_factory=dict, init=False)  # loss and samples, by device
+    losses: dict[int, tuple[float, int]] = field(default_factory=dict, init=False)  # loss and samples, by device
 
     def __post_init__(self) -> None:
         require(self.candidates >= 1, f"candidates must be 1 or more per chosen device, got {self.candidates}")
@@ -113,23 +113,26 @@ class PowerOfChoice(SelectionPolicy):
 
     def choose(self, available: Sequence[int], count: int, index: int) -> list[int]:
         random = _random(self.seed, index)
-        usual = sum(samples for _, samples in self.told.values()) / len(self.told) if self.told else 1.0
+        usual = sum(samples for _, samples in self.losses.values()) / len(self.losses) if self.losses else 1.0
         drawn = sorted(  # weighted sampling without replacement: Efraimidis & Spirakis 2006
             (-log(1.0 - random.random()) / max(self._samples(client, usual), 1e-9), client) for client in available
         )[: max(count, round(self.candidates * count))]
-        ranked = sorted(drawn, key=lambda each: (-self.told.get(each[1], (inf, 0))[0], each))
+        ranked = sorted(drawn, key=lambda each: (-self.losses.get(each[1], (inf, 0))[0], each))
         return sorted(client for _, client in ranked[:count])
 
     def _samples(self, client: int, usual: float) -> float:
-        return self.told[client][1] if client in self.told else usual
+        return self.losses[client][1] if client in self.losses else usual
 
-    def heard(self, client: int, report: Report, seconds: float) -> None:
+    def record_report(self, client: int, report: Report, seconds: float) -> None:
         if self.metric in report.metrics:
-            self.told[client] = float(report.metrics[self.metric]), report.samples
+            self.losses[client] = float(report.metrics[self.metric]), report.samples
 
     @property
     def remembers(self) -> str:
-        return "told"
+        return "losses"
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict({"losses": state.get("told", {}), **state})  # the name in earlier journals
 
 
 @dataclass
@@ -159,7 +162,7 @@ class WithinDeadline(SelectionPolicy):
         rest = sorted(held_back.difference(tried), key=lambda client: (self.seconds[client], client))
         return sorted(chosen + rest[: count - len(chosen)])
 
-    def heard(self, client: int, report: Report, seconds: float) -> None:
+    def record_report(self, client: int, report: Report, seconds: float) -> None:
         self.seconds[client] = seconds
 
     def missed(self, client: int, seconds: float) -> None:

@@ -81,11 +81,11 @@ class ManyAtOnce(DeviceTraining):
 
     def _steps(self, op: Train) -> SGDSteps:
         seed_everything(op.task.seed)
-        told = round_of(op, self._strategy)
+        metrics_of = round_of(op, self._strategy)
         with device_named(op):
-            steps = checked_steps(self._function(self._model, told), op.client)
+            steps = checked_steps(self._function(self._model, metrics_of), op.client)
             work = LocalWork(samples=steps.samples, steps=len(steps.batches))
-            return replace(steps, samples=self._check.samples(told, work, touched=False))
+            return replace(steps, samples=self._check.samples(metrics_of, work, touched=False))
 
     def _take(self, op: Train) -> SGDSteps:
         known, steps = self._told.pop(op.client, (None, None))
@@ -147,7 +147,7 @@ class _Member:
         work = LocalWork(
             samples=self.steps.samples, steps=count, learning_rate=self.steps.learning_rate if count else 0.0
         )
-        return Trained(flat=self.flat, work=work, metrics=self.steps.told(self.losses))
+        return Trained(flat=self.flat, work=work, metrics=self.steps.metrics_with_loss(self.losses))
 
 
 class _Crowd:
@@ -231,11 +231,11 @@ def _vectorized_gradients(model: nn.Module, loss: Callable[..., Tensor]) -> Call
     """(parameters with a leading device axis, batches with one) -> (gradients, losses)."""
     module = _Loss(model, loss)
 
-    def told(parameters: dict[str, Tensor], *batch: Tensor) -> Tensor:
+    def metrics_of(parameters: dict[str, Tensor], *batch: Tensor) -> Tensor:
         found: Tensor = functional_call(module, {f"model.{name}": each for name, each in parameters.items()}, batch)
         return found
 
-    return vmap(grad_and_value(told), randomness="error")
+    return vmap(grad_and_value(metrics_of), randomness="error")
 
 
 def _view(rows: Tensor, slot: Slot) -> Tensor:

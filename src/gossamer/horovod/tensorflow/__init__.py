@@ -9,7 +9,7 @@ optimizer        DistributedOptimizer
 functions        broadcast of variables and objects; ranks as operations; join
 sync_batch_norm  SyncBatchNormalization
 elastic          TensorFlowState, TensorFlowKerasState, run
-callbacks        what the callbacks of both Keras packages do
+callbacks        the behavior of the callbacks of both Keras packages
 keras            the API of horovod.tensorflow.keras
 """
 

@@ -1,4 +1,4 @@
-"""Callbacks: what the callbacks of gossamer.horovod.keras and gossamer.horovod.tensorflow.keras do.
+"""Callbacks: the common behavior of the callbacks of gossamer.horovod.keras and gossamer.horovod.tensorflow.keras.
 
 Both modules add the class keras.callbacks.Callback of their package.
 """
@@ -85,8 +85,8 @@ class LearningRateSchedule(KerasCallback):
         start_epoch, end_epoch: The first epoch, and that after the last; None: no end.
         staircase: Whether the rate changes at the start of an epoch; else with every batch, by a fraction of the epoch.
         momentum_correction: Whether the momentum of a step is multiplied by the ratio of the rates. This needs an
-            optimizer whose momentum is a variable, such as tf.keras.optimizers.legacy.SGD; the momentum of others
-            is a constant of the compiled step.
+            optimizer that stores its momentum in a variable, such as tf.keras.optimizers.legacy.SGD; the momentum of
+            others is a constant of the compiled step.
         steps_per_epoch: None: as Keras counts them.
     """
 

@@ -98,8 +98,10 @@ class TensorFlowKerasState(PartsState):
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Decorate a function whose first argument is a State: see gossamer.horovod.elastic.run_fn. Errors of calls within
-    a tf.function are HorovodInternalErrors, too."""
+    """Decorator for a training function. Its first argument is a State; see gossamer.horovod.elastic.run_fn.
+
+    Errors of calls within a tf.function are HorovodInternalErrors, too.
+    """
 
     @wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result:

@@ -24,7 +24,7 @@ from gossamer.train.session.recipe_choice import Written
 
 
 class VariableExchange(RecipeExchange):
-    """The gradients of some variables, or the variables themselves, averaged as a recipe says.
+    """Averages the gradients of some variables, or the variables themselves, by a recipe.
 
     Args:
         variables: in the same order on every rank.

@@ -1,4 +1,4 @@
-"""Functions on variables and objects, ranks as operations, and what needs sessions of TensorFlow 1."""
+"""Functions on variables and objects, ranks as operations, and functions for sessions of TensorFlow 1."""
 
 from __future__ import annotations
 

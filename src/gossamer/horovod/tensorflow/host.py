@@ -88,7 +88,7 @@ def collective(
         kind: of the call, for its name in a graph.
         make: Makes the call of tensors that are not written to.
         shapes: of the results, as far as they are known.
-        finish: The call's answer as pairs of a result and the array whose dtype it has; None: a tensor for each input.
+        finish: Converts the call's answer to pairs (result, array of its dtype); None: a tensor for each input.
         more: dtypes of further results.
 
     Raises:

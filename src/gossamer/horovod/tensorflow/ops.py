@@ -167,10 +167,11 @@ def _reduced_slices(
 def allgather(
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The tensors of all ranks, concatenated along the first dimension, whose size may differ. Gradients flow through.
+    """The tensors of all ranks, concatenated along the first dimension. Gradients flow through.
 
     Args:
-        tensor: of the same dtype and the same further dimensions on every rank; a scalar counts as one row.
+        tensor: of the same dtype on every rank, and of the same size in all dimensions but the first; a scalar counts
+            as one row.
         name, process_set, ignore_name_scope: As for `allreduce`.
 
     Raises:

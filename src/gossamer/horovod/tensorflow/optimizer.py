@@ -1,4 +1,4 @@
-"""DistributedOptimizer: a Keras optimizer whose gradients, or variables, are exchanged as a Gossamer recipe says.
+"""DistributedOptimizer: a Keras optimizer that exchanges gradients, or variables, by a Gossamer recipe.
 
 Optimizers of Keras 3, of Keras 2 in the package tf_keras with its legacy ones, and of tf.compat.v1.train.
 """
@@ -70,10 +70,10 @@ class GradientAggregation:
 
 
 class DistributedState:
-    """What one optimizer has besides its own attributes."""
+    """The state that DistributedOptimizer adds to one optimizer."""
 
     def __init__(self) -> None:
-        self.local: set[int] = set()  # variables whose gradients are not sent
+        self.local: set[int] = set()  # variables without exchange of gradients
         self.exchanges: dict[tuple[int, ...], VariableExchange] = {}
         self.aggregation: GradientAggregation | None = None
         self.given: tuple[Any, VariableExchange | None] | None = None  # by compute_gradients, for the step that follows
@@ -207,7 +207,7 @@ class KerasSteps(AveragedGradients):
 
 
 class Keras3Steps(KerasSteps):
-    """For optimizers of Keras 3, whose steps are made by apply()."""
+    """For optimizers of Keras 3, which update variables in apply()."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         base: Any = super()
@@ -221,7 +221,7 @@ class Keras3Steps(KerasSteps):
 
 
 class Keras2Steps(KerasSteps):
-    """For optimizers of Keras 2, whose steps are made by apply_gradients()."""
+    """For optimizers of Keras 2, which update variables in apply_gradients()."""
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         base: Any = super()
@@ -302,7 +302,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     use_locking: bool = False,
     recipe: Written = None,
 ) -> Any:
-    """An optimizer of the same class whose steps exchange gradients first, as the recipe says.
+    """Wrap an optimizer: each step first exchanges gradients by the recipe. The class stays the same.
 
     Under recipes that average parameters, such as DiLoCo, steps exchange those. A step with gradients that are not
     finite is skipped on all ranks. The first step gives all ranks the variables of rank 0.

@@ -1,4 +1,4 @@
-"""DistributedGradientTape: a tf.GradientTape whose gradients are averaged over the ranks as a recipe says."""
+"""DistributedGradientTape: a tf.GradientTape that averages gradients over the ranks by a recipe."""
 
 from __future__ import annotations
 
@@ -117,10 +117,10 @@ def DistributedGradientTape(  # noqa: N802 (Horovod's name)
     *,
     recipe: Written = None,
 ) -> DistributedTape:
-    """A tape whose gradient() averages over the ranks as the recipe says, also within a tf.function.
+    """Wrap a tape: gradient() averages over the ranks by the recipe, also within a tf.function.
 
-    The first call for a list of variables assigns rank 0's values to them. Where a gradient was not finite on some
-    rank, all ranks receive zeros. A gradient that is None stays None.
+    The first call for a list of variables assigns rank 0's values to them. If a gradient is not finite on some rank,
+    all ranks receive zeros. None gradients stay None.
 
     Args:
         gradtape: the tf.GradientTape that records the loss.
@@ -162,10 +162,10 @@ def PartialDistributedGradientTape(  # noqa: N802 (Horovod's name)
     *,
     recipe: Written = None,
 ) -> DistributedTape:
-    """As `DistributedGradientTape`, with layers whose variables are not averaged.
+    """As `DistributedGradientTape`, without averaging the variables of some layers.
 
     Args:
-        local_layers: A Keras layer or several.
+        local_layers: A Keras layer or several. Their variables are not averaged.
     """
     tape = DistributedGradientTape(
         gradtape,

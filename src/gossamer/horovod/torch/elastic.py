@@ -20,11 +20,11 @@ __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "init", "run"
 
 
 class ElasticSampler(Sampler[int]):
-    """Deals out the indices of a dataset to the ranks; those of an epoch that were processed are not dealt out again.
+    """Shards the indices of a dataset over the ranks. After a reset, an epoch continues with the unprocessed indices.
 
     Args:
         dataset: of constant size, the same on every rank.
-        shuffle: Whether each epoch has an order of its own.
+        shuffle: Whether to draw a new order in each epoch.
         seed: of the order, the same on every rank.
     """
 
@@ -50,7 +50,7 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def reset(self) -> None:
-        """Deal out what is left of the epoch among the ranks that are there now."""
+        """Shard the remaining indices of the epoch over the current ranks."""
         self.num_replicas, self.rank = size(), rank()
         order = list(range(len(self.dataset)))
         if self.shuffle:

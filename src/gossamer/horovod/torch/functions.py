@@ -54,7 +54,7 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int, model: Any =
     As in Horovod, parameters without a gradient have a gradient of zeros afterwards. model is not needed.
 
     Raises:
-        ValueError: for LBFGS, whose state depends on how often it evaluated the loss.
+        ValueError: for LBFGS. Its state depends on the number of loss evaluations.
     """
     if isinstance(optimizer, LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state. Use SGD, or Adam.")

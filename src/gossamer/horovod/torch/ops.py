@@ -194,7 +194,7 @@ def allreduce(
         compression: Compression.fp16 sends float16.
         op: Average (default), Sum, Min, Max or Product. Averages of integers are truncated.
         prescale_factor, postscale_factor: multiplied before and after.
-        process_set: The ranks that take part.
+        process_set: The ranks of the call.
 
     Raises:
         HorovodInternalError: ranks made different calls, or a rank was lost.
@@ -331,10 +331,11 @@ class _AllGatherFunction(torch.autograd.Function):
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
-    """The tensors of all ranks, concatenated along the first dimension, whose size may differ. Gradients flow through.
+    """The tensors of all ranks, concatenated along the first dimension. Gradients flow through.
 
     Args:
-        tensor: of the same dtype and the same further dimensions on every rank; a scalar counts as one row.
+        tensor: of the same dtype on every rank, and of the same size in all dimensions but the first; a scalar counts
+            as one row.
         name, process_set: As for `allreduce`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: a torch optimizer whose gradients, or parameters, are exchanged as a Gossamer recipe says."""
+"""DistributedOptimizer: a torch optimizer that exchanges gradients, or parameters, by a Gossamer recipe."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GradientExchange(RecipeExchange):
         self.named, self.sparse_as_dense = dict(named), sparse_as_dense
         self._optimizer = weakref.ref(optimizer)
         self._begun = False
-        self.makes_step = True  # whether the optimizer makes a step with what was exchanged last
+        self.makes_step = True  # whether the optimizer makes a step with the last exchanged gradients
         self._sparse: set[str] = set()
         self._dense: dict[str, Tensor] = {}
 
@@ -49,7 +49,7 @@ class GradientExchange(RecipeExchange):
 
     @torch.no_grad()
     def average(self) -> None:
-        """Replace the gradients by what the recipe makes of those of all ranks."""
+        """Replace the gradients by the recipe's mean over all ranks."""
         if len(self.process_set.ranks) == 1:
             return
         with self.exchanging():
@@ -90,7 +90,7 @@ class GradientExchange(RecipeExchange):
 
     @torch.no_grad()
     def took_step(self) -> None:
-        """The optimizer made its step, or skipped it as `makes_step` says."""
+        """Called after the optimizer's step, also if `makes_step` is False and the step was skipped."""
         if self.session is not None and self.unused:
             with self.exchanging():
                 self._took_step(self.session)
@@ -244,7 +244,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     *,
     recipe: Written = None,
 ) -> Any:
-    """An optimizer of the same class and parameters whose step() exchanges gradients first, as the recipe says.
+    """Wrap an optimizer: step() first exchanges gradients by the recipe. Class and parameters stay the same.
 
     Under recipes that average parameters, such as DiLoCo, step() exchanges those. The exchange begins in step(), or
     synchronize(), and not during the backward pass. A step with gradients that are not finite is skipped on all ranks.

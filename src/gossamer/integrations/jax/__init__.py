@@ -1,4 +1,4 @@
-"""JAX adapter: trains pytrees of arrays. `gossamer.jax` is its public door.
+"""JAX adapter: trains pytrees of arrays. `gossamer.jax` is its public module.
 
 session    a session of pytrees, used between two jitted functions
 leaves     pytrees of (sharded) arrays as named tensors and back

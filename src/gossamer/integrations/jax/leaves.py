@@ -29,7 +29,7 @@ class LeafPart(NamedTuple):
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A leaf whose entries are averaged. parts: those that this process holds, by their place in the leaf."""
+    """A leaf with averaged entries. parts: those that this process holds, by their place in the leaf."""
 
     name: str
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class _Leaf:
 
     @property
     def is_whole(self) -> bool:
-        """Whether each of its devices holds all of it."""
+        """Whether each device holds the whole leaf."""
         return bool(self.sharding.is_fully_replicated)
 
     def fits(self, sharding: Any) -> bool:
@@ -55,7 +55,7 @@ class _Leaf:
 
 @dataclass(frozen=True)
 class Taken:
-    """A pytree that was given: its tensors by name, and what is needed to build another like it."""
+    """A pytree as tensors by name, with its structure and shardings, so that a similar tree can be built."""
 
     form: Any  # the tree's structure
     places: Sequence[Any]  # of the leaves: shardings, or the leaf itself where it is carried
@@ -63,20 +63,23 @@ class Taken:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     def unshared(self) -> Taken:
-        """With no array that comes back itself."""
+        """Without returning any given array itself."""
         return replace(self, tensors={})
 
     def released(self) -> Taken:
-        """Without the arrays, whose memory is then free for others."""
+        """Without the arrays, so that their memory can be freed."""
         return replace(self, arrays=(), tensors={})
 
 
 class Leaves:
     """The leaves of `tree`. Arrays of floating-point numbers become tensors, one for each distinct shard of this
-    process; other leaves (integers, keys, functions, None) are carried: they come back as they were given.
+    process; other leaves (integers, keys, functions, None) are returned unchanged.
 
-    every: all arrays of numbers become tensors, as for an optimizer's state.
-    Raises AttachError for arrays that cannot be averaged.
+    Args:
+        every: convert all arrays of numbers to tensors, as for an optimizer's state.
+
+    Raises:
+        AttachError: for arrays that cannot be averaged.
     """
 
     def __init__(self, tree: Any, rank: int, *, every: bool = False) -> None:
@@ -121,31 +124,32 @@ class Leaves:
         parts = tuple(LeafPart(part_name(name, index), index) for index in sorted(held))
         return _Leaf(name, leaf.shape, leaf.dtype, sharding, parts)
 
-    def _usable(self, name: str, leaf: Any, what: str) -> None:
+    def _usable(self, name: str, leaf: Any, role: str) -> None:
         if isinstance(leaf, jax.core.Tracer):
             raise LoopError(
-                f'rank {self._rank}: the {what} "{name}" is traced: the call is within jit, grad or scan, where it '
+                f'rank {self._rank}: the {role} "{name}" is traced: the call is within jit, grad or scan, where it '
                 "would run once. Call it between two jitted functions; gossamer.jax.optimizer(...) averages within jit."
             )
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
             raise LoopError(
-                f'rank {self._rank}: the {what} "{name}" was deleted: a jitted function that donates its arguments '
-                "(donate_argnums) has used its memory. Give what that function returned."
+                f'rank {self._rank}: the {role} "{name}" was deleted: a jitted function that donates its arguments '
+                "(donate_argnums) has used its memory. Pass the array that the function returned."
             )
 
     # -- out of JAX ------------------------------------------------------------------------------------------------
 
-    def take(self, tree: Any, what: str) -> Taken:
-        """The leaves as tensors, on CPU in JAX's own memory. what: the name of these arrays in errors.
+    def take(self, tree: Any, role: str) -> Taken:
+        """The leaves as tensors, on CPU without a copy. role: the name of these arrays in errors.
 
-        Raises LayoutError where structure, shapes or dtypes are not those of the first tree; LoopError for arrays
-        without memory.
+        Raises:
+            LayoutError: if structure, shapes or dtypes differ from those of the first tree.
+            LoopError: for traced or deleted arrays.
         """
         leaves, form = tree_util.tree_flatten(tree, is_leaf=_is_none)
         if form != self._form:
-            self._compare_names(tree, what)
+            self._compare_names(tree, role)
         arrays = [
-            leaf if own is None else self._placed(own, leaf, what) for own, leaf in zip(self.all, leaves, strict=True)
+            leaf if own is None else self._placed(own, leaf, role) for own, leaf in zip(self.all, leaves, strict=True)
         ]
         own_arrays = [array for own, array in zip(self.all, arrays, strict=True) if own is not None]
         for array in own_arrays:
@@ -162,20 +166,19 @@ class Leaves:
                 tensors.update(_tensors(own, array))
         return Taken(form, places, arrays, tensors)
 
-    def _compare_names(self, tree: Any, what: str) -> None:
+    def _compare_names(self, tree: Any, role: str) -> None:
         names = [_name(path) for path, _ in tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)[0]]
         if names == self._names:
             return
         missing = ", ".join(name for name in self._names if name not in names) or "none"
         unknown = ", ".join(name for name in names if name not in self._names) or "none"
         raise LayoutError(
-            f"rank {self._rank}: the tree of each {what} is not that of the session's parameters: missing {missing}; "
-            f"unknown {unknown}; in another order: {sorted(names) == sorted(self._names)}. Give trees of one "
-            "structure; "
-            "a session of another model is constructed anew, on every rank."
+            f"rank {self._rank}: the tree of each {role} differs from that of the session's parameters: missing "
+            f"{missing}; unknown {unknown}; in another order: {sorted(names) == sorted(self._names)}. Pass trees of "
+            "the same structure, or construct a new session for another model, on every rank."
         )
 
-    def _placed(self, own: _Leaf, leaf: Any, what: str) -> Any:
+    def _placed(self, own: _Leaf, leaf: Any, role: str) -> Any:
         """The leaf, with the shards of the session's parameter."""
         if not hasattr(leaf, "dtype") or leaf.shape != own.shape or leaf.dtype != own.dtype:
             found = (
@@ -184,10 +187,10 @@ class Leaves:
                 else f"type {type(leaf).__name__}"
             )
             raise LayoutError(
-                f'rank {self._rank}: the {what} "{own.name}" has {found}; the session\'s parameter has shape '
+                f'rank {self._rank}: the {role} "{own.name}" has {found}; the session\'s parameter has shape '
                 f"{own.shape} and dtype {own.dtype}. Give it in these, as by leaf.astype(parameter.dtype)."
             )
-        self._usable(own.name, leaf, what)
+        self._usable(own.name, leaf, role)
         if not isinstance(leaf, jax.Array) or own.fits(leaf.sharding):
             return leaf
         return jax.device_put(leaf, own.sharding)  # XLA may shard a gradient that the parameter has whole
@@ -195,8 +198,8 @@ class Leaves:
     # -- into JAX --------------------------------------------------------------------------------------------------
 
     def back(self, taken: Taken, tensors: Mapping[str, Tensor]) -> Any:
-        """A tree like the one that was taken, of `tensors`, whose memory it keeps. A leaf whose tensors are those that
-        were taken is the array that was given."""
+        """A tree of `tensors`, without a copy, in the structure of `taken`. A leaf with unchanged tensors is the given
+        array."""
         leaves: list[Any] = [*(taken.arrays or taken.places)]
         fresh = []
         for place, own in enumerate(self.all):
@@ -224,7 +227,7 @@ class Leaves:
 
 
 def _put(views: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
-    """All views as JAX arrays, by one call where their devices are alike in kind: calls cost more than small arrays."""
+    """All views as JAX arrays, by one call for devices of one kind: a call costs more than a small array."""
     if not views:
         return []
     if all(target is None for target in targets):  # not committed to a device, as jnp.zeros() is not
@@ -293,7 +296,7 @@ def _is_none(leaf: Any) -> bool:
 
 
 def _is_key(leaf: Any) -> bool:
-    """Whether it has a dtype of JAX alone: keys of random numbers, and the gradients of integers."""
+    """Whether the dtype exists only in JAX: random keys, and gradients of integers."""
     return bool(leaf.dtype == jax.dtypes.float0 or jnp.issubdtype(leaf.dtype, jax.dtypes.extended))
 
 

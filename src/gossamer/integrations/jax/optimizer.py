@@ -42,7 +42,7 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
     def _init(self, parameters: Any) -> Any:
         leaves = tree_util.tree_leaves(parameters)
         if all(isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            self._open(parameters)  # shapes alone, as jax.eval_shape gives them, open none
+            self._open(parameters)  # jax.eval_shape passes shapes only; they open no session
         return self._inner.init(parameters)
 
     def _open(self, parameters: Any) -> None:
@@ -54,15 +54,14 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
         for path, leaf in tree_util.tree_flatten_with_path(parameters)[0]:
             if len(leaf.sharding.device_set) > 1:
                 raise AttachError(
-                    f'"{tree_util.keystr(path)}" lies on {len(leaf.sharding.device_set)} devices, and a callback '
+                    f'"{tree_util.keystr(path)}" is on {len(leaf.sharding.device_set)} devices, but a callback '
                     "within jit has one. Use gossamer.jax.Session(parameters, recipe) between two jitted functions."
                 )
         if is_elastic():
             raise AttachError(
-                "workers of this run come and go, and a jitted scan makes a fixed number of steps with the parameters "
-                "that it is given: a newcomer would have other parameters. Use gossamer.jax.Session(parameters, "
-                "recipe, state=lambda: moments) between two jitted functions, or run a fixed number: gossamer run "
-                "--workers 4."
+                "this is an elastic run, but a jitted scan makes a fixed number of steps with its parameters: a new "
+                "worker would have other parameters. Use gossamer.jax.Session(parameters, recipe, "
+                "state=lambda: moments) between two jitted functions, or run a fixed number: gossamer run --workers 4."
             )
         session = self._session_of(parameters)
         if not all(isinstance(stage, GradientStage) for stage in session.recipe.strategy.stages):
@@ -99,7 +98,7 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
         return jax.lax.cond(made, step, no_step)
 
     def _mean(self, gradients: Any, parameters: Any) -> tuple[Any, Any]:
-        """The mean of the gradients, and whether a step is to be made; an ordered callback."""
+        """The mean of the gradients, and whether to make a step. Runs in an ordered callback."""
         shapes = tree_util.tree_map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), gradients)
         expected = (shapes, jax.ShapeDtypeStruct((), bool))
         found: tuple[Any, Any] = io_callback(self._exchange, expected, gradients, parameters, ordered=True)
@@ -121,7 +120,7 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
 
     @property
     def stats(self) -> SessionStats:
-        """Bytes and seconds of the steps so far, once all that were dispatched have been made."""
+        """Bytes and seconds of the steps so far. Waits for dispatched steps."""
         return self._settled().stats
 
     def log(self, **metrics: float) -> None:
@@ -129,15 +128,15 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
         self._settled().log(**metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the recipe remembers, once all steps were made. Save it beside the TrainState, on every rank."""
+        """The recipe's state. Waits for dispatched steps. Save it with the TrainState, on every rank."""
         return self._settled().state_dict()
 
     def load_state_dict(self, *states: dict[str, Any]) -> None:
-        """Go on from `state_dict`; parameters and moments come from the TrainState that was saved with it."""
+        """Resume from `state_dict`. Parameters and moments come from the TrainState that was saved with it."""
         self._settled().load_state_dict(*states)
 
     def close(self) -> None:
-        """End the session, once all steps were made; every rank does."""
+        """Close the session after all dispatched steps. All ranks call it."""
         try:
             jax.effects_barrier()
         finally:  # only now: steps that were dispatched use the session
@@ -149,7 +148,7 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
 def optimizer(
     inner: Any, recipe: Written = None, *, transport: Transport | None = None, **options: Any
 ) -> DistributedTransformation:
-    """An optax transformation that averages gradients with the other workers, then makes the updates of `inner`.
+    """An optax transformation that averages gradients with the other workers, then applies `inner`.
 
         tx = gossamer.jax.optimizer(optax.adamw(1e-3), "TopK(0.01)")
         state = TrainState.create(apply_fn=model.apply, params=parameters, tx=tx)
@@ -160,7 +159,7 @@ def optimizer(
     step. All ranks begin with equal parameters: initialize them with one key.
 
     Args:
-        inner: the optimizer that is to use the mean.
+        inner: the optimizer of the averaged gradients.
         recipe, transport, options: as for gossamer.jax.Session.
     """
     made: DistributedTransformation = DistributedTransformation(inner, recipe, transport, options)
@@ -172,15 +171,15 @@ def _bytes(array: Any) -> bytes:
 
 
 def _refuse_unlike(session: PytreeSession, parameters: Any) -> None:
-    """Raise MismatchError on all ranks where one has not the parameters of rank 0."""
+    """Raise MismatchError on all ranks if the parameters of a rank differ from those of rank 0."""
     firsts = session.parameters
     own, _ = tree_util.tree_flatten_with_path(parameters)
     pairs = zip(own, tree_util.tree_leaves(firsts), strict=True)
-    unlike = [tree_util.keystr(path) for (path, mine), first in pairs if _bytes(mine) != _bytes(first)]
-    told = [json.loads(text) for text in session.arrays.all_gather_text(json.dumps(unlike))]
-    if any(told):
+    unlike = [tree_util.keystr(path) for (path, local), first in pairs if _bytes(local) != _bytes(first)]
+    every = [json.loads(text) for text in session.arrays.all_gather_text(json.dumps(unlike))]
+    if any(every):
         session.close()
-        which = "; ".join(f"rank {rank}: {', '.join(names)}" for rank, names in enumerate(told) if names)
+        which = "; ".join(f"rank {rank}: {', '.join(names)}" for rank, names in enumerate(every) if names)
         raise MismatchError(
             f"parameters are not those of rank 0, and an optimizer cannot replace them: {which}. Initialize them "
             "with the same key on every rank, as model.init(jax.random.key(0), inputs)."

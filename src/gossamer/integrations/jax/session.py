@@ -21,7 +21,7 @@ from gossamer.train.world_state import current
 
 
 class PytreeSession:
-    """Trains the pytree `parameters` together with the other workers, as `recipe` says. One step of the loop:
+    """Trains the pytree `parameters` together with the other workers, by `recipe`. One step of the loop:
 
         gradients = gradient(parameters, batch)  # jitted
         mean = session.give(gradients)
@@ -30,20 +30,20 @@ class PytreeSession:
         parameters = session.took_step(parameters)
 
     Trees come back with the structure, shardings and dtypes that were given. Other leaves than arrays of floating-point
-    numbers (integers, random keys, functions, None) are carried: they come back as they are. Arrays on CPUs are read
-    where they lie and copied once on their way back; those of other devices pass through the host's memory. A sharded
-    array is averaged shard by shard, and compressors see each shard as a tensor of its own.
+    numbers (integers, random keys, functions, None) are returned unchanged. Arrays on CPUs are read in place, and the
+    results are copied once; arrays of other devices are copied through host memory. A sharded array is averaged by
+    shard, and compressors treat each shard as a separate tensor.
 
     Args:
-        parameters: the same tree on every rank; `session.parameters` then has rank 0's numbers.
-        recipe: as for gossamer.attach; GOSSAMER_RECIPE beats it.
-        state: a function that returns the loop's other arrays as a tree, such as the state of an optax optimizer, as
-            they are now. Checkpoints hold them, and a newcomer to an elastic run receives them: `session.state`.
+        parameters: a tree of the same structure on every rank; `session.parameters` then has rank 0's values.
+        recipe: as for gossamer.attach; GOSSAMER_RECIPE overrides it.
+        state: a function that returns the loop's other arrays as a tree, such as the current state of an optax
+            optimizer. Checkpoints include it, and a worker that joins an elastic run receives it: `session.state`.
         transport, options: as for gossamer.engine.Session.
 
     Raises:
-        AttachError: for trees and recipes that cannot be served.
-        MismatchError: where the ranks are not alike.
+        AttachError: for unsupported trees and recipes.
+        MismatchError: if trees, recipes or options differ between ranks.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class PytreeSession:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe, with everything that was left to the number of workers."""
+        """The recipe, with all defaults that depend on the number of workers filled in."""
         return self.arrays.recipe
 
     @property
     def steps(self) -> int:
-        """Steps so far: exchanges that were committed, or steps of this worker while workers train apart."""
+        """Steps so far: committed exchanges, or under local training the steps of this worker."""
         return self.arrays.steps
 
     @property
@@ -92,34 +92,40 @@ class PytreeSession:
 
     @property
     def accumulating(self) -> bool:
-        """Whether the gradients given so far make no step yet, as under EveryStep(accumulate=4)."""
+        """Whether more gradients are needed before a step, as under EveryStep(accumulate=4)."""
         return self.arrays.accumulating
 
     @property
     def parameters(self) -> Any:
-        """The parameters as this worker has them now."""
+        """The current parameters of this worker."""
         return self._back(self._latest, self.arrays.parameters)
 
     @property
     def state(self) -> Any:
-        """The tree of `state` to continue with: the loop's own; after `load_state_dict` that of the checkpoint, on a
-        newcomer to an elastic run that of the other workers. None without `state`."""
+        """The tree of `state` to continue with. None without `state`.
+
+        After `load_state_dict` it is the checkpoint's; on a worker that joined an elastic run, that of the other
+        workers; otherwise the loop's own.
+        """
         if not self._has_state:
             return None
         return self._own.back(self._own_latest, {name: each.clone() for name, each in self.arrays.state.items()})
 
     def on_change(self, callback: Callable[[WorldChange], None]) -> None:
-        """Call `callback` with each change of an elastic run's workers, after the step in which it happened."""
+        """Call `callback` for each membership change of an elastic run, after the step in which it happened."""
         self.arrays.on_change(callback)
 
     def give(self, gradients: Any, weight: float | None = None, *, on_host: bool = False) -> Any:
-        """Average the gradients of one backward pass as the recipe says; under local training they come back as they
-        are. None where no step is to be made: see gossamer.engine.Session.give.
+        """Average the gradients of one backward pass by the recipe; see gossamer.engine.Session.give.
 
         Args:
-            gradients: a tree like the parameters'; leaves that are carried may be anything, as float0 of integers.
-            weight: how much this rank's batch counts, usually its number of samples; stays until it is given again.
+            gradients: a tree of the parameters' structure. Leaves that are not averaged may be anything, such as
+                float0 of integers.
+            weight: this rank's averaging weight, usually its number of samples; persists until given again.
             on_host: return numpy arrays, as callbacks do.
+
+        Returns:
+            The averaged gradients; under local training the given ones. None: make no step.
 
         Raises:
             LayoutError: for another structure, shape or dtype than the parameters'; it names the leaf and the rank.
@@ -132,8 +138,14 @@ class PytreeSession:
         return self._leaves.on_host(taken, mean) if on_host else self._back(taken, mean)
 
     def took_step(self, parameters: Any) -> Any:
-        """The parameters to go on with: those given, or what the workers agree on where the recipe averages parameters
-        now. Raises as `give` does."""
+        """Report the optimizer's step. Call it after each step with the new parameters.
+
+        Returns:
+            The parameters to continue with: the given ones, or merged ones if the recipe averages parameters now.
+
+        Raises:
+            As `give`.
+        """
         taken = self._leaves.take(parameters, "parameter")
         agreed = self.arrays.took_step(taken.tensors)
         self._latest = taken.released()
@@ -141,7 +153,7 @@ class PytreeSession:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients add up on this rank: within the block `give` sends nothing and returns None."""
+        """Accumulate gradients on this rank: within the block, `give` sends nothing and returns None."""
         with self.arrays.no_sync():
             yield
 
@@ -149,10 +161,10 @@ class PytreeSession:
         """Wait until every rank is out of data; see gossamer.engine.Session.end_epoch.
 
         Args:
-            state: a tree that moves along to a rank that missed steps, as the state of an optax optimizer.
+            state: a tree that is sent along to a rank that missed steps, such as the state of an optax optimizer.
 
         Returns:
-            parameters and state to go on with.
+            parameters and state to continue with.
         """
         beside = Leaves(state, self._rank, every=True)
         taken = beside.take(state, "state")
@@ -160,8 +172,10 @@ class PytreeSession:
         return self._back(self._latest, parameters), beside.back(taken.unshared(), moved)
 
     def averaged_parameters(self) -> Any:
-        """The parameters to evaluate and save: the mean or the servers' parameters under local training. Every rank
-        calls it after the same step."""
+        """The parameters to evaluate and save: under local training the mean or the servers' parameters.
+
+        All ranks call it after the same step.
+        """
         return self._back(self._latest, self.arrays.averaged_parameters())
 
     def log(self, **metrics: float) -> None:
@@ -169,12 +183,12 @@ class PytreeSession:
         self.arrays.log(**metrics)
 
     def request_stop(self) -> None:
-        """End training on every rank after the same step: `should_stop`."""
+        """Request the end of training: `should_stop` becomes true on every rank after the same step."""
         self.arrays.request_stop()
 
     @property
     def should_stop(self) -> bool:
-        """Whether training is over, on every rank after the same step: `if session.should_stop: break`."""
+        """Whether to stop training, true on every rank after the same step: `if session.should_stop: break`."""
         return self.arrays.should_stop
 
     def _back(self, taken: Taken, tensors: dict[str, Tensor]) -> Any:
@@ -184,17 +198,22 @@ class PytreeSession:
     # -- saving and ending -----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's part of a checkpoint, with torch tensors: save it beside the optimizer's state. All ranks call it
-        after the same step."""
+        """This rank's part of a checkpoint, with torch tensors. Save it with the optimizer's state.
+
+        All ranks call it after the same step.
+        """
         return self.arrays.state_dict()
 
     def load_state_dict(self, *states: dict[str, Any]) -> Any:
-        """Go on from `state_dict`; see gossamer.engine.Session.load_state_dict. Returns the parameters to go on "
-        "with."""
+        """Resume from `state_dict`; see gossamer.engine.Session.load_state_dict.
+
+        Returns:
+            The parameters to continue with.
+        """
         return self._back(self._latest, self.arrays.load_state_dict(*states))
 
     def close(self) -> None:
-        """End the session; every rank does. Parameters stay as they are."""
+        """Close the session. All ranks call it. Parameters keep their values."""
         self.arrays.close()
 
     def __enter__(self) -> Self:

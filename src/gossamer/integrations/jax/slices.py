@@ -49,8 +49,8 @@ def replicas(world: WorldState) -> Sequence[int] | None:
 
 class SharedParts:
     """Parts of the parameters that several processes of a slice hold. Each averages its copy with the other slices. A
-    lossy recipe may round them differently, since they lie among other parts there; the first process that holds one
-    then sends its own to the others.
+    lossy recipe may round the copies differently, because each process has different other parts. The first process
+    that holds a part then sends its copy to the others.
     """
 
     def __init__(self, leaves: Leaves, group: ModelGroup | None) -> None:
@@ -72,6 +72,6 @@ class SharedParts:
         if self._group is None:
             return
         for owner in sorted({owner for owner, *_ in self._shared}):
-            theirs = [each for each in self._shared if each[0] == owner]
-            into = [tensors[name] if name in tensors else torch.empty(s, dtype=d) for _, name, s, d in theirs]
+            remote = [each for each in self._shared if each[0] == owner]
+            into = [tensors[name] if name in tensors else torch.empty(s, dtype=d) for _, name, s, d in remote]
             broadcast(self._group.training, into, owner)

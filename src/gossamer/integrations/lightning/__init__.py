@@ -3,11 +3,11 @@
     trainer = lightning.Trainer(strategy=GossamerStrategy("DiLoCo(period=50)"))
     fabric = lightning.Fabric(strategy=GossamerFabricStrategy("TopK(density=0.01)"))
 
-trainer_strategy.py  GossamerStrategy: attaches a LightningModule before its first batch, or refuses the recipe
-fabric_strategy.py   GossamerFabricStrategy: attaches what fabric.setup is given
-joined_strategy.py   what both have: the job that a launcher started, this worker's rank and device, collective calls
+trainer_strategy.py  GossamerStrategy: attaches a LightningModule before its first batch, or rejects the recipe
+fabric_strategy.py   GossamerFabricStrategy: attaches the models and optimizers of fabric.setup
+joined_strategy.py   their base class: the job that a launcher started, this worker's rank and device, collective calls
 collectives.py       reduce, all_gather, broadcast and barrier, on the group of the open session
-session_files.py     each rank's part of a checkpoint beside Lightning's file, and the model that workers agree on
+session_files.py     each rank's part of a checkpoint, next to Lightning's file, and the merged model
 """
 
 from gossamer.integrations.library_versions import require_library

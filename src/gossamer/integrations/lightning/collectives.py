@@ -1,6 +1,6 @@
 """Collectives: reduce, all-gather, broadcast and barrier of a Lightning strategy, on the group of the open session.
 
-A rank that calls one while another makes a step is told so at once, as with gossamer.gather. Nothing is unpickled.
+If a rank calls one while another makes a step, an error is raised at once, as by gossamer.gather. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ MEANS = {"MEAN", "AVG"}
 
 
 def all_reduce(tensor: Tensor, reduce_op: object = "mean") -> Tensor:
-    """The mean over all ranks, or another of REDUCTIONS; the same bits on every rank. Raises ValueError for others."""
+    """Reduce over all ranks by the mean, or another of REDUCTIONS. All ranks get the same bits.
+
+    Raises:
+        ValueError: for an unknown reduce_op.
+    """
     name = _name_of(reduce_op)
     if name in MEANS:
         return mean(tensor)
@@ -44,28 +48,30 @@ def _name_of(reduce_op: object) -> str:
 
 
 def all_gather(tensor: Tensor) -> Tensor:
-    """All ranks' tensors, stacked by rank: (world, *shape). Raises MismatchError where shapes or dtypes differ."""
+    """Stack the tensors of all ranks: (world, *shape). Raises MismatchError if shapes or dtypes differ."""
     return torch.stack(gather(tensor))
 
 
 def barrier() -> None:
-    """Wait until every rank has come here."""
+    """Wait until every rank has called it."""
     gather(True)
 
 
 def broadcast(value: Any, source: int, *, rank: int) -> Any:
-    """The value that rank `source` has: numbers, texts, None, lists and dicts of them, which travel as JSON, so that
-    tuples come as lists. Raises TypeError, on every rank, for others."""
-    said, error = "", None
+    """Send a value of rank `source` to all ranks, as JSON: numbers, strings, None, and lists and dicts of them.
+
+    Tuples arrive as lists. Raises TypeError, on every rank, for other types.
+    """
+    encoded, error = "", None
     if rank == source:
         try:
-            said = json.dumps(value)
+            encoded = json.dumps(value)
         except TypeError as failure:
             error = str(failure)
-    found = gather({"said": said, "error": error or ""})[source]
+    found = gather({"said": encoded, "error": error or ""})[source]
     if found["error"]:
         raise TypeError(
-            f"strategy.broadcast sends what JSON can hold, and this cannot be: {found['error']}. Other objects would "
-            "have to be unpickled where they arrive. Broadcast what they consist of, and tensors by all_gather."
+            f"strategy.broadcast sends values as JSON, and this value is not serializable: {found['error']}. Other "
+            "objects would have to be unpickled by the receiver. Broadcast their fields, and tensors by all_gather."
         )
     return json.loads(found["said"])

@@ -1,4 +1,4 @@
-"""Fabric strategy: attaches every model and optimizer that fabric.setup is given."""
+"""Fabric strategy: attaches the models and optimizers of fabric.setup."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from gossamer.train.session.session import Session
 
 
 class GossamerFabricStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # Any, where Lightning is not installed
-    """Trains what fabric.setup is given together with the other workers, talking as a recipe says.
+    """Trains the models of fabric.setup together with the other workers, by a recipe.
 
         fabric = lightning.Fabric(strategy=GossamerFabricStrategy("TopK(density=0.01)"))
 
-    Models are not wrapped. `sessions` are those that gossamer.attach gave, in the order of setup; call `close()` when
-    training is over.
+    Models are not wrapped. `sessions` has the sessions of gossamer.attach, in the order of setup. Call `close()` after
+    training.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sessions: list[Session] = []
         self._modules: list[nn.Module] = []
-        self._beside = 0  # optimizers that are tracked
+        self._tracked = 0  # optimizers after the first of their module
         self._backward_sync_control = MutedSessions(self.sessions)
 
     # -- joining and attaching ----------------------------------------------------------------------------------------
@@ -46,20 +46,20 @@ class GossamerFabricStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]
         return module
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Attach it to the module whose parameters it holds; a second one of the same module is tracked."""
+        """Attach an optimizer to the module of its parameters. A second one of the same module is tracked."""
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        mine = [each for each in self._modules if held & {id(parameter) for parameter in each.parameters()}]
-        attached = [session for session in self.sessions if mine and session.model is mine[-1]]
+        own = [each for each in self._modules if held & {id(parameter) for parameter in each.parameters()}]
+        attached = [session for session in self.sessions if own and session.model is own[-1]]
         if attached:
-            self._beside += 1
-            attached[0].track(**{f"optimizer_{self._beside}": optimizer})
-        elif mine:
+            self._tracked += 1
+            attached[0].track(**{f"optimizer_{self._tracked}": optimizer})
+        elif own:
             scaler = getattr(self.precision, "scaler", None)
-            self.sessions.append(self._attach(mine[-1], optimizer, scaler=scaler))
+            self.sessions.append(self._attach(own[-1], optimizer, scaler=scaler))
         return optimizer
 
     def close(self) -> None:
-        """End all sessions, on every rank, with what the workers agree on in their models."""
+        """Close all sessions and leave the merged parameters in their models. All ranks call it."""
         for session in self.sessions:
             close_agreed(session)
         self.sessions.clear()
@@ -74,13 +74,13 @@ class GossamerFabricStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """What the workers agree on, where they train apart. Every rank calls it."""
-        mine = [session for session in self.sessions if session.model is module]
+        """The module's state, with merged parameters under local training. All ranks call it."""
+        own = [session for session in self.sessions if session.model is module]
         state_dict = partial(super().get_module_state_dict, module)
-        return agreed_state(mine[0], state_dict) if mine else dict(state_dict())
+        return agreed_state(own[0], state_dict) if own else dict(state_dict())
 
     def save_checkpoint(self, path: str | os.PathLike[str], state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Fabric's file by rank 0, and beside it, by every rank, what sessions of saved optimizers remember."""
+        """Rank 0 writes Fabric's file; next to it every rank saves its sessions of the saved optimizers."""
         super().save_checkpoint(path, state, *args, **kwargs)
         for number, session in enumerate(self.sessions):
             if any(part is session.optimizer for part in state.values()):
@@ -90,7 +90,7 @@ class GossamerFabricStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]
     def load_checkpoint(
         self, path: str | os.PathLike[str], state: Any = None, *args: Any, **kwargs: Any
     ) -> Mapping[str, Any]:
-        """Load Fabric's file, attach anew what it changes, and take up what sessions remember."""
+        """Load Fabric's file, attach again the models and optimizers that it changes, and load their sessions."""
         parts = list(state.values()) if isinstance(state, dict) else [state]
         changed = {
             number: session
@@ -114,5 +114,5 @@ class MutedSessions(_BackwardSyncControl):  # type: ignore[misc]  # Any, where L
         self._sessions = sessions
 
     def no_backward_sync(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
-        mine = [session for session in self._sessions if session.model is module]
-        return mine[0].no_sync() if enabled and mine else nullcontext()
+        own = [session for session in self._sessions if session.model is module]
+        return own[0].no_sync() if enabled and own else nullcontext()

@@ -23,7 +23,7 @@ from gossamer.world import init
 
 
 class LaunchedEnvironment(ClusterEnvironment):  # type: ignore[misc]  # Lightning has no types where it is not installed
-    """Ranks of a job whose workers all run already."""
+    """Ranks of a job that a launcher has started completely."""
 
     creates_processes_externally = True
 
@@ -53,7 +53,7 @@ class LaunchedEnvironment(ClusterEnvironment):  # type: ignore[misc]  # Lightnin
         return self._job.local_rank
 
     def node_rank(self) -> int:
-        """0 on the machine of rank 0; exact where all machines have as many workers."""
+        """The machine's number, from 0. Exact only if all machines have the same number of workers."""
         return (self._job.rank - self._job.local_rank) // self._job.local_world
 
     def set_world_size(self, size: int) -> None:
@@ -64,24 +64,25 @@ class LaunchedEnvironment(ClusterEnvironment):  # type: ignore[misc]  # Lightnin
 
 
 def launched_job() -> JobEnvironment | None:
-    """The job in this process's environment; None where Lightning is to start the workers, or has started this one.
+    """The job of this process's environment; None if Lightning starts the workers, or has started this one.
 
-    Raises AttachError in an elastic run.
+    Raises:
+        AttachError: in an elastic run.
     """
     if is_elastic():
         raise AttachError(
-            "this is an elastic run, whose workers come and go, and Lightning's samplers and loops are made for a "
-            "number that stays: a rank that changes would train on another's data. Start it with a fixed number, "
+            "this is an elastic run, but Lightning's samplers and loops need a constant number of workers: a rank that "
+            "changes would train on the data of another rank. Start a fixed number of workers, "
             "gossamer run --workers 4 SCRIPT, or write the loop with gossamer.attach."
         )
     if "RANK" not in os.environ and {"NODE_RANK", "LOCAL_RANK"} <= os.environ.keys():
-        return None  # Lightning's own launcher tells its workers this much
+        return None  # Lightning's own launcher sets these variables
     job = here()
     return None if job.launcher == "python" and job.world == 1 else job
 
 
 class JoinedStrategy:
-    """What the strategies of the Trainer and of Fabric have in common, before Lightning's DDPStrategy."""
+    """Common base of the strategies for the Trainer and for Fabric. It precedes Lightning's DDPStrategy."""
 
     def __init__(
         self,
@@ -94,8 +95,15 @@ class JoinedStrategy:
         log_to: Iterable[str] = (),
         **options: Any,
     ) -> None:
-        """recipe, clip_norm, verify, verify_every, record, log_to: as gossamer.attach. options: those of every
-        strategy of Lightning's, such as accelerator or checkpoint_io. Raises AttachError in an elastic run."""
+        """Store the options of gossamer.attach.
+
+        Args:
+            recipe, clip_norm, verify, verify_every, record, log_to: As for gossamer.attach.
+            options: Those of every Lightning strategy, such as accelerator or checkpoint_io.
+
+        Raises:
+            AttachError: in an elastic run.
+        """
         job = launched_job()
         if job is not None:
             options.setdefault("cluster_environment", LaunchedEnvironment(job))
@@ -115,7 +123,7 @@ class JoinedStrategy:
             log_to=log_to,
         )
 
-    # -- places, of which Lightning's own strategy knows the rest -----------------------------------------------------
+    # -- ranks and devices --------------------------------------------------------------------------------------------
 
     cluster_environment: Any
     parallel_devices: list[torch.device]
@@ -126,7 +134,7 @@ class JoinedStrategy:
 
     @property
     def root_device(self) -> torch.device:
-        """Where this worker computes: its own of `devices`, or its own of this machine where they are fewer."""
+        """Device of this worker: devices[local_rank], or the local default if `devices` is shorter."""
         devices = self.parallel_devices
         if devices[0].type == "cpu":
             return devices[0]
@@ -137,12 +145,12 @@ class JoinedStrategy:
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def _configure_launcher(self) -> None:
-        """Lightning starts the workers where nobody has, and there are several."""
+        """Let Lightning start the workers if there are several and no launcher has."""
         if not isinstance(self.cluster_environment, LaunchedEnvironment) and self.world_size > 1:
             super()._configure_launcher()  # type: ignore[misc]
 
     def _join(self) -> None:
-        """Join the job, as gossamer.init does; where Lightning has started the workers, tell them their ranks."""
+        """Join the job by gossamer.init. If Lightning has started the workers, first export their ranks."""
         if self.world_size > 1 and not isinstance(self.cluster_environment, LaunchedEnvironment):
             os.environ.update(
                 RANK=str(self.global_rank),
@@ -164,7 +172,7 @@ class JoinedStrategy:
         return collectives.broadcast(obj, src, rank=self.global_rank)
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """(world, *shape). sync_grads: by torch's collective, whose backward averages."""
+        """Stack the tensors of all ranks: (world, *shape). sync_grads: use torch's differentiable all-gather."""
         if sync_grads and self.world_size > 1:
             gathered: Tensor = super().all_gather(tensor, group, sync_grads)  # type: ignore[misc]
             return gathered

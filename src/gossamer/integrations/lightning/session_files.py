@@ -1,4 +1,4 @@
-"""Session files: the model that workers agree on, and each rank's part of a checkpoint beside Lightning's file."""
+"""Session files: the merged model, and each rank's part of a checkpoint, next to Lightning's file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def trains_apart(session: Session) -> bool:
 
 
 def agreed_state(session: Session, state_dict: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """What `state_dict` gives of the model that the workers agree on. Every rank calls it."""
+    """The result of `state_dict` with the merged parameters. All ranks call it."""
     if not trains_apart(session):
         return dict(state_dict())
     with session.averaged_parameters(session.model):
@@ -30,7 +30,7 @@ def agreed_state(session: Session, state_dict: Callable[[], Mapping[str, Any]]) 
 
 
 def close_agreed(session: Session) -> None:
-    """End training on every rank, with the agreed state in its model: what is evaluated next is one model."""
+    """Close the session and leave the merged state in each rank's model, so that all ranks evaluate one model."""
     agreed = agreed_state(session, partial(state_of, session.model))
     session.__exit__(None, None, None)
     copy_parameters(agreed, state_of(session.model))
@@ -40,41 +40,43 @@ SUFFIX = ".gossamer"
 
 
 def directory_of(path: str | os.PathLike[str], number: int = 0) -> str | None:
-    """Where the states of the session of this number lie; None for a path that is no local file.
+    """The directory of the states of session `number`; None if `path` is not a local file.
 
-    A link to a checkpoint, such as ModelCheckpoint's last.ckpt, leads to the checkpoint's own.
+    Links to a checkpoint, such as ModelCheckpoint's last.ckpt, are resolved.
     """
     text = os.fspath(path)
     return None if "://" in text else os.path.join(os.path.realpath(text) + SUFFIX, str(number))
 
 
 def save(session: Session, path: str | os.PathLike[str], number: int = 0, **more: Any) -> None:
-    """Write what a bit-exact resume needs beyond Lightning's file: residuals, rounds, random states, and parameters
-    and optimizer of each rank. more: what Lightning's file has, too. Every rank calls it."""
+    """Write the state for a bit-exact resume: residuals, rounds, random states, parameters and optimizer of each rank.
+
+    All ranks call it. more: state that is also in Lightning's file.
+    """
     directory = directory_of(path, number)
     if directory is not None:
         session.save(directory, keep=1, checkpoint=os.path.basename(os.fspath(path)), **more)
     elif current().is_first:
         events.notice(
-            f"{os.fspath(path)!r} is no local path, so what {session.recipe} remembers is not saved beside it, and a "
-            "resumed run would begin without. Write ModelCheckpoint(dirpath=...) to a disk that all workers share"
+            f"{os.fspath(path)!r} is not a local path, so the state of {session.recipe} is not saved, and a resumed "
+            "run would start without it. Write ModelCheckpoint(dirpath=...) with a disk that all workers share"
         )
 
 
 def load(session: Session, path: str | os.PathLike[str], number: int = 0) -> None:
-    """Take up what `save` wrote; every rank calls it. Without it, say so where a checkpoint is there."""
+    """Load the state that `save` wrote. All ranks call it. Log a notice if the checkpoint has no such state."""
     directory = directory_of(path, number)
     if directory is not None and session.load(directory):
         return
     if os.path.exists(path):
         events.notice(
-            f"beside {os.fspath(path)!r} is no directory {os.path.basename(os.fspath(path)) + SUFFIX!r}, so all "
-            f"workers go on from the model in it, and {session.recipe} begins with nothing to remember"
+            f"{os.fspath(path)!r} has no directory {os.path.basename(os.fspath(path)) + SUFFIX!r} next to it, so all "
+            f"workers start from the model in the checkpoint, and {session.recipe} starts with empty state"
         )
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """Remove all ranks' parts of a checkpoint, where they are on this machine."""
+    """Remove the parts of a checkpoint that are on this machine."""
     directory = directory_of(path)
     if directory is not None:
         shutil.rmtree(os.path.dirname(directory), ignore_errors=True)

@@ -24,49 +24,48 @@ from gossamer.train.session.session import Session
 
 
 def refuse_counted_passes(recipe: Recipe) -> None:
-    """Raise AttachError for a recipe that counts backward passes of a step, as Lightning does itself."""
+    """Raise AttachError for a recipe that accumulates gradients: Lightning counts backward passes itself."""
     for stage in recipe.strategy.stages:
         if isinstance(stage, GradientStage) and stage.accumulates:
             raise AttachError(
-                f"{recipe} makes one step of several backward passes, and Lightning would count each as a step: its "
-                "schedulers and max_steps would run ahead. Leave it out of the recipe and write "
+                f"{recipe} accumulates several backward passes per step, but Lightning, its schedulers and max_steps "
+                "would count each pass as a step. Remove accumulation from the recipe and write "
                 f"Trainer(accumulate_grad_batches={stage.accumulate if stage.batches is None else 'N'})."
             )
 
 
 def refuse_clipping(session: Session, clip: float, world: int) -> None:
-    """Raise AttachError where Trainer(gradient_clip_val=clip), which acts on what backward() leaves, does not act on
-    what the optimizer uses."""
+    """Raise AttachError if the optimizer does not use the gradients that Trainer(gradient_clip_val=clip) clips."""
     recipe = session.recipe
     without = f"Leave gradient_clip_val={clip} out"
     owners = ownership(recipe.compressor, trainable(session.model)).values() if world > 1 else ()
     if any(RULES[owner.rule].arrives_with_momentum for owner in owners):
         raise AttachError(
-            f"gradient_clip_val={clip} would cut off what was sent already and has momentum in it, so that it is lost. "
-            f"{without} and write clip={clip} in {recipe.compressor!r}, which scales each fresh gradient down before "
-            "momentum."
+            f"gradient_clip_val={clip} would clip averages that include momentum and were sent already, so the clipped "
+            f"part would be lost. {without} and write clip={clip} in {recipe.compressor!r}, which clips each gradient "
+            "before momentum."
         )
     for stage in recipe.strategy.stages:
         if isinstance(stage, ServerStage) or (isinstance(stage, GradientStage) and stage.delay):
             raise AttachError(
-                f"gradient_clip_val={clip} clips what backward() leaves, and with {recipe} the optimizer uses other "
-                f"numbers. {without} and write GossamerStrategy(..., clip_norm={clip})."
+                f"gradient_clip_val={clip} clips the gradients of backward(), but with {recipe} the optimizer uses "
+                f"other gradients. {without} and write GossamerStrategy(..., clip_norm={clip})."
             )
 
 
 class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # Any, where Lightning is not installed
-    """Trains a LightningModule together with the other workers, talking as a recipe says.
+    """Trains a LightningModule together with the other workers, by a recipe.
 
         trainer = lightning.Trainer(strategy=GossamerStrategy("DiLoCo(period=50)"))
 
-    The model is not wrapped. While fit runs, `session` is what gossamer.attach gave. Raises AttachError for what cannot
-    be served, before the first batch.
+    The model is not wrapped. While fit runs, `session` is the session of gossamer.attach. Unsupported recipes and
+    arguments raise AttachError before the first batch.
     """
 
     strategy_name = "gossamer"
     session: Session | None = None
-    _merged: ExitStack | None = None  # while the model has the parameters that validation is to see
-    _resumed: str | os.PathLike[str] | None = None  # the checkpoint that this fit was given
+    _merged: ExitStack | None = None  # while the model has the merged parameters for validation
+    _resumed: str | os.PathLike[str] | None = None  # the checkpoint of this fit
 
     # -- joining and attaching ----------------------------------------------------------------------------------------
 
@@ -82,7 +81,7 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
         return model
 
     def setup(self, trainer: Any) -> None:
-        """As DDP's, which gives all ranks rank 0's model where none is to be attached; alone, there is no group."""
+        """As DDPStrategy.setup, which broadcasts rank 0's model. A single worker that does not fit has no group."""
         if self.world_size > 1 or trainer.state.fn == "fit":
             super().setup(trainer)
         else:
@@ -90,14 +89,14 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
 
     @property
     def _interrupted(self) -> bool:
-        """Whether this worker is on its way out, where the others do not come along."""
+        """Whether this worker was interrupted and exits alone."""
         module = self.lightning_module
         return module is not None and bool(module.trainer.state.status == "interrupted")
 
     def barrier(self, name: str | None = None) -> None:
         if not self._interrupted:
             super().barrier(name)
-        if name == "run-stage":  # all is set up and restored, and no data were drawn
+        if name == "run-stage":  # everything is set up and restored, and no data were read
             self._begin()
 
     def on_train_start(self) -> None:
@@ -106,7 +105,7 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
             self._begin()
 
     def _begin(self) -> None:
-        """Attach the model of a fit, and take up what its checkpoint remembers."""
+        """Attach the model of a fit, and load the session's state from its checkpoint."""
         trainer = self.lightning_module.trainer
         attached = [each for each in self.optimizers if each.param_groups]  # Lightning's stand-in for none has none
         if trainer.state.fn != "fit" or not attached:
@@ -127,7 +126,7 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
         _quiet_between_batches(trainer)
 
     def _end(self, failure: BaseException | None = None) -> None:
-        """Close the session, if one is open; unless something was raised, with what the workers agree on."""
+        """Close the session, if one is open. Without a failure, the model gets the merged parameters."""
         self.on_validation_end()
         session, self.session = self.session, None
         if session is None:
@@ -149,14 +148,14 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
     # -- in the loop --------------------------------------------------------------------------------------------------
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Through the module's own call, whose hooks see the batch."""
+        """Call the module itself, so that its hooks receive the batch."""
         with self.precision_plugin.train_step_context():
             return self._forward_redirection(self.model, self.lightning_module, "training_step", *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """Run the closure, backward() included, before the step: what recipes do in between would come too late in it.
+        """Run the closure with backward() before the step, since recipes exchange gradients between the two.
 
-        Where training_step returned None no backward pass was made, and no step is.
+        If training_step returned None, there was no backward pass, and no step is made.
         """
         session, plugin, module = self.session, self.precision_plugin, model or self.lightning_module
         if session is None or isinstance(optimizer, LBFGS) or getattr(plugin, "scaler", None) is not None:
@@ -171,7 +170,7 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Gradients of all but the last batch of a step add up on this worker."""
+        """Accumulate the gradients of all but the last batch of a step on this worker."""
         with ExitStack() as muted:
             if self.session is not None:
                 muted.enter_context(self.session.no_sync())
@@ -195,7 +194,7 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """What the workers agree on, which is more than what rank 0 has where they train apart."""
+        """The module's state, with merged parameters under local training."""
         if self.session is None or self._merged is not None or self._interrupted:
             return dict(super().lightning_module_state_dict())
         return agreed_state(self.session, super().lightning_module_state_dict)
@@ -203,14 +202,14 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
-        """Lightning's file by rank 0, and beside it, by every rank, what its session remembers; see session_files.
+        """Rank 0 writes Lightning's file; next to it every rank saves its session; see session_files.
 
-        After an exception, such as with ModelCheckpoint(save_on_exception=True), there is Lightning's file alone.
+        After an exception, such as with ModelCheckpoint(save_on_exception=True), only Lightning's file is written.
         """
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
         whole = "optimizer_states" in checkpoint  # not weights alone
         if self.session is not None and whole and not self._interrupted:
-            self.on_validation_end()  # what a rank goes on from is its own
+            self.on_validation_end()  # each rank resumes from its own parameters
             session_files.save(self.session, filepath)
 
     def remove_checkpoint(self, filepath: str | os.PathLike[str]) -> None:
@@ -219,15 +218,15 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
             session_files.remove(filepath)
 
     def load_checkpoint(self, checkpoint_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Mapping[str, Any]:
-        self._end()  # what is loaded within a fit is another beginning
+        self._end()  # a checkpoint loaded within a fit starts a new session
         self._resumed = checkpoint_path
         found: Mapping[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
         return found
 
 
 def _quiet_between_batches(trainer: Any) -> None:
-    """Lightning has rank 0 tell all others before every batch whether it was asked to end, which would make every
-    recipe move in step, one message a batch. Who was asked leaves after its batch, and the others hear of it then."""
+    """Disable the broadcast of SIGTERM before every batch: it would add one message per batch and synchronize all
+    recipes. A rank that receives SIGTERM exits after its batch, and the others detect its exit."""
     loop = trainer.fit_loop.epoch_loop
     if hasattr(loop, "_broadcast_sigterm_tensor"):
         loop._broadcast_sigterm_tensor = lambda: None

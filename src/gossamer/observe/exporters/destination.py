@@ -284,10 +284,10 @@ class Exports:
     """All exports of one session of this process. They end with it, or with the interpreter."""
 
     def __init__(self, destinations: Sequence[Destination], place: RankPlace) -> None:
-        heard = [each for each in destinations if each.tool.every_rank or place.rank == 0]
+        received = [each for each in destinations if each.tool.every_rank or place.rank == 0]
         self._process = os.getpid()
         self._threads = [
-            ExportThread(ExportQueue(str(each), partial(each.tool.open, each.target, place))) for each in heard
+            ExportThread(ExportQueue(str(each), partial(each.tool.open, each.target, place))) for each in received
         ]
         self._unsubscribe = events.subscribe(self._hear, shows_notices=False)  # after the queues: it ends them
         atexit.register(self.close)

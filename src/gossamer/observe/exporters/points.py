@@ -145,8 +145,8 @@ class JsonLinesWriter:
 
     def _line(self, point: Point) -> bytes:
         values = {name: value if isfinite(value) else None for name, value in point.values.items()}
-        told = {"at": round(point.at, 6), "rank": self._rank, "step": point.step, "values": values}
-        return json.dumps(told).encode() + b"\n"
+        line = {"at": round(point.at, 6), "rank": self._rank, "step": point.step, "values": values}
+        return json.dumps(line).encode() + b"\n"
 
 
 # -- W&B ---------------------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ def document(command: str, title: str, content: Iterable[str]) -> str:
 
 def card(title: str, body: str, note: str = "", whole: bool = False) -> str:
     """A part of the page. body: HTML; whole: as wide as the page, else half on a wide screen."""
-    told = f'<p class="note">{escape(note)}</p>' if note else ""
-    return f'<section class="card{" whole" * whole}"><h2>{escape(title)}</h2>{told}{body}</section>'
+    note_html = f'<p class="note">{escape(note)}</p>' if note else ""
+    return f'<section class="card{" whole" * whole}"><h2>{escape(title)}</h2>{note_html}{body}</section>'
 
 
 def table(header: Sequence[str], rows: Iterable[str], left: Collection[str] = ()) -> str:

@@ -48,14 +48,14 @@ class BatchReader:
     def read(self, packed: bytes, ranks: Callable[[int], int], offset: float) -> NewRows:
         """Unpack a batch. ranks: maps the sender's ranks to those of this store; offset: seconds to add to its times.
         Raises MalformedError."""
-        told = _unpacked(packed)
+        unpacked = _unpacked(packed)
         rows = NewRows()
         try:
-            for rank, columns in told["ranks"].items():
+            for rank, columns in unpacked["ranks"].items():
                 rows.know(ranks(int(rank)), **self._translated("rank", columns, ranks, offset))
-            for rank, step in told["rewound"].items():
+            for rank, step in unpacked["rewound"].items():
                 rows.rewind(ranks(int(rank)), int(step))
-            for table, each in told["tables"].items():
+            for table, each in unpacked["tables"].items():
                 for row in each:
                     rows.add(table, **self._translated(table, row, ranks, offset))
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
@@ -78,9 +78,9 @@ def _unpacked(packed: bytes) -> dict[str, Any]:
         text = reader.decompress(packed, MOST_JSON_BYTES)
         if reader.unconsumed_tail:
             raise MalformedError(f"a batch of rows that unpacks to more than {MOST_JSON_BYTES} bytes")
-        told = read_json(text.decode())
+        unpacked = read_json(text.decode())
     except (zlib.error, ValueError, UnicodeDecodeError) as problem:
         raise MalformedError(f"a batch of rows that cannot be read ({problem})") from None
-    if not isinstance(told, dict) or not {"tables", "ranks", "rewound"} <= told.keys():
+    if not isinstance(unpacked, dict) or not {"tables", "ranks", "rewound"} <= unpacked.keys():
         raise MalformedError("a batch of rows with missing fields")
-    return told
+    return unpacked

@@ -59,11 +59,11 @@ class Collector:
         self._uplinked = ExitStack()
         self._book: Ranks | None = None  # if other launchers have ranks, too
         self._logs, self._directory, self._note = logs, directory, note
-        self._told = LineFile(RunFiles(directory).told, lambda sentence: None)
+        self._told = LineFile(RunFiles(directory).launcher_messages, lambda sentence: None)
         self._telling = threading.Lock()  # notes come from several threads of the launcher
         self._ingest: Ingest | None = None  # None while the store cannot be written
         self._noted = self._is_aside = False
-        self._hangs = HangWatch(directory, self.heard(note), self.tell)
+        self._hangs = HangWatch(directory, self.notes_recorded_by(note), self.tell)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gossamer collector", daemon=True)
         self.tell("facts", facts={**facts, "started": time.time()})
@@ -73,7 +73,7 @@ class Collector:
         with self._telling:
             self._told.append({"kind": kind, "moment": time.time(), **content})
 
-    def heard(self, note: Callable[[str], None]) -> Callable[[str], None]:
+    def notes_recorded_by(self, note: Callable[[str], None]) -> Callable[[str], None]:
         """Wrap `note`, so that each note is also written to the store."""
 
         def both(sentence: str) -> None:

@@ -133,8 +133,10 @@ def find_hang(activities: Sequence[RankActivity], now: float, patience_seconds: 
     if any(each.saving for each in of_roots) and now - longest.since < SAVING_NOTICES * patience_seconds:
         return None
     first = longest if not found.in_cycle else waiting[found.ranks[0]]
-    said = _cycle_text if found.in_cycle else _root_text
-    return Hang(found.ranks, first.step, first.number, found.in_cycle, said(found.ranks, edges, known, longest, now))
+    describe = _cycle_text if found.in_cycle else _root_text
+    return Hang(
+        found.ranks, first.step, first.number, found.in_cycle, describe(found.ranks, edges, known, longest, now)
+    )
 
 
 def _waits_for(waiting: RankActivity, known: Mapping[int, RankActivity]) -> frozenset[int]:
@@ -223,22 +225,22 @@ def notice_seconds() -> float:
 
 def read_activities(db: sqlite3.Connection, now: float) -> list[RankActivity]:
     """Current activity of each rank of a store that has not ended, in order."""
-    heard: dict[int, float] = dict(
+    received: dict[int, float] = dict(
         db.execute("SELECT rank, max(at) FROM vital WHERE name = 'cpu_share' AND rank IS NOT NULL GROUP BY rank")
     )
     found = []
     for row in db.execute("SELECT rank, state, activity FROM rank ORDER BY rank"):
         if row["state"] not in GONE:
-            about = _fields(row["activity"]) | {"silent_seconds": now - heard.get(row["rank"], now)}
+            about = _fields(row["activity"]) | {"silent_seconds": now - received.get(row["rank"], now)}
             found.append(RankActivity(rank=row["rank"], saving=row["state"] == "saving", **about))
     return found
 
 
 def _fields(text: str | None) -> dict[str, Any]:
-    told = json.loads(text or "{}")
+    parsed = json.loads(text or "{}")
     names = ("operation", "under_way", "number", "step", "bucket", "buckets", "since")
-    return {name: told[name] for name in names if name in told} | {
-        name: tuple(told.get(name, default)) for name, default in (("group", (0, 0)), ("waits_for", ()))
+    return {name: parsed[name] for name in names if name in parsed} | {
+        name: tuple(parsed.get(name, default)) for name, default in (("group", (0, 0)), ("waits_for", ()))
     }
 
 

@@ -346,18 +346,18 @@ def take_aside(rows: NewRows, rank: int, machine: str, entry: Entry) -> None:
 
 def _activity(rows: NewRows, rank: int, at: float | None, entry: Entry) -> None:
     """Ranks of a subgroup are numbered from its first one."""
-    told = _without(entry, "kind", "moment", "seconds")
-    if "place" in told:
-        first = rank - told.pop("place")
-        told["group"] = [first, told.pop("world")]
-        told["waits_for"] = [first + each for each in told["waits_for"]]
-        told["since"] = (at or 0.0) - entry["seconds"]
-    waits_for = ", ".join(map(str, told.get("waits_for", ())))
+    details = _without(entry, "kind", "moment", "seconds")
+    if "place" in details:
+        first = rank - details.pop("place")
+        details["group"] = [first, details.pop("world")]
+        details["waits_for"] = [first + each for each in details["waits_for"]]
+        details["since"] = (at or 0.0) - entry["seconds"]
+    waits_for = ", ".join(map(str, details.get("waits_for", ())))
     rows.know(
         rank,
         state=entry["state"],
         waits_for=f"rank{'s' * (',' in waits_for)} {waits_for}" if waits_for else None,
-        activity=json.dumps(told) if "group" in told else None,
+        activity=json.dumps(details) if "group" in details else None,
     )
 
 

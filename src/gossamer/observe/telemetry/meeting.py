@@ -59,11 +59,11 @@ class FirstMachine:
     def met(self, store: MeetingStore, address: str) -> None:
         """Call it after the rendezvous. address: to listen at. It does not raise."""
         try:
-            told = self._listen(address)
+            found = self._listen(address)
         except (GossamerError, OSError) as problem:
             self._note(DEAF.format(reason=problem))
-            told = {}
-        store.set(KEY, json.dumps(told))
+            found = {}
+        store.set(KEY, json.dumps(found))
 
     def close(self) -> None:
         self._endpoint.close()
@@ -96,9 +96,9 @@ class OtherMachine:
         """Call it after the rendezvous. host: address of the first machine. It does not raise."""
         try:
             store.wait([KEY], timedelta(seconds=TOLD_SECONDS))
-            told = read_json(store.get(KEY))
-            token = self._token or bytes.fromhex(told["token"])
-            self._found = (host, int(told["port"])), token
+            found = read_json(store.get(KEY))
+            token = self._token or bytes.fromhex(found["token"])
+            self._found = (host, int(found["port"])), token
         except (RuntimeError, ValueError, KeyError, TypeError) as problem:
             self._note(UNTOLD.format(reason=str(problem).partition("\n")[0] or type(problem).__name__))
 

@@ -79,8 +79,8 @@ def _stopped(paces: Sequence[RankPace]) -> Straggler | None:
     patience = max(SILENT_SECONDS, SILENT_STEPS * median(pace.seconds for pace in paces))
     if last.silent_seconds - max(others) < patience:
         return None
-    said = f"its process has not reported for {last.silent_seconds:.1f} s, and all others have"
-    return Straggler(last.rank, last.step, "stopped", said)
+    text = f"its process has not reported for {last.silent_seconds:.1f} s, and all others have"
+    return Straggler(last.rank, last.step, "stopped", text)
 
 
 def _slow(paces: Sequence[RankPace], noteworthy: float) -> Straggler | None:
@@ -101,13 +101,13 @@ def _why(slowest: RankPace, others: Sequence[RankPace], excess: float) -> tuple[
     if garbage >= EXPLAINED * excess:
         return "garbage collection", f"{longer}, and {_ms(garbage)} of it is Python's garbage collector"
     if data >= EXPLAINED * excess:
-        said = f"{longer}: it waits {_ms(slowest.data)} per step for its next batch"
-        return "data loading", said
+        text = f"{longer}: it waits {_ms(slowest.data)} per step for its next batch"
+        return "data loading", text
     denied = slowest.denied - median(pace.denied for pace in others)
     crowded = slowest.crowded - median(pace.crowded for pace in others)
     if crowded * slowest.seconds >= EXPLAINED * excess and crowded > denied:
-        said = f"{longer}: its thread was ready without a free core for {slowest.crowded:.0%} of the time"
-        return "loaded machine", said
+        text = f"{longer}: its thread was ready without a free core for {slowest.crowded:.0%} of the time"
+        return "loaded machine", text
     if denied > NOTEWORTHY * EXPLAINED:
         return "computing", f"{longer}: its CPU quota was used up for {slowest.denied:.0%} of the time"
     return "computing", f"{longer}, although it has its own core"
@@ -128,18 +128,18 @@ def _behind_a_slow_link(paces: Sequence[RankPace]) -> Straggler | None:
     ]
     if not between or fastest[slowest.rank] > SLOWER_LINK * median(between):
         return None
-    said = (
+    text = (
         f"its connections reach at most {_mbit(fastest[slowest.rank])}, those between the others "
         f"{_mbit(median(between))}, and all wait for the network "
         f"{median(pace.waiting / pace.seconds for pace in paces):.0%} of the time"
     )
-    return Straggler(slowest.rank, slowest.step, "link", said)
+    return Straggler(slowest.rank, slowest.step, "link", text)
 
 
 def _towards(rank: int, paces: Sequence[RankPace]) -> list[float]:
     """Rates of a rank's connections, in both directions."""
-    mine = [rate for pace in paces if pace.rank == rank for rate in (pace.rates or {}).values()]
-    return mine + [pace.rates[rank] for pace in paces if pace.rates and rank in pace.rates]
+    local = [rate for pace in paces if pace.rank == rank for rate in (pace.rates or {}).values()]
+    return local + [pace.rates[rank] for pace in paces if pace.rates and rank in pace.rates]
 
 
 def _ms(seconds: float) -> str:
@@ -192,12 +192,12 @@ def _newest(batches: Batches) -> float:
 def _paces(db: sqlite3.Connection, batches: Batches, vitals_begin: float) -> list[RankPace]:
     if not batches:
         return []
-    vitals, heard, rates = (
+    vitals, received, rates = (
         _vitals(db, vitals_begin),
         _heard(db),
         _rates(db, _newest(batches) - WINDOW_SECONDS - LINKS_SECONDS),
     )
-    last = max(heard.values(), default=0.0)
+    last = max(received.values(), default=0.0)
     found = []
     for rank, rows in batches.items():
         steps = sum(row["steps"] for row in rows)
@@ -211,7 +211,7 @@ def _paces(db: sqlite3.Connection, batches: Batches, vitals_begin: float) -> lis
                 seconds=seconds,
                 waiting=sum(row["waiting"] or 0.0 for row in rows) / steps,
                 data=sum(row["data"] or 0.0 for row in rows) / steps,
-                silent_seconds=last - heard.get(rank, last),
+                silent_seconds=last - received.get(rank, last),
                 rates=rates.get(rank),
                 **own,
             )

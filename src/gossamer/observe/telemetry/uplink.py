@@ -69,11 +69,11 @@ class ClockOffset:
     def __init__(self) -> None:
         self._trips: deque[_RoundTrip] = deque()
 
-    def add(self, sent: float, told: float, received: float) -> None:
+    def add(self, sent: float, recorded: float, received: float) -> None:
         """Add a round trip: the request was sent at `sent` and its answer received at `received` by this clock; the
-        other clock showed `told` in between."""
+        other clock showed `launcher_messages` in between."""
         middle = (sent + received) / 2
-        trip = _RoundTrip(middle, told - middle, received - sent)
+        trip = _RoundTrip(middle, recorded - middle, received - sent)
         if received < sent or self._jumped(trip):
             self._trips.clear()  # one of the clocks was adjusted
         self._trips.append(trip)

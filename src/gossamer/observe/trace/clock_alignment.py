@@ -84,11 +84,11 @@ def _pairs(key: Key, makers: Sequence[ProcessSpans]) -> Iterator[tuple[ProcessSp
     for receiver in makers:
         peers = receiver.operations[key][2]
         for sender in makers:
-            if sender is not receiver and hears(peers, sender.rank, first):
+            if sender is not receiver and received_from(peers, sender.rank, first):
                 yield sender, receiver
 
 
-def hears(peers: int, rank: int, first: int | None) -> bool:
+def received_from(peers: int, rank: int, first: int | None) -> bool:
     """Whether an answer contains the contribution of a rank. first: rank of its group; None if ranks change."""
     if peers == EVERYONE:
         return True
@@ -172,21 +172,21 @@ def _edge(room, inside: float, outside: float) -> float:  # type: ignore[no-unty
 
 def describe(clocks: Mapping[str, AlignedClock], processes: Sequence[ProcessSpans]) -> list[str]:
     """A sentence for each clock except the first."""
-    said = []
+    lines = []
     for identity, clock in clocks.items():
         ranks = ", ".join(str(rank) for rank in sorted({each.rank for each in processes if each.clock == identity}))
         if identity == processes[0].clock:
             continue
         if clock.error == inf:
-            said.append(
+            lines.append(
                 f"ranks {ranks} have no common operation with rank {processes[0].rank} that bounds their clock: they "
                 "are placed by their machines' wall clocks, which may be wrong by any amount. Trace more steps"
             )
         else:
-            told = (
+            description = (
                 f"ranks {ranks}: within {1000 * clock.error:.3g} ms (drift {1e6 * clock.drift:.3g} parts per million)"
             )
             if clock.contradicts:
-                told += f"; their clock was set or slewed meanwhile, by about {1000 * clock.contradicts:.3g} ms"
-            said.append(told)
-    return said
+                description += f"; their clock was set or slewed meanwhile, by about {1000 * clock.contradicts:.3g} ms"
+            lines.append(description)
+    return lines

@@ -108,7 +108,7 @@ def read_span_file(path: Path) -> ProcessSpans:
                 "pip install -U gossamer"
             )
         names = ("rank", "world", "attempt", "pid", "host", "clock", "moment", "wall")
-        told = {name: about[name] for name in names}
+        args = {name: about[name] for name in names}
     except (ValueError, KeyError, TypeError):
         raise GossamerError(
             f"{path} is not a span file, or was truncated in its first line. Delete it to trace the others"
@@ -116,7 +116,7 @@ def read_span_file(path: Path) -> ProcessSpans:
     whole = len(packed) // RECORD.size
     records = np.frombuffer(packed, dtype=np.dtype(FIELDS), count=whole)
     sound = np.isfinite(records["begin"]) & (records["end"] >= records["begin"]) & (records["kind"] > 0)
-    return ProcessSpans(path=path, records=records[sound], torn_bytes=len(packed) - whole * RECORD.size, **told)
+    return ProcessSpans(path=path, records=records[sound], torn_bytes=len(packed) - whole * RECORD.size, **args)
 
 
 def read_run(folder: Path) -> list[ProcessSpans]:

@@ -12,7 +12,7 @@ import numpy as np
 from gossamer.base.spans.record_format import ABOUT, EVERYONE, MOST_PEERS, SpanKind, operation_text
 from gossamer.base.spans.step_range import StepRange
 from gossamer.errors import GossamerError
-from gossamer.observe.trace.clock_alignment import AlignedClock, align, hears
+from gossamer.observe.trace.clock_alignment import AlignedClock, align, received_from
 from gossamer.observe.trace.span_files import Key, ProcessSpans, Records, read_operators
 
 TRACKS = {
@@ -170,10 +170,10 @@ def _name(record: Any) -> str:
 
 def _operation(record: Any, view: _View) -> Slice:
     peers, nbytes = int(record["peers"]), int(record["nbytes"])
-    told: dict[str, int | str] = {"bytes sent": nbytes}
+    args: dict[str, int | str] = {"bytes sent": nbytes}
     if peers != EVERYONE:
-        told["from places"] = ", ".join(str(place) for place in range(MOST_PEERS) if peers >> place & 1)
-    return Slice(operation_text(int(record["code"])), view(record["begin"]), view(record["end"]), told)
+        args["from places"] = ", ".join(str(place) for place in range(MOST_PEERS) if peers >> place & 1)
+    return Slice(operation_text(int(record["code"])), view(record["begin"]), view(record["end"]), args)
 
 
 def _operator_tracks(each: ProcessSpans, window: Window | None, view: _View) -> Iterator[SpanTrack]:
@@ -238,8 +238,8 @@ def _draw_arrows(made: dict[Key, list[tuple[ProcessSpans, Slice]]]) -> int:
         last = max((sent for _, sent in makers), key=lambda sent: sent.begin)
         for receiver, came in makers:
             peers = receiver.operations[key][2]
-            heard = [sent for sender, sent in makers if hears(peers, sender.rank, first)]
-            for sent in [last] if peers == EVERYONE else heard:
+            received = [sent for sender, sent in makers if received_from(peers, sender.rank, first)]
+            for sent in [last] if peers == EVERYONE else received:
                 if sent is not came and sent.begin <= came.end:
                     sent.sends.append(count)
                     came.receives.append(count)

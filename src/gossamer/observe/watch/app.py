@@ -88,12 +88,12 @@ class Views:
             return read_lines(db, wanted, before=before, after=after, limit=_number(query, "limit", 200))
 
     def _introduce(self, run: WatchedRun) -> dict[str, Any]:
-        told: dict[str, Any] = {"key": run.key, "name": run.name, "folder": str(run.folder), "now": time.time()}
+        row_ids: dict[str, Any] = {"key": run.key, "name": run.name, "folder": str(run.folder), "now": time.time()}
         try:
             with run.reading() as db:
-                return told | {"summary": summarize(db), "metrics": metric_names(db)}
+                return row_ids | {"summary": summarize(db), "metrics": metric_names(db)}
         except (GossamerError, sqlite3.Error) as problem:
-            return told | {"problem": str(problem)}
+            return row_ids | {"problem": str(problem)}
 
 
 def make_app(
@@ -184,10 +184,10 @@ TABLES = ("log", "event", "failure", "finding")
 class NewsPlace:
     """The row ids up to which a run's news were sent, by table in the order of TABLES."""
 
-    told: tuple[int, ...] = (0, 0, 0, 0)
+    row_ids: tuple[int, ...] = (0, 0, 0, 0)
 
     def __str__(self) -> str:
-        return ".".join(map(str, self.told))
+        return ".".join(map(str, self.row_ids))
 
 
 def read_places(text: str, count: int) -> list[NewsPlace | None]:
@@ -239,15 +239,17 @@ class RunNews:
         self.place = now
         return events
 
-    def _rows_between(self, told: NewsPlace, now: NewsPlace) -> dict[str, Any]:
+    def _rows_between(self, row_ids: NewsPlace, now: NewsPlace) -> dict[str, Any]:
         assert self._db is not None
         content: dict[str, Any] = {}
-        for table, first, last in zip(TABLES, told.told, now.told, strict=True):
+        for table, first, last in zip(TABLES, row_ids.row_ids, now.row_ids, strict=True):
             content[table] = max(0, last - first)
         for table in ("failure", "finding"):
             asked = f"SELECT rowid AS id, * FROM {table} WHERE rowid > ? AND rowid <= ? ORDER BY rowid LIMIT 20"
             place = TABLES.index(table)
-            content[f"{table}s"] = [dict(row) for row in self._db.execute(asked, (told.told[place], now.told[place]))]
+            content[f"{table}s"] = [
+                dict(row) for row in self._db.execute(asked, (row_ids.row_ids[place], now.row_ids[place]))
+            ]
         return content
 
 

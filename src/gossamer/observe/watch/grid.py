@@ -187,12 +187,12 @@ def _spread(grid: Grid, row: int, covered: Iterable[tuple[int, float]]) -> None:
     for cell, count in covered:
         before = told_by[max(0, cell - int(count)) : cell]
         before[before < 0] = cell
-    told = told_by[told_by >= 0]
-    shares = np.bincount(told, minlength=grid.window.cells)[told]
+    owners = told_by[told_by >= 0]
+    shares = np.bincount(owners, minlength=grid.window.cells)[owners]
     for line in (each[row] for each in grid.sums.values()):
-        line[told_by >= 0] = line[told] / shares
+        line[told_by >= 0] = line[owners] / shares
     for line in (grid.fastest[row], grid.slowest[row]):
-        line[told_by >= 0] = line[told]
+        line[told_by >= 0] = line[owners]
 
 
 def _steps_within(db: sqlite3.Connection, rank: int, window: TimeWindow) -> tuple[int, int | None]:

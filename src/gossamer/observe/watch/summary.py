@@ -121,8 +121,8 @@ MOST_CHARACTERS = 200  # of a value on the page
 
 def read_differences(db: sqlite3.Connection) -> list[dict[str, Any]]:
     """By name: {"name", "values": [{"value" (null: not set), "ranks"}]}, the most common value first."""
-    told = {rank["rank"]: rank["environment"] for rank in read_ranks(db)}
-    return differences({rank: each for rank, each in told.items() if isinstance(each, dict)})
+    reported = {rank["rank"]: rank["environment"] for rank in read_ranks(db)}
+    return differences({rank: each for rank, each in reported.items() if isinstance(each, dict)})
 
 
 def differences(environments: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:

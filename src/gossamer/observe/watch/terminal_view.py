@@ -93,13 +93,13 @@ def _parts(run: WatchedRun, db: sqlite3.Connection) -> list[RenderableType]:
 
 def _numbers(summary: dict[str, Any]) -> str:
     pace = summary["pace"]
-    told = [summary["ended"] or "going on", f"step {summary['step'] or NONE}"]
+    texts = [summary["ended"] or "going on", f"step {summary['step'] or NONE}"]
     if pace:
-        told += [f"{seconds_text(pace['seconds'])} a step", f"{share_text(pace['waiting'] / pace['seconds'])} waiting"]
-        told += [f"{bytes_text(pace['bytes_sent'])} sent per step and rank"]
+        texts += [f"{seconds_text(pace['seconds'])} a step", f"{share_text(pace['waiting'] / pace['seconds'])} waiting"]
+        texts += [f"{bytes_text(pace['bytes_sent'])} sent per step and rank"]
     if foretold := summary["run"].get("foretold_seconds_per_step"):
-        told.append(f"foretold {seconds_text(foretold)} a step{_interval(summary)}")
-    return " · ".join(told)
+        texts.append(f"foretold {seconds_text(foretold)} a step{_interval(summary)}")
+    return " · ".join(texts)
 
 
 def _interval(summary: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from gossamer.plan.advise.advice_file import (
 from gossamer.plan.advise.answer import Answer, Setting, answer
 from gossamer.plan.advise.candidates import GradientFinding, candidates, findings
 from gossamer.plan.advise.curves import Point, Target, seconds_to
-from gossamer.plan.advise.prices import Foretold, StepPricer, foretell, judged
+from gossamer.plan.advise.prices import Prediction, StepPricer, estimate_all, judged
 from gossamer.plan.advise.race import FEWEST_STEPS, LOSSES, NO_LOSS, Contender, Race, RaceError, RaceJob, RaceResult
 from gossamer.plan.advise.thresholds import LeadRange, thresholds
 from gossamer.plan.cost.workload_profile import WorkloadProfile
@@ -195,7 +195,7 @@ Say = Callable[[str], None]
 
 @dataclass(kw_only=True)
 class Advisor:
-    """The stages, in order: `check`, `profile`, `foretell`, `race`, `advice`; each uses the results of earlier ones.
+    """The stages, in order: `check`, `profile`, `estimate_all`, `race`, `advice`. Each uses results of earlier ones.
 
     Args:
         setting: script, arguments, workers and network of the request.
@@ -218,7 +218,7 @@ class Advisor:
     measured: WorkloadProfile = field(init=False)
     pricer: StepPricer = field(init=False)  # from the measured step
     statistics: GradientStatistics | None = field(init=False, default=None)
-    foretold: Sequence[Foretold] = field(init=False, default=())  # Dense(), other recipes to race, then excluded ones
+    predicted: Sequence[Prediction] = field(init=False, default=())  # Dense(), recipes to race, excluded ones
     result: RaceResult = field(init=False)
 
     def check(self) -> ScriptFacts:
@@ -236,18 +236,18 @@ class Advisor:
         self.pricer = StepPricer(self.measured, self.setting.workers)
         return self.measured
 
-    def foretell(self) -> Sequence[Foretold]:
+    def estimate_all(self) -> Sequence[Prediction]:
         """Estimate all candidates; those to race come first."""
         found = candidates(
             self.facts.model, self.facts.optimizer_type, self.statistics, self.setting.workers, self.network
         )
-        priced = foretell(
+        priced = estimate_all(
             *(found, self.measured, self.network, self.setting.workers),
             lambda done, of, recipe: self.say(f"foretelling {done} of {of}: {recipe}"),
             pricer=self.pricer,
         )
-        self.foretold = judged(priced, self.statistics, self.most + 1)
-        return self.foretold
+        self.predicted = judged(priced, self.statistics, self.most + 1)
+        return self.predicted
 
     def race(self) -> RaceResult:
         """Race the remaining candidates against Dense()."""
@@ -264,7 +264,7 @@ class Advisor:
                 learning_rate_factor=factor,
             )
 
-        left = [each.recipe for each in self.foretold if each.excluded is None]
+        left = [each.recipe for each in self.predicted if each.excluded is None]
         self.result = Race(
             start=start,
             baseline=DENSE,
@@ -278,13 +278,13 @@ class Advisor:
 
     def advice(self, remarks: Sequence[str] = ()) -> Advice:
         """The advice from all stages. remarks: to be added to it."""
-        said = [*remarks, *([self.facts.remark] if self.facts.remark else [])]
-        found = answer(self.result, self.setting, self._thresholds(), said)
+        notes = [*remarks, *([self.facts.remark] if self.facts.remark else [])]
+        found = answer(self.result, self.setting, self._thresholds(), notes)
         return whole_advice(
             self.result,
             found,
             self.setting,
-            candidates=[_row(each) for each in self.foretold],
+            candidates=[_row(each) for each in self.predicted],
             compute_seconds=self.measured.compute_seconds,
             gradients=_numbers(self.statistics),
             findings=findings(self.statistics, self.setting.workers) if self.statistics else (),
@@ -298,10 +298,12 @@ class Advisor:
             if each.out is None and each.against is not None and each.recipe != DENSE
         }
         ratios[DENSE] = 1.0
-        finalists = [each for each in self.foretold if each.recipe in ratios]
+        finalists = [each for each in self.predicted if each.recipe in ratios]
         seen = [ratios[each.recipe] for each in finalists]
-        told = [ratio if isfinite(ratio) else each.expected_steps for ratio, each in zip(seen, finalists, strict=True)]
-        return thresholds(finalists, self.pricer, self.network, expected_steps=told)
+        expected = [
+            ratio if isfinite(ratio) else each.expected_steps for ratio, each in zip(seen, finalists, strict=True)
+        ]
+        return thresholds(finalists, self.pricer, self.network, expected_steps=expected)
 
 
 def affordable(budget_seconds: float, step_seconds: float) -> int:
@@ -324,7 +326,7 @@ def top(result: RaceResult, count: int) -> list[Contender]:
     return [*left[: count - 1], result.baseline]
 
 
-def _row(found: Foretold) -> CandidateRow:
+def _row(found: Prediction) -> CandidateRow:
     return CandidateRow(
         recipe=found.recipe,
         step_seconds=found.step_seconds,
@@ -341,9 +343,9 @@ def _numbers(statistics: GradientStatistics | None) -> Mapping[str, float | None
     """Statistics that are single numbers, by name."""
     if statistics is None:
         return {}
-    told = {**statistics.to_json(), "noise_scale_batches": statistics.noise_scale_batches}
+    expected = {**statistics.to_json(), "noise_scale_batches": statistics.noise_scale_batches}
     return {
         name: float(value) if value is not None and isfinite(value) else None
-        for name, value in told.items()
+        for name, value in expected.items()
         if value is None or isinstance(value, int | float)
     }

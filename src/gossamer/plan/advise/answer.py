@@ -56,7 +56,7 @@ def answer(
     race: RaceResult, setting: Setting, thresholds: Sequence[LeadRange] = (), remarks: Sequence[str] = ()
 ) -> Answer:
     """The answer from a race. remarks: to be added to it."""
-    said = (*remarks, *race.remarks, *_target_remarks(race, setting.target))
+    notes = (*remarks, *race.remarks, *_target_remarks(race, setting.target))
     best = winner(race)
     changes = tuple(map(threshold_text, thresholds))
     if best is None:
@@ -69,7 +69,7 @@ def answer(
             cost="no change in loss",
             command=setting.command(race.baseline.recipe),
             would_change=changes,
-            remarks=said,
+            remarks=notes,
         )
     return Answer(
         recipe=best.recipe,
@@ -80,7 +80,7 @@ def answer(
         cost=_cost(best, race),
         command=setting.command(best.recipe),
         would_change=changes,
-        remarks=(*said, *_measured_remarks(best.recipe, setting.workers)),
+        remarks=(*notes, *_measured_remarks(best.recipe, setting.workers)),
     )
 
 
@@ -146,10 +146,10 @@ def _nothing_gained(race: RaceResult) -> str:
         return f"no significant difference: {best.name} made too few steps for a comparison with {race.baseline.recipe}"
     if speedup.value == 0:
         return f"the best other recipe, {best.name}, did not reach the {race.metric} of {race.reference.name}"
-    told = f"the best other recipe, {best.name}, is {speedup.value:.2f}x as fast ({_between(speedup)})"
+    sentence = f"the best other recipe, {best.name}, is {speedup.value:.2f}x as fast ({_between(speedup)})"
     if speedup.low <= 1:
-        return f"{told}: not beyond noise"
-    return f"{told}: less than {WORTHWHILE:g}x is not worth another recipe"
+        return f"{sentence}: not beyond noise"
+    return f"{sentence}: less than {WORTHWHILE:g}x is not worth another recipe"
 
 
 def _between(interval: ConfidenceInterval, form: str = ".2f") -> str:

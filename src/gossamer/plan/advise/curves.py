@@ -213,11 +213,11 @@ def against_baseline(
 
 def paired_difference(contender: LossCurve, baseline: LossCurve) -> MeanEstimate:
     """The contender's loss minus the baseline's, over the last quarter of the steps that both have made."""
-    steps, mine, others = np.intersect1d(contender.steps, baseline.steps, assume_unique=True, return_indices=True)
+    steps, local, others = np.intersect1d(contender.steps, baseline.steps, assume_unique=True, return_indices=True)
     if not len(steps):
         return MeanEstimate(value=float("nan"), standard_error=inf, freedom=0)
     late = steps > _window_begin(steps)
-    return mean_estimate((contender.values[mine] - baseline.values[others])[late])
+    return mean_estimate((contender.values[local] - baseline.values[others])[late])
 
 
 def difference_at(contender: LossCurve, other: LossCurve, seconds: float) -> MeanEstimate:

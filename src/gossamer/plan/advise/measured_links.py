@@ -50,24 +50,24 @@ def read_links(file: Path, workers: int) -> tuple[Network, tuple[str, ...]]:
     return network, tuple(_machine_remarks(report, workers))
 
 
-def contradictions(told: Network, found: Network) -> tuple[str, ...]:
+def contradictions(given: Network, found: Network) -> tuple[str, ...]:
     """Differences between a network as described and as measured."""
-    return tuple(_contradictions(told, found))
+    return tuple(_contradictions(given, found))
 
 
-def _contradictions(told: Network, found: Network) -> Iterator[str]:
-    for host, (said, seen) in enumerate(zip(told.hosts, found.hosts, strict=False)):
-        rates = said.up_bits_per_second, seen.up_bits_per_second
+def _contradictions(given: Network, found: Network) -> Iterator[str]:
+    for host, (stated, seen) in enumerate(zip(given.hosts, found.hosts, strict=False)):
+        rates = stated.up_bits_per_second, seen.up_bits_per_second
         if max(rates) >= CONTRADICTS * min(rates):
             yield (
-                f"host {host} has a measured rate of {rate_text(rates[1])}, and {rate_text(rates[0])} in {told.text}: "
+                f"host {host} has a measured rate of {rate_text(rates[1])}, and {rate_text(rates[0])} in {given.text}: "
                 "the advice is for the latter. Leave out --network for the measured one"
             )
-    farthest = [max(_round_trips(each)) for each in (told, found)]
+    farthest = [max(_round_trips(each)) for each in (given, found)]
     if max(farthest) >= LEAST_SECONDS and max(farthest) >= CONTRADICTS * min(farthest):
         yield (
             f"the longest round trip is {1000 * farthest[1]:.3g} ms as measured, and {1000 * farthest[0]:.3g} ms in "
-            f"{told.text}: the advice is for the latter. Leave out --network for the measured one"
+            f"{given.text}: the advice is for the latter. Leave out --network for the measured one"
         )
 
 
@@ -80,9 +80,9 @@ def _machine_remarks(report: DoctorReport, workers: int) -> Iterator[str]:
     hosts = report.hosts[:workers]
     kinds = {(host.cores, host.gpus) for host in hosts}
     if len(kinds) > 1:
-        told = "; ".join(f"rank {host.rank}: {host.cores} cores{_gpus(host.gpus)}" for host in hosts)
+        given = "; ".join(f"rank {host.rank}: {host.cores} cores{_gpus(host.gpus)}" for host in hosts)
         yield (
-            f"the machines differ ({told}), and the advice assumes that all compute as fast as this one. In lock step "
+            f"the machines differ ({given}), and the advice assumes that all compute as fast as this one. In lock step "
             "the slowest one limits all others, and the gain is then a smaller part of a step"
         )
 
@@ -99,5 +99,5 @@ def _report(file: Path) -> DoctorReport:
         pairs = tuple(pair_from(json.dumps(each)) for each in fields["pairs"])
         return DoctorReport(hosts=hosts, pairs=pairs, seconds=float(fields["seconds"]))
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        said = f"{type(problem).__name__}: {str(problem)[:100]}"
-        raise NetworkError(f"{file} cannot be read as a doctor's report ({said}). {HOW}") from None
+        stated = f"{type(problem).__name__}: {str(problem)[:100]}"
+        raise NetworkError(f"{file} cannot be read as a doctor's report ({stated}). {HOW}") from None

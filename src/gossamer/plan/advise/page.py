@@ -54,7 +54,7 @@ def _content(advice: Advice) -> Iterator[str]:
     if advice.gradients:
         yield card("Gradients", _gradients(advice), "Means over tensors and some successive batches.", whole=True)
     if advice.candidates:
-        yield card("Estimates", _foretold(advice), whole=True)
+        yield card("Estimates", _estimated(advice), whole=True)
     yield "</div>"
     yield f"<footer>gossamer {escape(advice.gossamer)}</footer>"
 
@@ -69,11 +69,11 @@ def _answer(advice: Advice) -> str:
         "virtual seconds": short(advice.race_seconds),
         "target": advice.target or "",
     }
-    told = "".join(f"<div><b>{escape(text)}</b><span>{name}</span></div>" for name, text in facts.items() if text)
+    markup = "".join(f"<div><b>{escape(text)}</b><span>{name}</span></div>" for name, text in facts.items() if text)
     return (
         f'<section class="card answer{" same" * (not advice.change)}"><h1>{escape(_capitalized(advice.use))}</h1>'
         f'<p class="said"><b>gain</b> {escape(advice.gain)}</p><p class="said"><b>cost</b> {escape(advice.cost)}</p>'
-        f'{command_line(advice.command)}</section><div class="facts">{told}</div>'
+        f'{command_line(advice.command)}</section><div class="facts">{markup}</div>'
     )
 
 
@@ -197,10 +197,10 @@ def _interval(found: Range | None, form: str) -> str:
 def _confirmed(advice: Advice) -> str:
     rows = []
     for row in advice.confirmed:
-        told = row.foretold_step_seconds
-        error = "" if told is None else f"{100 * (told / row.measured_step_seconds - 1):+.0f} %"
+        markup = row.foretold_step_seconds
+        error = "" if markup is None else f"{100 * (markup / row.measured_step_seconds - 1):+.0f} %"
         cells = (
-            "" if told is None else seconds_text(told),
+            "" if markup is None else seconds_text(markup),
             seconds_text(row.measured_step_seconds),
             error,
             str(row.steps),
@@ -218,8 +218,10 @@ def _gradients(advice: Advice) -> str:
         f'<td class="why">{escape(each.because)}</td></tr>'
         for each in advice.findings
     ]
-    told = table(("family", "suitable", ""), rows, LEFT_COLUMNS) if rows else ""
-    return f"{told}<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{text}</dd>' for name, text in _statistics(advice))}</dl>"
+    markup = table(("family", "suitable", ""), rows, LEFT_COLUMNS) if rows else ""
+    return (
+        f"{markup}<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{text}</dd>' for name, text in _statistics(advice))}</dl>"
+    )
 
 
 def _statistics(advice: Advice) -> Iterator[tuple[str, str]]:
@@ -231,19 +233,19 @@ def _share_or_number(name: str, value: float) -> str:
     return share_text(value) if 0 <= value <= 1 and "noise scale" not in name else short(value)
 
 
-def _foretold(advice: Advice) -> str:
+def _estimated(advice: Advice) -> str:
     left = [row for row in advice.candidates if row.excluded is None]
     gone = [row for row in advice.candidates if row.excluded is not None]
     header = ("recipe", "seconds per step", "bytes per step", "state", "steps over the first's", "")
-    body = table(header, [_foretold_row(row) for row in left], LEFT_COLUMNS)
+    body = table(header, [_prediction_row(row) for row in left], LEFT_COLUMNS)
     if not gone:
         return body
-    rows = [_foretold_row(row) for row in gone]
+    rows = [_prediction_row(row) for row in gone]
     summary = f"<summary>left out: {len(gone)}</summary>"
     return f"{body}<details>{summary}{table(header, rows, LEFT_COLUMNS)}</details>"
 
 
-def _foretold_row(row: CandidateRow) -> str:
+def _prediction_row(row: CandidateRow) -> str:
     low, high = row.step_seconds_low, row.step_seconds_high
     seconds = seconds_text(row.step_seconds) if row.step_seconds else ""
     if low is not None and high is not None:

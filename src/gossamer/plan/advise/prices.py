@@ -208,7 +208,7 @@ def _fewer_rows(shape: Sequence[int], share: float) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foretold:
+class Prediction:
     """Estimate for a recipe. Seconds and bytes are of one optimizer step, averaged over a period."""
 
     recipe: str  # as a user writes it
@@ -251,7 +251,7 @@ def _say_nothing(done: int, of: int, recipe: str) -> None:
     """Default for `on_progress`."""
 
 
-def foretell(
+def estimate_all(
     candidates: Sequence[Candidate],
     profile: WorkloadProfile,
     network: Network,
@@ -259,7 +259,7 @@ def foretell(
     on_progress: Progress = _say_nothing,
     *,
     pricer: StepPricer | None = None,
-) -> list[Foretold]:
+) -> list[Prediction]:
     """Price every candidate, in their order; excluded ones are kept without a price.
 
     Args:
@@ -272,10 +272,10 @@ def foretell(
         pricer: for this profile, to reuse its timings.
     """
     pricer = pricer or StepPricer(profile, workers)
-    found: list[Foretold] = []
+    found: list[Prediction] = []
     for done, candidate in enumerate(candidates):
         on_progress(done, len(candidates), candidate.recipe)
-        known = Foretold(
+        known = Prediction(
             recipe=candidate.recipe,
             strategy_passes=candidate.strategy_passes,
             compressor_passes=candidate.compressor_passes,
@@ -286,7 +286,7 @@ def foretell(
     return found
 
 
-def _priced(known: Foretold, pricer: StepPricer, network: Network) -> Foretold:
+def _priced(known: Prediction, pricer: StepPricer, network: Network) -> Prediction:
     recipe = resolve(known.recipe, pricer.workers)
     try:
         step, traffic = pricer.step_time(recipe, network), pricer.traffic(recipe)
@@ -316,27 +316,27 @@ MEMORY_SHARE = 0.5  # fraction of a machine's memory for the state of recipes
 
 WRAPPERS = ("Feedback", "Hierarchical", "Rotated", "Route", "Sharded", "SparseSum", "Warmup")
 
-Reason = Callable[[Foretold], str | None]
+Reason = Callable[[Prediction], str | None]
 
 
-def survivors(foretold: Sequence[Foretold], statistics: GradientStatistics | None, most: int) -> list[Foretold]:
+def survivors(predicted: Sequence[Prediction], statistics: GradientStatistics | None, most: int) -> list[Prediction]:
     """At most `most` candidates to try: Dense() first, then by expected seconds. See `judged` for the others."""
-    return [each for each in judged(foretold, statistics, most) if each.excluded is None]
+    return [each for each in judged(predicted, statistics, most) if each.excluded is None]
 
 
 def judged(
-    foretold: Sequence[Foretold],
+    predicted: Sequence[Prediction],
     statistics: GradientStatistics | None,
     most: int,
     memory_limit_bytes: float | None = None,
-) -> list[Foretold]:
+) -> list[Prediction]:
     """All candidates: first those to try, Dense() and then by expected seconds; then excluded ones with reasons.
 
     statistics: used by candidates() to exclude some already; None without any. memory_limit_bytes: limit of one
     worker's state without its model; None for half of this machine's memory.
     """
     limit = machine_bytes() * MEMORY_SHARE if memory_limit_bytes is None else memory_limit_bytes
-    left, out = _split(foretold, partial(_too_large, limit=limit))
+    left, out = _split(predicted, partial(_too_large, limit=limit))
     left, slow = _split(left, _gain(left))
     left, dominated = _split(left, partial(_dominated, others=left))
     left, late = _split(left, _behind(left))
@@ -350,17 +350,17 @@ def machine_bytes() -> float:
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def _split(foretold: Iterable[Foretold], reason: Reason) -> tuple[list[Foretold], list[Foretold]]:
+def _split(predicted: Iterable[Prediction], reason: Reason) -> tuple[list[Prediction], list[Prediction]]:
     """Candidates that remain, and those excluded before or now. Dense() remains: it is the baseline."""
-    stay: list[Foretold] = []
-    out: list[Foretold] = []
-    for each in foretold:
+    stay: list[Prediction] = []
+    out: list[Prediction] = []
+    for each in predicted:
         why = each.excluded or (None if each.recipe == DENSE else reason(each))
         (out if why else stay).append(replace(each, excluded=why))
     return stay, out
 
 
-def _too_large(each: Foretold, limit: float) -> str | None:
+def _too_large(each: Prediction, limit: float) -> str | None:
     if each.memory_bytes <= limit:
         return None
     return (
@@ -368,14 +368,14 @@ def _too_large(each: Foretold, limit: float) -> str | None:
     )
 
 
-def _gain(foretold: Sequence[Foretold]) -> Reason:
+def _gain(predicted: Sequence[Prediction]) -> Reason:
     """Reason to exclude a recipe that is too slow compared with Dense(), or with half precision if that is faster."""
-    seconds = {each.recipe: each.pass_seconds for each in foretold}
+    seconds = {each.recipe: each.pass_seconds for each in predicted}
     dense = seconds[DENSE]
     half = seconds.get(HALF, dense)
     lossless, best = (HALF, half) if half < (1 - LEAST_GAIN) * dense else (DENSE, dense)
 
-    def reason(each: Foretold) -> str | None:
+    def reason(each: Prediction) -> str | None:
         than, name = (dense, DENSE) if each.recipe == HALF else (best, lossless)
         if each.pass_seconds < (1 - LEAST_GAIN) * than:
             return None
@@ -387,7 +387,7 @@ def _gain(foretold: Sequence[Foretold]) -> Reason:
     return reason
 
 
-def _dominated(each: Foretold, others: Sequence[Foretold]) -> str | None:
+def _dominated(each: Prediction, others: Sequence[Prediction]) -> str | None:
     """Reason to exclude a recipe: another one is as fast, and its strategy and compressor lose no more."""
     for other in others:
         if _beats(other, each):
@@ -398,17 +398,17 @@ def _dominated(each: Foretold, others: Sequence[Foretold]) -> str | None:
     return None
 
 
-def _beats(one: Foretold, other: Foretold) -> bool:
+def _beats(one: Prediction, other: Prediction) -> bool:
     """A partial order: a better strategy with a worse compressor is neither better nor worse."""
-    mine, theirs = ((each.pass_seconds, each.strategy_passes, each.compressor_passes) for each in (one, other))
-    return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
+    own, remote = ((each.pass_seconds, each.strategy_passes, each.compressor_passes) for each in (one, other))
+    return own != remote and all(a <= b for a, b in zip(own, remote, strict=True))
 
 
-def _behind(foretold: Sequence[Foretold]) -> Reason:
+def _behind(predicted: Sequence[Prediction]) -> Reason:
     """Reason to exclude a recipe that is slower by more than a prior's possible error."""
-    best = min(foretold, key=lambda each: each.expected_seconds)
+    best = min(predicted, key=lambda each: each.expected_seconds)
 
-    def reason(each: Foretold) -> str | None:
+    def reason(each: Prediction) -> str | None:
         times = each.expected_seconds / best.expected_seconds
         if times <= MOST_BEHIND:
             return None
@@ -417,9 +417,9 @@ def _behind(foretold: Sequence[Foretold]) -> Reason:
     return reason
 
 
-def _first(ordered: Sequence[Foretold], most: int) -> tuple[list[Foretold], list[Foretold]]:
-    tried: list[Foretold] = []
-    late: list[Foretold] = []
+def _first(ordered: Sequence[Prediction], most: int) -> tuple[list[Prediction], list[Prediction]]:
+    tried: list[Prediction] = []
+    late: list[Prediction] = []
     kinds: Counter[str] = Counter()
     for each in ordered:
         kind = kind_of(each.recipe)

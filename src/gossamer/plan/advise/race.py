@@ -90,7 +90,7 @@ class Contender:
     def curve(self, metric: str) -> LossCurve:
         return LossCurve.of(self.metrics.get(metric, ()))
 
-    def heard(self, progress: RaceProgress, spent: float) -> None:
+    def record_progress(self, progress: RaceProgress, spent: float) -> None:
         """Update from the progress of its job."""
         self.steps, self.seconds, self.bytes_sent = progress.steps, progress.seconds, progress.bytes_sent
         self.metrics, self.ended = progress.metrics, progress.ended
@@ -356,7 +356,7 @@ class Race:
         except GossamerError as refusal:
             contender.fails(str(refusal))
         else:
-            contender.heard(progress, self.now() - began)
+            contender.record_progress(progress, self.now() - began)
 
     def _close(self, contender: Contender) -> None:
         if contender.name in self._jobs:

@@ -11,7 +11,7 @@ from math import sqrt
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.comm.network import Network
 from gossamer.comm.network.model import Path
-from gossamer.plan.advise.prices import Foretold, StepPricer
+from gossamer.plan.advise.prices import Prediction, StepPricer
 
 FACTORS = tuple(10 ** (exponent / 2) for exponent in range(-4, 5))  # 0.01 to 100, two per power of ten
 ROUND_TRIPS = tuple(10 ** (exponent / 2) for exponent in range(-8, 1))  # 0.1 ms to 1 s
@@ -29,7 +29,7 @@ class LeadRange:
 
 
 def thresholds(
-    finalists: Sequence[Foretold],
+    finalists: Sequence[Prediction],
     pricer: StepPricer,
     network: Network,
     *,

@@ -41,7 +41,7 @@ class MachineLoad:
     bytes_sent: float
     bytes_received: float
     messages: float  # sent
-    heard_bytes: int  # payloads of others that a worker holds at once before decoding
+    received_bytes: int  # payloads of others that a worker holds at once before decoding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def machine_load(recipe: Recipe, model: Attached, traffic: TrafficEstimate, netw
     workers = traffic.workers
     match recipe.strategy.among(workers).steady_stage:
         case SilentStage():
-            return MachineLoad(machine="every worker", bytes_sent=0, bytes_received=0, messages=0, heard_bytes=0)
+            return MachineLoad(machine="every worker", bytes_sent=0, bytes_received=0, messages=0, received_bytes=0)
         case GradientStage() | AveragingStage():
             return _of_collectives(recipe, model, traffic, network)
         case GossipStage():
@@ -113,7 +113,7 @@ def machine_load(recipe: Recipe, model: Attached, traffic: TrafficEstimate, netw
 
 
 def _of_collectives(recipe: Recipe, model: Attached, traffic: TrafficEstimate, network: Network) -> MachineLoad:
-    tables, more, messages, heard = _Tables(wish_of(recipe), network), 0.0, 0.0, 0
+    tables, more, messages, gathered = _Tables(wish_of(recipe), network), 0.0, 0.0, 0
     traced: dict[tuple[str, Layout], Sequence[CollectiveOp]] = {}
     for dtype, layout in model.layouts:
         if (dtype, layout) not in traced:
@@ -121,20 +121,22 @@ def _of_collectives(recipe: Recipe, model: Attached, traffic: TrafficEstimate, n
         for op in (each for traced_op in traced[dtype, layout] for each in traced_op.concurrent()):
             sent, letters = tables.busiest(op, traffic.workers)
             more, messages = more + sent - op.bytes_sent(traffic.workers), messages + letters
-            heard = max(heard, gathered_bytes(op, traffic.workers))
+            gathered = max(gathered, gathered_bytes(op, traffic.workers))
     sent = traffic.bytes_sent + more / traffic.steps
     return MachineLoad(
         machine="some workers" if more > 0.01 * traffic.cycle_bytes_sent else "every worker",
         bytes_sent=sent,
         bytes_received=sent,
         messages=messages / traffic.steps,
-        heard_bytes=heard,
+        received_bytes=gathered,
     )
 
 
 def _of_neighbors(recipe: Recipe, traffic: TrafficEstimate) -> MachineLoad:
-    told = [len(recipe.topology.tells(rank, traffic.workers, 0)) for rank in sampled_ranks(traffic.workers)]
-    mean, most = sum(told) / len(told), max(told)
+    receiver_counts = [
+        len(recipe.topology.sends_to(rank, traffic.workers, 0)) for rank in sampled_ranks(traffic.workers)
+    ]
+    mean, most = sum(receiver_counts) / len(receiver_counts), max(receiver_counts)
     in_lock_step = recipe.strategy.steady_stage.in_lock_step
     share = most / mean if mean and in_lock_step else 1.0
     sent = traffic.bytes_sent * share
@@ -144,7 +146,7 @@ def _of_neighbors(recipe: Recipe, traffic: TrafficEstimate) -> MachineLoad:
         bytes_sent=sent,
         bytes_received=sent,
         messages=(most if in_lock_step else 2) / traffic.steps,
-        heard_bytes=int(payload * (most if in_lock_step else 1)),
+        received_bytes=int(payload * (most if in_lock_step else 1)),
     )
 
 
@@ -158,7 +160,7 @@ def _of_servers(traffic: TrafficEstimate) -> MachineLoad:
         bytes_sent=max(replies) * traffic.workers + sum(pushes),
         bytes_received=max(pushes) * traffic.workers + sum(replies),
         messages=float(others + len(pushes)),
-        heard_bytes=int(max(pushes)),
+        received_bytes=int(max(pushes)),
     )
 
 
@@ -188,7 +190,7 @@ class _Tables:
             case InGroup(ranks, inner):
                 return self.busiest(inner, len(ranks))
             case NeighborAllGather():
-                return op.bytes_sent(world), sum(peer != 0 for peer in op.told)
+                return op.bytes_sent(world), sum(peer != 0 for peer in op.receivers)
             case AllGather() | AllToAll() | Coalesced():
                 return op.bytes_sent(world), world - 1
 

@@ -74,8 +74,8 @@ class StepTimeEstimate:
     @property
     def caution(self) -> str | None:
         """Warning about an estimate from few steps or a busy machine; None without one."""
-        said = [told for told in (self._few_steps, self._busy_machine) if told]
-        return "; ".join(said) or None
+        notes = [note for note in (self._few_steps, self._busy_machine) if note]
+        return "; ".join(notes) or None
 
     @property
     def _few_steps(self) -> str | None:
@@ -278,8 +278,8 @@ def _gossip_round(recipe: Recipe, measured: WorkloadProfile, workers: int, playe
     ops = tuple(
         NeighborAllGather(
             payload,
-            tuple((peer, 0.0) for peer in topology.hears(rank, workers, 0)),  # weights do not affect the cost
-            topology.tells(rank, workers, 0),
+            tuple((peer, 0.0) for peer in topology.receives_from(rank, workers, 0)),  # weights do not affect the cost
+            topology.sends_to(rank, workers, 0),
         )
         for rank in range(played)
     )

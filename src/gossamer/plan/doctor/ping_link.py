@@ -82,20 +82,20 @@ class PingLink:
 
     def _receive(self, nbytes: int) -> Arrivals:
         """Receive into one block repeatedly, so that long messages need no more memory."""
-        heard, arrivals = 0, [(time.perf_counter(), 0)]
-        while heard < nbytes:
-            heard += self._some(memoryview(self._block)[: nbytes - heard])
+        incoming, arrivals = 0, [(time.perf_counter(), 0)]
+        while incoming < nbytes:
+            incoming += self._some(memoryview(self._block)[: nbytes - incoming])
             now = time.perf_counter()
-            if heard == nbytes or now - arrivals[-1][0] >= RESOLUTION_SECONDS:
-                arrivals.append((now, heard))
+            if incoming == nbytes or now - arrivals[-1][0] >= RESOLUTION_SECONDS:
+                arrivals.append((now, incoming))
         return arrivals
 
     def _exactly(self, nbytes: int) -> bytes:
-        heard = bytearray(nbytes)
+        incoming = bytearray(nbytes)
         at = 0
         while at < nbytes:
-            at += self._some(memoryview(heard)[at:])
-        return bytes(heard)
+            at += self._some(memoryview(incoming)[at:])
+        return bytes(incoming)
 
     def _some(self, into: memoryview) -> int:
         count = self._connection.recv_into(into)

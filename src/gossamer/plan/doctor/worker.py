@@ -204,13 +204,13 @@ def _store(job: environment.JobEnvironment) -> RendezvousStore:
 def _probe(
     job: environment.JobEnvironment, store: RendezvousStore, seconds: float
 ) -> tuple[list[HostReport], list[PairReport]]:
-    mine = describe(job)
+    own = describe(job)
     if job.rank == 0:
         store.pin("token", secrets.token_hex(TOKEN_BYTES))
     token = bytes.fromhex(store.read("token", RENDEZVOUS_SECONDS))
-    with closing(PingListener(mine.address, token)) as listener:
-        said = json.dumps({"host": asdict(mine), "port": listener.port})
-        everyone = [json.loads(each) for each in store.everyone("host", job.rank, job.world, said, RENDEZVOUS_SECONDS)]
+    with closing(PingListener(own.address, token)) as listener:
+        text = json.dumps({"host": asdict(own), "port": listener.port})
+        everyone = [json.loads(each) for each in store.everyone("host", job.rank, job.world, text, RENDEZVOUS_SECONDS)]
         probe = Probe(
             rank=job.rank,
             store=store,

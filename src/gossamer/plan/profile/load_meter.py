@@ -82,11 +82,11 @@ def family_ticks(proc: Path, ancestor: int) -> int:
     for folder in proc.iterdir():
         if folder.name.isdecimal():
             try:
-                told = (folder / "stat").read_text().rpartition(")")[2].split()
+                stat = (folder / "stat").read_text().rpartition(")")[2].split()
             except OSError:  # it has ended meanwhile
                 continue
-            parents[int(folder.name)] = int(told[PARENT])
-            ticks[int(folder.name)] = sum(map(int, told[USER : USER + WAITED_CHILDREN]))
+            parents[int(folder.name)] = int(stat[PARENT])
+            ticks[int(folder.name)] = sum(map(int, stat[USER : USER + WAITED_CHILDREN]))
     return sum(count for process, count in ticks.items() if _descends(process, ancestor, parents))
 
 

@@ -85,8 +85,8 @@ def _profiled(
         directory = Path(name)
         _run_copies(directory, script, arguments, recipe, workers, copies, batches)
         found = [WorkloadProfile.from_json(json.loads(path.read_text())) for path in results(directory, copies)]
-        told = statistics_file(directory)
-        statistics = GradientStatistics.from_json(json.loads(told.read_text())) if told.exists() else None
+        file = statistics_file(directory)
+        statistics = GradientStatistics.from_json(json.loads(file.read_text())) if file.exists() else None
     return _mean(found), statistics
 
 
@@ -265,7 +265,9 @@ def time_codec(dtype: str, layout: Layout, stage: Stage, compressor: Compressor,
     few, many = timed(FEW), timed(MOST_DECODED)
     if len({len(each) for each in ops}) > 1:  # the operations depend on the number of workers
         return _spread_over(many, len(ops[-1]))
-    return grown(few, many, [[heard_bytes(op, world) for op in each] for each, world in zip(ops, worlds, strict=True)])
+    return grown(
+        few, many, [[received_bytes(op, world) for op in each] for each, world in zip(ops, worlds, strict=True)]
+    )
 
 
 def _spread_over(found: dict[str, Any], ops: int) -> dict[str, Any]:
@@ -280,7 +282,7 @@ def _spread_over(found: dict[str, Any], ops: int) -> dict[str, Any]:
 # -- payloads of many workers ------------------------------------------------------------------------------------------
 
 
-def heard_bytes(op: CollectiveOp, world: int) -> int:
+def received_bytes(op: CollectiveOp, world: int) -> int:
     """Payload bytes that a worker receives and decodes one by one; means arrive summed."""
     return sum(_heard(each, world) for each in op.concurrent())
 
@@ -298,17 +300,17 @@ def _heard(op: CollectiveOp, world: int) -> int:
 
 
 def grown(
-    few: dict[str, Any], many: dict[str, Any], heard: Sequence[Sequence[int]], computing: str = "computing_seconds"
+    few: dict[str, Any], many: dict[str, Any], received: Sequence[Sequence[int]], computing: str = "computing_seconds"
 ) -> dict[str, Any]:
     """Extrapolate a timing to all workers, so that payloads of a group too large for this machine are not decoded.
 
-    few, many: seconds named as in BucketProfile, of FEW and MOST_DECODED workers. `heard`: received bytes of each
+    few, many: seconds named as in BucketProfile, of FEW and MOST_DECODED workers. `received`: received bytes of each
     operation with FEW, with MOST_DECODED, and with all workers. The work after an operation is linear in its received
     bytes, and never shrinks.
     """
     first, *after = zip(few[computing], many[computing], strict=True)
     seconds = [first[1]]
-    for (less, more), (little, much, all_bytes) in zip(after, zip(*heard, strict=True), strict=True):
+    for (less, more), (little, much, all_bytes) in zip(after, zip(*received, strict=True), strict=True):
         grows = much >= GROWS * little  # parts of a reduce-scatter do not grow, except for their headers
         each = max(0.0, more - less) / (much - little) if grows and much > little else 0.0
         seconds.append(more + each * max(0, all_bytes - much))

@@ -259,7 +259,7 @@ class _StepProfiler:
 
     def _measured(self, session: Session, fresh: Gradients) -> WorkloadProfile:
         busy = self.barrier.copies * torch.get_num_threads()
-        said = begun(session.model, session.optimizer, session.recipe, self.fragments, SimulatedGroup(1).transports[0])
+        notes = begun(session.model, session.optimizer, session.recipe, self.fragments, SimulatedGroup(1).transports[0])
         self.meter.start()
         buckets, site_buckets = self._buckets(session, fresh)
         beside, slowdown = self.meter.stop().slowdown, self.load.slowdown
@@ -269,11 +269,11 @@ class _StepProfiler:
             backward_seconds=median(step.backward - step.begin for step in self.kept) / slowdown,
             rest_seconds=median(step.end - step.backward for step in self.kept) / slowdown,
             buckets=buckets,
-            control_bytes=said.control_bytes,
-            buffer_bytes=said.buffers,
-            rider_bytes=said.rider_bytes,
+            control_bytes=notes.control_bytes,
+            buffer_bytes=notes.buffers,
+            rider_bytes=notes.rider_bytes,
             site_buckets=site_buckets,
-            site_control_bytes=said.site_control_bytes,
+            site_control_bytes=notes.site_control_bytes,
             crowded=not self.buckets[0].flat.is_cuda and busy >= (os.cpu_count() or 1),
             copies=self.barrier.copies,
             timed_steps=[(step.end - step.begin) / slowdown for step in self.kept],

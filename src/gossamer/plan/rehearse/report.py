@@ -35,7 +35,7 @@ class RehearsalRow:
 
     recipe: str  # as written
     record: Record  # of its run
-    foretold: StepTimeEstimate | None  # estimate before the run; None without a network
+    estimate: StepTimeEstimate | None  # estimate before the run; None without a network
     passes: int = 1  # backward passes that make one step of the record
 
     @property
@@ -44,7 +44,7 @@ class RehearsalRow:
 
     @property
     def foretold_seconds(self) -> float | None:
-        return None if self.foretold is None else self.foretold.step_seconds / self.passes
+        return None if self.estimate is None else self.estimate.step_seconds / self.passes
 
     @property
     def comm_seconds(self) -> list[float]:
@@ -103,12 +103,12 @@ def _warning(row: RehearsalRow) -> str:
 
 def _missed(row: RehearsalRow) -> str | None:
     """Message if the measured step time is outside the 80 % interval of its estimate."""
-    if row.foretold is None or row.foretold.interval is None:
+    if row.estimate is None or row.estimate.interval is None:
         return None
-    if row.foretold.interval.holds(row.seconds_per_step * row.passes):
+    if row.estimate.interval.holds(row.seconds_per_step * row.passes):
         return None
     measured = seconds_text(row.seconds_per_step * row.passes)
-    return f"With {row.recipe} a step took {measured}, outside its estimate: {row.foretold}."
+    return f"With {row.recipe} a step took {measured}, outside its estimate: {row.estimate}."
 
 
 def _cells(plan: RehearsalPlan, row: RehearsalRow) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ def to_json(plan: RehearsalPlan, rows: Sequence[RehearsalRow]) -> dict[str, Any]
                 "late_seconds_per_step": row.late_seconds,
                 "short_of_processors": _short_of_processors(plan, row),
                 "bytes_sent_per_step": row.bytes_sent,
-                "foretold": asdict(row.foretold) if row.foretold else None,
+                "foretold": asdict(row.estimate) if row.estimate else None,
                 "record": row.record,
             }
             for row in rows

@@ -104,7 +104,7 @@ class ForecastClock:
         network = self._network.at(at)
         key = repr(recipe), network.text
         if key not in self._steps:
-            self._steps[key] = self._foretold(recipe, network)
+            self._steps[key] = self._estimated(recipe, network)
         return self._steps[key]
 
     def profile(self, recipe: Recipe) -> WorkloadProfile:
@@ -113,7 +113,7 @@ class ForecastClock:
             self._profiles[repr(recipe)] = self._profile(recipe)
         return self._profiles[repr(recipe)]
 
-    def _foretold(self, recipe: Recipe, network: Network) -> StepTimes:
+    def _estimated(self, recipe: Recipe, network: Network) -> StepTimes:
         refuse_unpredictable(recipe)
         measured = self.profile(recipe)
         found = estimate_step_time(recipe, measured, network, self._workers)

@@ -51,11 +51,11 @@ class LearningRateFactor:
         if not self._here():
             return
         multiplied = {id(group) for groups in self._before.values() for group, _ in groups}  # by a wrapping optimizer
-        mine = [
+        own = [
             (group, group["lr"]) for group in optimizer.param_groups if "lr" in group and id(group) not in multiplied
         ]
-        self._before[id(optimizer)] = mine
-        for group, rate in mine:
+        self._before[id(optimizer)] = own
+        for group, rate in own:
             group["lr"] = rate * self._factor
 
     def _put_back(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:

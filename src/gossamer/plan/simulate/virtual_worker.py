@@ -66,9 +66,9 @@ class VirtualTransport(SimulatedTransport):
     """One worker's end of a group, in which texts take virtual time, too."""
 
     def all_gather_text(self, text: str) -> list[str]:
-        heard = super().all_gather_text(text)
+        received = super().all_gather_text(text)
         current_worker().exchanged()
-        return heard
+        return received
 
 
 class VirtualWorld(WorldState):
@@ -204,13 +204,13 @@ class VirtualWorker(WorkerScope):
         """Costs of an estimated step; its bytes are real."""
         self._timed, self._since = self._timed + 1, 0.0
         times = self._clock.times(self._timed)
-        foretold = {
+        predicted = {
             "waiting_seconds": times.waiting_seconds,
             "encode_seconds": times.codec_seconds,
             "wire_seconds": times.wire_seconds,
             "decode_seconds": 0.0,
         }
-        return {**measured, **foretold}
+        return {**measured, **predicted}
 
     def exchanged(self) -> None:
         """All workers have exchanged a short text. Before training this takes no virtual time."""

@@ -116,14 +116,14 @@ def fit(
         known: the line at the last look.
         factors: ratio of a rung's wire time to its estimate, by name.
     """
-    heard = [each.exchange_seconds for each in measurements if each.exchange_seconds is not None]
-    by_look = min(heard, default=0.0) / LOOK_TRIPS  # the last rank to arrive waits for no other
+    received = [each.exchange_seconds for each in measurements if each.exchange_seconds is not None]
+    by_look = min(received, default=0.0) / LOOK_TRIPS  # the last rank to arrive waits for no other
     learned = known.trip_seconds if known is not None else 0.0
     other = before if before is not None and before.rung != now.rung else None
-    if other is not None and not heard and other.waited_for and now.waited_for:
+    if other is not None and not received and other.waited_for and now.waited_for:
         learned = _latency(other, now)
     trip_seconds = max(by_look, learned)
-    if other is not None and heard:
+    if other is not None and received:
         factors = _calibrated(now, other, trip_seconds, factors)
     return line_of(_priced(now, factors), trip_seconds), factors
 
@@ -133,9 +133,9 @@ def _calibrated(now: Equation, other: Equation, trip_seconds: float, factors: Fa
     factor is set to match. If they differ by too much, the line has changed in between, and factors are kept."""
     more, fewer = (now, other) if now.bytes_sent >= other.bytes_sent else (other, now)
     factors = {more.rung: 1.0, **factors} if more is other else {**factors, more.rung: 1.0}
-    foretold = line_of(_priced(more, factors), trip_seconds).wire_seconds(fewer.bytes_sent, fewer.trips)
-    if foretold <= MOST_FACTOR * fewer.wire and fewer.wire <= MOST_FACTOR * foretold:
-        return {**factors, fewer.rung: fewer.wire / foretold}
+    predicted = line_of(_priced(more, factors), trip_seconds).wire_seconds(fewer.bytes_sent, fewer.trips)
+    if predicted <= MOST_FACTOR * fewer.wire and fewer.wire <= MOST_FACTOR * predicted:
+        return {**factors, fewer.rung: fewer.wire / predicted}
     return factors
 
 

@@ -15,10 +15,10 @@ def on_all_ranks(
 ) -> list[str]:
     """Run `act` on every rank. Returns the results by rank, or raises CheckpointError on all ranks if one failed."""
     try:
-        told = "done " + act()
+        outcome = "done " + act()
     except (CheckpointError, OSError, *MALFORMED) as failure:  # includes errors of a part's state_dict()
-        told = f"lost {failure}"
-    answers = all_gather_text(told)
+        outcome = f"lost {failure}"
+    answers = all_gather_text(outcome)
     lost = [f"rank {who}: {text[5:]}" for who, text in enumerate(answers) if text.startswith("lost ")]
     if lost:
         raise CheckpointError(

@@ -110,11 +110,11 @@ def conclude(pending: BackgroundSave | None, all_gather_text: AllGatherText) -> 
     Raises:
         CheckpointError: on all ranks, if one rank failed; that rank's error has the cause.
     """
-    told = "nothing"
+    status = "nothing"
     if pending is not None:
         pending.wait()
-        told = f"lost {pending.step} {pending.error}" if pending.error else "complete"
-    answers = all_gather_text(told)
+        status = f"lost {pending.step} {pending.error}" if pending.error else "complete"
+    answers = all_gather_text(status)
     lost = [f"rank {who}: {text.split(' ', 2)[2]}" for who, text in enumerate(answers) if text.startswith("lost ")]
     if lost:
         step = next(text.split(" ")[1] for text in answers if text.startswith("lost "))
@@ -184,13 +184,13 @@ def load(
         CheckpointError: on all ranks, if the path is a file or no checkpoint can be used.
     """
     usable, others = _usable(directory, rank, world)
-    told = json.dumps([usable, others, refusal(directory)])
-    answers = [json.loads(text) for text in all_gather_text(told)]
+    status = json.dumps([usable, others, refusal(directory)])
+    answers = [json.loads(text) for text in all_gather_text(status)]
     if refusals := [why for _, _, why in answers if why]:
         raise CheckpointError(refusals[0])
     steps = [{tuple(each) for each in usable} for usable, _, _ in answers]
     if any(steps) and not all(steps):
-        without = ", ".join(str(who) for who, theirs in enumerate(steps) if not theirs)
+        without = ", ".join(str(who) for who, remote in enumerate(steps) if not remote)
         raise CheckpointError(
             f"of {world} ranks, {without} have no checkpoint in {os.fspath(directory)!r} that they can load, but the "
             "others do: parts are missing, or the directory is not shared by all machines. Share it, or copy all parts "
@@ -227,8 +227,8 @@ def load(
             f"no checkpoint in {os.fspath(directory)!r} can be used: {'; '.join(passed_over)}. Copy an intact one into "
             "it, or begin in an empty directory."
         )
-    if rank == 0 and (said := start_notice(directory)):
-        notice(said)
+    if rank == 0 and (description := start_notice(directory)):
+        notice(description)
     return None
 
 

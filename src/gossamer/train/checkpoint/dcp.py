@@ -128,10 +128,10 @@ def import_(directory: str | os.PathLike[str], model: nn.Module, optimizer: Opti
         parts = {name: state.pop(name) for name in ("model", "optimizer") if name in state}
         if "model" not in parts:
             raise KeyError("it has no 'model', but " + (", ".join(map(repr, sorted(state))) or "nothing"))
-        mine = model.state_dict()
-        theirs = {name: parts["model"][_plain(name)] for name in mine}
+        own = model.state_dict()
+        remote = {name: parts["model"][_plain(name)] for name in own}
         wanted = None if optimizer is None else _by_number(parts["optimizer"], model, optimizer)
-        model.load_state_dict(theirs)
+        model.load_state_dict(remote)
         if optimizer is not None and wanted is not None:
             optimizer.load_state_dict(wanted)
     except MALFORMED as error:

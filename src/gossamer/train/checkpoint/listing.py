@@ -58,8 +58,8 @@ def newest(directory: str | os.PathLike[str]) -> CheckpointSummary:
 
 
 def _summary(place: Path, step: int, folder: Path, verify: bool) -> CheckpointSummary:
-    told = manifests(folder)
-    manifest: dict[str, Any] = told[0] if told else {"world": 0}
+    found_manifests = manifests(folder)
+    manifest: dict[str, Any] = found_manifests[0] if found_manifests else {"world": 0}
     about = manifest.get("about")
     about = about if isinstance(about, dict) else {}
     return CheckpointSummary(
@@ -70,18 +70,18 @@ def _summary(place: Path, step: int, folder: Path, verify: bool) -> CheckpointSu
         run=run_of(manifest),
         version=str(about.get("gossamer", "")),
         nbytes=_nbytes(folder),
-        problem=_problem(place, step, told, verify),
+        problem=_problem(place, step, found_manifests, verify),
     )
 
 
-def _problem(place: Path, step: int, told: list[dict[str, Any]], verify: bool) -> str:
-    if not told:
+def _problem(place: Path, step: int, found_manifests: list[dict[str, Any]], verify: bool) -> str:
+    if not found_manifests:
         return "no manifest"
-    world = told[0]["world"]
+    world = found_manifests[0]["world"]
     missing = [rank for rank in range(world) if step not in complete_steps(place, rank)]
     if missing:
         return f"no part of rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-    saves = {save_of(manifest) for manifest in told if manifest.get("rank") in range(world)}
+    saves = {save_of(manifest) for manifest in found_manifests if manifest.get("rank") in range(world)}
     if len(saves) > 1:
         return "parts of several saves"
     for rank in range(world) if verify else ():

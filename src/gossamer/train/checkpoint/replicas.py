@@ -96,10 +96,10 @@ class ReplicaExchange:
 
     def exchange(self, tree: Any, sizes: Sequence[int], plan: Mapping[int, Sequence[int]]) -> dict[int, list[bytes]]:
         """Files of the parts that this rank keeps, by rank. sizes: of all ranks' files, in bytes. Collective."""
-        hears = tuple(rank for rank in sorted(plan) if self.rank in plan[rank])
+        senders = tuple(rank for rank in sorted(plan) if self.rank in plan[rank])
         if not any(plan.values()):
             return {}
-        script = partial(_exchange, pieces_of(tree), sizes, hears, tuple(plan[self.rank]), self.device())
+        script = partial(_exchange, pieces_of(tree), sizes, senders, tuple(plan[self.rank]), self.device())
         found: dict[int, list[bytes]] = self.run(script)
         return found
 
@@ -107,23 +107,23 @@ class ReplicaExchange:
 def _exchange(
     pieces: Iterable[bytes | memoryview],
     sizes: Sequence[int],
-    hears: tuple[int, ...],
-    tells: tuple[int, ...],
+    senders: tuple[int, ...],
+    receivers: tuple[int, ...],
     device: torch.device,
 ) -> Script:
     chunks, most = blocks(pieces, CHUNK_BYTES), max(sizes)
-    found: dict[int, list[bytes]] = {rank: [] for rank in hears}
+    found: dict[int, list[bytes]] = {rank: [] for rank in senders}
     for start in range(0, most, CHUNK_BYTES):
         sent = torch.zeros(min(CHUNK_BYTES, most - start), dtype=torch.uint8)
-        mine = next(chunks, b"")
-        if mine:
-            sent[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-        edges = tuple((rank, 1.0) for rank in hears)
-        heard = yield NeighborAllGather((sent.to(device),), edges, tells)
-        for rank, (theirs,) in zip(hears, heard, strict=True):
-            count = max(0, min(len(theirs), sizes[rank] - start))
+        own = next(chunks, b"")
+        if own:
+            sent[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        edges = tuple((rank, 1.0) for rank in senders)
+        received = yield NeighborAllGather((sent.to(device),), edges, receivers)
+        for rank, (remote,) in zip(senders, received, strict=True):
+            count = max(0, min(len(remote), sizes[rank] - start))
             if count:
-                found[rank].append(_bytes(theirs[:count]))
+                found[rank].append(_bytes(remote[:count]))
     return found
 
 
@@ -196,8 +196,10 @@ def fetch(exchange: ReplicaExchange, directory: str | os.PathLike[str]) -> None:
     Raises CheckpointError on all ranks if a part cannot be read or written.
     """
     gather = exchange.all_gather_text
-    told = gather(json.dumps(sorted(parts_here(directory))))
-    held: list[Parts] = [{(step, part, save, world) for step, part, save, world in json.loads(text)} for text in told]
+    held_parts = gather(json.dumps(sorted(parts_here(directory))))
+    held: list[Parts] = [
+        {(step, part, save, world) for step, part, save, world in json.loads(text)} for text in held_parts
+    ]
     if not (missing(held) or _kept_twice(held)):
         return
     try:
@@ -236,8 +238,8 @@ def _take_out_damaged(
 ) -> None:
     """Remove a rank's own part of the newest step from `held` if the rank finds it damaged."""
     newest = max((step for parts in held for step, *_ in parts), default=0)
-    mine = any((step, part) == (newest, exchange.rank) for step, part, *_ in held[exchange.rank])
-    fine = not mine or intact(directory, newest, exchange.rank)
+    own = any((step, part) == (newest, exchange.rank) for step, part, *_ in held[exchange.rank])
+    fine = not own or intact(directory, newest, exchange.rank)
     for rank, text in enumerate(exchange.all_gather_text("" if fine else "damaged")):
         for each in next(group for group in groups if rank in group) if text else ():
             held[each].difference_update({part for part in held[each] if part[:2] == (newest, rank)})
@@ -257,13 +259,15 @@ def _fetch(
 
     def write() -> str:
         if exchange.rank in takers:
-            whole = b"".join(heard[each.holder])
+            whole = b"".join(received[each.holder])
             stage_pieces(directory, each.step, each.part, [memoryview(whole)[length:]])
             put_in_place(directory, each.step, each.part, whole[:length])
         return ""
 
     sizes = [[int(part) for part in text.split()] for text in on_all_ranks(exchange.all_gather_text, each.step, read)]
     length = sizes[each.holder][0]
-    hears, tells = ((each.holder,), ()) if exchange.rank in takers else ((), takers if pieces else ())
-    heard = exchange.run(partial(_exchange, pieces, [sum(size) for size in sizes], hears, tells, exchange.device()))
+    senders, receivers = ((each.holder,), ()) if exchange.rank in takers else ((), takers if pieces else ())
+    received = exchange.run(
+        partial(_exchange, pieces, [sum(size) for size in sizes], senders, receivers, exchange.device())
+    )
     on_all_ranks(exchange.all_gather_text, each.step, write, "could be fetched")

@@ -17,7 +17,7 @@ from gossamer import events
 from gossamer.algorithms.compressors.error_feedback import Feedback
 from gossamer.algorithms.compressors.feedback_rules import begins_from, debtor
 from gossamer.algorithms.compressors.hierarchical import Hierarchical
-from gossamer.algorithms.compressors.sharded import OWED, Sharded, is_owed
+from gossamer.algorithms.compressors.sharded import UNSENT, Sharded, is_group_residual
 from gossamer.algorithms.compressors.sparse_allreduce import SparseSum
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.algorithms.strategies import AveragingStage, GossipStage
@@ -30,8 +30,8 @@ State = Mapping[str, Any]  # a Session.state_dict
 Remembered = dict[str, Tensor]  # one parameter's state, by key
 
 
-def fold(states: Sequence[State], mine: State) -> dict[str, Any]:
-    """The state from which a new worker, with the current state `mine`, starts. states: of the old workers, by rank.
+def fold(states: Sequence[State], current: State) -> dict[str, Any]:
+    """The initial state of a new worker. states: of the old workers, by rank; current: the new worker's own.
 
     `residual' = mean over workers of residual + sum over workers of owed`, the same on every new worker; `owed' = 0`
     `known' =` the last mean, which is the sum of all differences sent
@@ -43,47 +43,47 @@ def fold(states: Sequence[State], mine: State) -> dict[str, Any]:
         (rank, first["step"]) for rank in range(first["world"])
     ]:
         raise CheckpointError(
-            f"a worker of {mine['world']} received {len(states)} of the {first['world']} states that "
+            f"a worker of {current['world']} received {len(states)} of the {first['world']} states that "
             f"{first['world']} workers had at one step, so unsent residuals in the others would be lost. Pass all of "
             "them, in order of rank: session.load_state_dict(*states)."
         )
-    same_recipe = alike(first["recipe"], mine["recipe"])
-    fits = same_recipe and first["layout"] == mine["layout"]
+    same_recipe = alike(first["recipe"], current["recipe"])
+    fits = same_recipe and first["layout"] == current["layout"]
     return {
         **first,
-        "rank": mine["rank"],
-        "world": mine["world"],
-        "recipe": mine["recipe"] if same_recipe else first["recipe"],
+        "rank": current["rank"],
+        "world": current["world"],
+        "recipe": current["recipe"] if same_recipe else first["recipe"],
         "state": {
             name: _begun(remembered, [state["state"].get(name, {}) for state in states])
-            for name, remembered in (mine["state"].items() if fits else ())
+            for name, remembered in (current["state"].items() if fits else ())
         },
         "progress": _grounded([state["progress"] for state in states]),
     }
 
 
-def taken_up(own: State, mine: State) -> State:
-    """The state from which a worker, with the current state `mine`, starts after its saved one, `own`.
+def taken_up(saved: State, current: State) -> State:
+    """The initial state of a worker that resumes from `saved`. current: its state before.
 
     Wrappers chosen for the world size may differ if both keep the same state under the same names: a residual is a part
     of this worker's own gradients with any of them, and is kept bit for bit. Rank 0 prints a notice. Raises
     CheckpointError if their state differs.
     """
-    if own["recipe"] == mine["recipe"] or not alike(own["recipe"], mine["recipe"]):
-        return own  # nothing to do, or another recipe, which the session refuses
-    if _shapes(own["state"]) != _shapes(mine["state"]):
+    if saved["recipe"] == current["recipe"] or not alike(saved["recipe"], current["recipe"]):
+        return saved  # nothing to do, or another recipe, which the session refuses
+    if _shapes(saved["state"]) != _shapes(current["state"]):
         raise CheckpointError(
-            f"this checkpoint was written with {own['recipe']}, but this session uses {mine['recipe']}, which keeps "
+            f"this checkpoint was written with {saved['recipe']}, but this session uses {current['recipe']}, which has "
             "other state, so unsent residuals would be lost. Write the recipe of the checkpoint with its wrappers: "
-            f'gossamer.attach(model, optimizer, "{own["recipe"]}").'
+            f'gossamer.attach(model, optimizer, "{saved["recipe"]}").'
         )
-    if mine["rank"] == 0 and mine["state"]:
+    if current["rank"] == 0 and current["state"]:
         events.notice(
-            f"the checkpoint was written with {own['recipe']}, and the run continues with {mine['recipe']}: residuals "
+            f"the checkpoint was written with {saved['recipe']}; the run continues with {current['recipe']}: residuals "
             "are restored bit for bit, but later messages differ. To continue exactly, write the recipe of the "
             "checkpoint with its wrappers"
         )
-    return {**own, "recipe": mine["recipe"]}
+    return {**saved, "recipe": current["recipe"]}
 
 
 def agreed(states: Sequence[State]) -> Remembered:
@@ -182,18 +182,18 @@ def _unsharded(term: Term) -> Term:
     )
 
 
-def _begun(mine: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]]) -> Remembered:
-    """One parameter's initial state, in the new shapes of `mine`."""
+def _begun(current: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]]) -> Remembered:
+    """One parameter's initial state, in the new shapes of `current`."""
     begun: Remembered = {}
-    for key, tensor in mine.items():
-        theirs = [part[begins_from(key)] for part in parts if key in part]
-        begun[key] = torch.zeros_like(tensor) if is_owed(key) else _mean(theirs) if theirs else tensor
-    for key in {key: None for part in parts for key in part if is_owed(key)} if mine else ():
-        place, sign = debtor(key.removesuffix(OWED), begun)
+    for key, tensor in current.items():
+        remote = [part[begins_from(key)] for part in parts if key in part]
+        begun[key] = torch.zeros_like(tensor) if is_group_residual(key) else _mean(remote) if remote else tensor
+    for key in {key: None for part in parts for key in part if is_group_residual(key)} if current else ():
+        place, sign = debtor(key.removesuffix(UNSENT), begun)
         if sign < 0:
             continue  # it starts from the last mean, which excludes the undelivered part
         pieces = torch.cat([part[key] for part in parts if key in part])  # shards are in rank order in memory
-        begun[place] = begun[place] + pieces.as_strided(mine[place].shape, mine[place].stride())
+        begun[place] = begun[place] + pieces.as_strided(current[place].shape, current[place].stride())
     return begun
 
 

@@ -29,8 +29,8 @@ def agree_on_name(all_gather_text: Callable[[str], list[str]], known: str | None
         known: the name on this rank; None on workers that joined later. All ranks call it each time, since a rank
             cannot know whether others need it.
     """
-    told = all_gather_text(known or f"new {secrets.token_hex(4)}")
-    return next((name for name in told if not name.startswith("new ")), told[0].removeprefix("new "))
+    run_ids = all_gather_text(known or f"new {secrets.token_hex(4)}")
+    return next((name for name in run_ids if not name.startswith("new ")), run_ids[0].removeprefix("new "))
 
 
 def run_of(manifest: dict[str, object]) -> str:

@@ -148,6 +148,6 @@ def flags_bytes(count: int) -> int:
 
 def gather_moved(moved: Flags) -> Generator[AllGather, Any, Flags]:
     """All-gather flags. Returns those that are set on any rank."""
-    heard = yield AllGather((torch.tensor(pack_flags(moved), dtype=torch.float64, device="cpu"),))
-    union: Flags = np.any([unpack_flags(theirs.tolist(), len(moved)) for (theirs,) in heard], axis=0)
+    received = yield AllGather((torch.tensor(pack_flags(moved), dtype=torch.float64, device="cpu"),))
+    union: Flags = np.any([unpack_flags(remote.tolist(), len(moved)) for (remote,) in received], axis=0)
     return union

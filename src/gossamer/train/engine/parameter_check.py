@@ -178,10 +178,10 @@ class ParameterCheck(Extension):
         """The common number of steps to continue from, given the number of each rank. Raises MismatchError if they
         differ and verify="stop"."""
         if len(set(made.values())) > 1 and self._verify != "off":
-            told = ", ".join(f"{steps} on rank {self._first_rank + rank}" for rank, steps in made.items())
+            counts = ", ".join(f"{steps} on rank {self._first_rank + rank}" for rank, steps in made.items())
             self._tell(
                 f"steps {sorted(made.items())}",
-                f"the ranks have made different numbers of steps: {told}. Every rank applies the averages itself, so "
+                f"the ranks have made different numbers of steps: {counts}. Every rank applies the averages itself, so "
                 "parameters differ when one rank skips a step or makes it twice. Call optimizer.step() once after "
                 "backward() on every rank, or on no rank.",
             )
@@ -279,9 +279,9 @@ def _held(by_rank: Mapping[int, tuple[int, ...]], place: int) -> tuple[tuple[str
 
 def _first(name: str, held: Sequence[tuple[str, Sequence[int]]], agreed: int | None) -> str:
     """Checksums of the first differing tensor by rank, and the last step at which they were equal."""
-    told = "; ".join(f"{value} on {_ranks(ranks)}" for value, ranks in held)
+    counts = "; ".join(f"{value} on {_ranks(ranks)}" for value, ranks in held)
     since = "" if agreed is None else f"; it was the same everywhere at step {agreed}"
-    return f'The checksum of "{name}" is {told}{since}.'
+    return f'The checksum of "{name}" is {counts}{since}.'
 
 
 def _flat(parameter: Tensor) -> Tensor:

@@ -68,9 +68,9 @@ def gather_participants(
     Args:
         moved: a flag per frozen parameter, equally many on every rank.
     """
-    mine = [weight, passes, presence, *pack_flags(moved)]
-    heard = yield AllGather((torch.tensor(mine, dtype=torch.float64, device="cpu"),))
-    rows = [theirs.tolist() for (theirs,) in heard]
+    own = [weight, passes, presence, *pack_flags(moved)]
+    received = yield AllGather((torch.tensor(own, dtype=torch.float64, device="cpu"),))
+    rows = [remote.tolist() for (remote,) in received]
     union = np.any([unpack_flags(flags, len(moved)) for _, _, _, *flags in rows], axis=0)
     weights, clocks, presences = zip(*(row[:3] for row in rows), strict=True)
     return Participants(tuple(weights), tuple(map(int, clocks)), tuple(map(Presence, presences)), moved=union)

@@ -146,11 +146,11 @@ class StepReduction:
 
         Part of the startup checks; its bytes do not count for any step.
         """
-        heard = run_script(gather_first_batches(batch, self.weight), self.transport).result
-        weights = [theirs for _, theirs in heard if theirs > 0]
+        received = run_script(gather_first_batches(batch, self.weight), self.transport).result
+        weights = [remote for _, remote in received if remote > 0]
         if weights:
             self.reference = sum(weights) / len(weights)
-            warn(heard)
+            warn(received)
 
     def weigh(self, trained: Sequence[int], check: ParameterCheck) -> None:
         """All-gather weights and step counts before the first bucket. A compressor's state includes its own weight, so
@@ -220,14 +220,14 @@ class StepReduction:
             self.spent.append(broadcast(self.transport, traveling, source=decision.active[0]))
         return decision  # type: ignore[no-any-return]
 
-    def _refuse_other_settings(self, mine: str, active: Sequence[int]) -> None:
+    def _refuse_other_settings(self, local: str, active: Sequence[int]) -> None:
         """Raise MismatchError on all ranks; in an elastic run only on new workers, if only theirs differ."""
         joined: bool | None = getattr(self.transport, "joined", None)
-        told = self.transport.all_gather_text(f"{bool(joined):d}{mine}")
-        texts = [text[1:] for text in told]
+        answers = self.transport.all_gather_text(f"{bool(joined):d}{local}")
+        texts = [text[1:] for text in answers]
         if joined is None:
             compare_settings(texts)
-        refuse_newcomers(texts, [text[0] == "1" for text in told], active, self.transport.rank)
+        refuse_newcomers(texts, [text[0] == "1" for text in answers], active, self.transport.rank)
 
     def _try(self, tuner: PipelineTuner, presence: Presence) -> None:
         """Record the duration of this reduction; ranks compare after a trial. Its bytes do not count for any step.

@@ -120,8 +120,8 @@ def control_bytes(parameter_tensors: int, buffer_groups: int = 0) -> int:
 
 def exchange_reports(report: StepReport) -> Generator[AllGather, Any, StepDecision]:
     """All-gather the reports."""
-    heard = yield AllGather((encode(report),))
-    return decide([text for (text,) in heard], len(report.used), len(report.moved))
+    received = yield AllGather((encode(report),))
+    return decide([text for (text,) in received], len(report.used), len(report.moved))
 
 
 def encode(report: StepReport) -> Tensor:
@@ -178,10 +178,10 @@ def _apart(laps: Mapping[int, int]) -> Mapping[int, float]:
 
 def gather_first_batches(batch: int, weight: float) -> Generator[AllGather, Any, Sequence[tuple[int, float]]]:
     """The first operation of a session: the hash of each rank's first batch, and its weight."""
-    heard = yield AllGather(
+    received = yield AllGather(
         (torch.tensor([weight], dtype=torch.float64, device="cpu"), torch.tensor([batch], device="cpu"))
     )
-    return [(int(theirs.item()), weights.item()) for weights, theirs in heard]
+    return [(int(remote.item()), weights.item()) for weights, remote in received]
 
 
 STANDING_BYTES = 16
@@ -197,8 +197,8 @@ class Standings:
 
 def gather_standings(weight: float, steps: int) -> Generator[AllGather, Any, Standings]:
     """The first operation of a step if its compressor has state, or if a rank was out of data before."""
-    heard = yield AllGather((torch.tensor([weight, steps], dtype=torch.float64, device="cpu"),))
-    weights, made = zip(*(theirs.tolist() for (theirs,) in heard), strict=True)
+    received = yield AllGather((torch.tensor([weight, steps], dtype=torch.float64, device="cpu"),))
+    weights, made = zip(*(remote.tolist() for (remote,) in received), strict=True)
     return Standings(float(sum(weights)), tuple(map(int, made)))
 
 
@@ -229,9 +229,9 @@ def settings_hash(settings: str) -> int:
     return rng.address(settings)
 
 
-def with_weights(settings: str, *, said: bool) -> str:
+def with_weights(settings: str, *, weighted: bool) -> str:
     """`settings`, and whether the loop sets batch weights, for comparison between ranks."""
-    return f"{settings}\nsession.set_batch_weight(...) was {'' if said else 'not '}called"
+    return f"{settings}\nsession.set_batch_weight(...) was {'' if weighted else 'not '}called"
 
 
 def refuse_newcomers(texts: Sequence[str], joined: Sequence[bool], active: Sequence[int], rank: int) -> None:

@@ -66,17 +66,17 @@ class Rows:
 def mean_rows(own: Sequence[Rows], world: int) -> Generator[AllGather, Any, list[Rows]]:
     """All-gather rows of several tables. Returns their means over the group, the same bits on every rank."""
     lengths = torch.tensor([len(rows) for rows in own], dtype=torch.int64, device="cpu")
-    counts = [theirs.tolist() for (theirs,) in (yield AllGather((lengths,)))]
+    counts = [remote.tolist() for (remote,) in (yield AllGather((lengths,)))]
     longest = [max(of_table) for of_table in zip(*counts, strict=True)]
     payload = tuple(part for rows, most in zip(own, longest, strict=True) if most for part in rows.padded(most))
-    heard = (yield AllGather(payload)) if payload else [()] * world
-    parts = [iter(theirs) for theirs in heard]
+    received = (yield AllGather(payload)) if payload else [()] * world
+    parts = [iter(remote) for remote in received]
     means = []
     for table, rows in enumerate(own):
         if not longest[table]:
             means.append(rows)
             continue
-        ends = [theirs[table] for theirs in counts]
+        ends = [remote[table] for remote in counts]
         means.append(_mean([Rows(next(part)[:end], next(part)[:end]) for part, end in zip(parts, ends, strict=True)]))
     return means
 

@@ -175,9 +175,9 @@ def _energies(slot: Slot, compressor: Compressor, x: FlatTensors, own: Tensor, s
     if owned is not None and owned.rule is not UpdateRule.VELOCITY:
         return _energy(given), None, None, None  # the residual is of moments, in other units
     if kept.known is not None:
-        told = given if kept.smoothed is None else kept.smoothed
-        waits = _energy(told, kept.known, -1)
-        return _energy(given), waits, _energy(told), waits
+        measured = given if kept.smoothed is None else kept.smoothed
+        waits = _energy(measured, kept.known, -1)
+        return _energy(given), waits, _energy(measured), waits
     if not kept.unsent:
         return _energy(given), 0.0, _energy(given), _energy(given, sent, -1)
     waits = sum((_energy(each) for each in kept.unsent[1:]), _energy(kept.unsent[0]))

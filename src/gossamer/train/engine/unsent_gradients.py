@@ -15,7 +15,7 @@ from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import accumulation_dtype
 from gossamer.train.engine.bucket import Bucket
 
-Owed = dict[str, Tensor]  # by parameter name, in its shape
+Unsent = dict[str, Tensor]  # by parameter name, in its shape
 
 
 def unsent(bucket: Bucket, compressor: Compressor, at: AggregationContext) -> Tensor:
@@ -48,9 +48,9 @@ def forget_residuals(bucket: Bucket) -> None:
             packed.flat.zero_()
 
 
-def owed_gradients(buckets: Iterable[Bucket], compressor: Compressor, at: AggregationContext) -> Owed:
+def unsent_gradients(buckets: Iterable[Bucket], compressor: Compressor, at: AggregationContext) -> Unsent:
     """Unsent values of this worker, for tensors with residuals."""
-    found: Owed = {}
+    found: Unsent = {}
     for bucket in buckets:
         total = unsent(bucket, compressor, at)
         names = {name for key, packed in bucket.state.items() if _is_residual(key) for name in packed.layout.names}
@@ -58,7 +58,7 @@ def owed_gradients(buckets: Iterable[Bucket], compressor: Compressor, at: Aggreg
     return found
 
 
-def take_up(owed: Mapping[str, Tensor], buckets: Iterable[Bucket]) -> Owed:
+def take_up(owed: Mapping[str, Tensor], buckets: Iterable[Bucket]) -> Unsent:
     """Write unsent values into the residuals of `buckets`, bit for bit. Returns those without a residual there."""
     left = dict(owed)
     for bucket in buckets:

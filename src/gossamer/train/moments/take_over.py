@@ -61,8 +61,8 @@ def share_second_moment(
             "...)."
         )
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    mine = {name: parameter for name, parameter in parameters.items() if id(parameter) in held}
-    return RULES[owner.rule](optimizer, mine, owner, warns=False)
+    own = {name: parameter for name, parameter in parameters.items() if id(parameter) in held}
+    return RULES[owner.rule](optimizer, own, owner, warns=False)
 
 
 def take_over(
@@ -102,8 +102,8 @@ def take_over(
             "norm for any number of workers."
         )
     first = transport.rank == 0  # one notice per job
-    mine = {name: parameters[name] for name in owned}
-    taken = rule(optimizer, mine, owner, warns=first)
+    own = {name: parameters[name] for name in owned}
+    taken = rule(optimizer, own, owner, warns=first)
     for line in taken.notices() if first else ():
         notice(f"{compressor!r}: {line}")
     return taken

@@ -140,10 +140,10 @@ class RemoteService:
         except Exception as error:  # including errors of the module, which the client receives
             call.failed(error)
 
-    def _compare(self, call: ServedCall, theirs: str) -> None:
-        if theirs != self._settings.text:
+    def _compare(self, call: ServedCall, remote: str) -> None:
+        if remote != self._settings.text:
             raise MismatchError(
-                f"rank {call.client} called remote(...) with {theirs}, but the owner with {self._settings.text}. Make "
+                f"rank {call.client} called remote(...) with {remote}, but the owner with {self._settings.text}. Make "
                 "the same calls, in the same order, on all ranks."
             )
 

@@ -83,7 +83,7 @@ class ServerShard:
         self.lost: set[Peer] = set()  # disconnected peers
         self.journal: Journal = NullJournal()
         self.received = ReceivedPieces(sum(block.flat.nbytes for block in self.blocks))
-        self.told = b""  # the state that a worker is pulling
+        self.receivers = b""  # the state that a worker is pulling
         seed = rng.address(spec.seed, spec.number)
         self.public: PublicParameters = Snapshot(self.blocks) if pull is None else DeltaChain(pull, self.blocks, seed)
         self._push, self._seed = push, seed

@@ -60,8 +60,8 @@ class ReceivedPieces:
     def add(self, about: str, payload: tuple[Tensor, ...]) -> dict[str, Any] | None:
         """Add a piece. Returns the whole state after the last missing piece, otherwise None. Raises MalformedError."""
         try:
-            told = read_json(about)
-            name, index, nbytes = str(told["name"]), int(told["index"]), int(told["nbytes"])
+            settings = read_json(about)
+            name, index, nbytes = str(settings["name"]), int(settings["index"]), int(settings["nbytes"])
             (tensor,) = payload
             if not 0 < nbytes <= self._most_bytes or not 0 <= index < count_of(nbytes):
                 raise ValueError(f"piece {index} of {nbytes} bytes")

@@ -251,8 +251,10 @@ def _pulled(shard: ServerShard, worker: int, pull: Pull) -> Pulled:
     missed = worker in shard.missed
     if pull.key == PARAMETERS:
         answer = shard.public.pulled_since(pull.known)
-        told = {"stop": True} if shard.stopping or missed else {}
-        return replace(answer, about=json.dumps({**json.loads(answer.about), **told})) if told else answer
+        pulled_state = {"stop": True} if shard.stopping or missed else {}
+        return (
+            replace(answer, about=json.dumps({**json.loads(answer.about), **pulled_state})) if pulled_state else answer
+        )
     if pull.key == STATE:
         return _told(shard, pull.at_least)
     if pull.key == SILENT:
@@ -269,12 +271,12 @@ def _pulled(shard: ServerShard, worker: int, pull: Pull) -> Pulled:
 
 def _told(shard: ServerShard, index: int) -> Pulled:
     """A piece of the shard's state at the time when the first piece was pulled."""
-    if index <= 0 or not shard.told:
-        shard.told = file_of(shard.state_dict())
-    nbytes, told = len(shard.told), piece(shard.told, index)
+    if index <= 0 or not shard.receivers:
+        shard.receivers = file_of(shard.state_dict())
+    nbytes, pulled_state = len(shard.receivers), piece(shard.receivers, index)
     if index + 1 >= count_of(nbytes):
-        shard.told = b""
-    return Pulled(version=shard.version, payload=(told,), about=json.dumps({"nbytes": nbytes}))
+        shard.receivers = b""
+    return Pulled(version=shard.version, payload=(pulled_state,), about=json.dumps({"nbytes": nbytes}))
 
 
 def forgot(op: Push | Pull) -> Answer:

@@ -99,9 +99,9 @@ def part_of(items: Iterable[Item], place: int, places: int, even: Even | None = 
         return
     rest = iter(items)
     for first in rest:
-        mine, count = first, 1
+        own, count = first, 1
         for item in islice(rest, places - 1):
-            mine = item if count == place else mine
+            own = item if count == place else own
             count += 1
         if count == places or even == "pad":
-            yield mine
+            yield own

@@ -114,8 +114,8 @@ def regrouped(positions: Sequence[Position], *, rank: int, size: int, stayed: Se
         )
     guides = [positions[old] for old in stayed] or positions
     newest = max(each.epoch for each in guides)
-    mine = positions[stayed[rank]] if rank < len(stayed) else None
-    epoch = mine.epoch if mine else newest
+    own = positions[stayed[rank]] if rank < len(stayed) else None
+    epoch = own.epoch if own else newest
     last = max(epoch, *(each.epoch for each in positions), *(later for each in positions for later in each.later))
     if last - epoch > EPOCHS_APART:
         raise CheckpointError(
@@ -131,7 +131,7 @@ def regrouped(positions: Sequence[Position], *, rank: int, size: int, stayed: Se
         position.deal, position.drawn = plain, plain.part
         return position
     position.in_last_batch = deal.place != NO_PLACE and not deal.part
-    position.before = mine.before + mine.drawn if mine and deal != plain else 0
+    position.before = own.before + own.drawn if own and deal != plain else 0
     return position
 
 
@@ -181,13 +181,13 @@ def taken_up(states: Sequence[State], rank: int, size: int) -> dict[str, Any]:
     positions = [Position.of(each, total=UNKNOWN_TOTAL, rank=old, size=len(states)) for old, each in enumerate(states)]
     newest = max(each.epoch for each in positions)
     deal = _deal_again(positions, newest, newest, rank, size, stayed=())
-    said = [state["over"] for state in states if state["epoch"] == newest and "over" in state]
+    saved = [state["over"] for state in states if state["epoch"] == newest and "over" in state]
     return {
         "epoch": newest,
         "drawn": 0,
         **(_dealt_state(deal) if deal.drawn else {}),
-        **({"over": all(said)} if said else {}),
-        **({"total": sum(map(sum, deal.drawn)) if all(said) else None} if "total" in states[0] else {}),
+        **({"over": all(saved)} if saved else {}),
+        **({"total": sum(map(sum, deal.drawn)) if all(saved) else None} if "total" in states[0] else {}),
     }
 
 

@@ -170,11 +170,11 @@ class Shard(ShardProgress, Sampler[int]):
 
         return order[deal.entries(arranged)].tolist()
 
-    def _shuffled(self, mine: Tensor, *address: int) -> Tensor:
+    def _shuffled(self, local: Tensor, *address: int) -> Tensor:
         if not self._shuffle:
-            return mine.sort().values
+            return local.sort().values
         own = rng.generator("shard", self._seed, *address)
-        return mine[torch.randperm(len(mine), generator=own, device="cpu")]
+        return local[torch.randperm(len(local), generator=own, device="cpu")]
 
     # -- checkpoints and changes of the workers, with non_iid ----------------------------------------------------------
 

@@ -121,7 +121,7 @@ class ArrayExchange:
         if not self.joined:
             group = self.session._group
             startup_checks.hand_out(found, group.all_gather_text, group.broadcast_)
-        elif held := self.session._changes.mine.get(STATISTICS):
+        elif held := self.session._changes.saved_values.get(STATISTICS):
             found = [*held]
         self.began = True
         self.hold_statistics(found)
@@ -130,7 +130,7 @@ class ArrayExchange:
     def hold_statistics(self, statistics: Sequence[Array]) -> None:
         """The values of these arrays after a step, for newcomers to an elastic run."""
         if self.is_elastic:
-            self.session._changes.mine = {STATISTICS: [tensor_of(each).clone() for each in statistics]}
+            self.session._changes.saved_values = {STATISTICS: [tensor_of(each).clone() for each in statistics]}
 
     @property
     def rank(self) -> int:

@@ -177,7 +177,7 @@ class ArraySession(SessionCore):
 
     def _loop_state(self) -> LoopState:
         def now() -> StepContext:
-            return StepContext(settings=with_weights("", said=self._weighs), first_batch=-1)
+            return StepContext(settings=with_weights("", weighted=self._weighs), first_batch=-1)
 
         return LoopState(
             now=now,
@@ -358,7 +358,7 @@ class ArraySession(SessionCore):
         """
         self._synchronizer.meet_to_save()
         state = session_checkpoint.session_state(
-            self.recipe, self._layout, self._transport, self._synchronizer, owed={}, attached=repr(self.recipe)
+            self.recipe, self._layout, self._transport, self._synchronizer, earlier={}, attached=repr(self.recipe)
         )
         copies = {name: {key: each.clone() for key, each in kept.items()} for name, kept in state["state"].items()}
         return {**state, "state": copies, "parameters": _copies(self._tensors), "loop": _copies(self._loop.tensors())}
@@ -375,16 +375,16 @@ class ArraySession(SessionCore):
             return self.parameters
         own = session_checkpoint.own_state(states, self._transport)
         self._enter_stage(own["passes"])
-        mine = session_checkpoint.session_state(
-            self.recipe, self._layout, self._transport, self._synchronizer, owed={}, attached=repr(self.recipe)
+        local = session_checkpoint.session_state(
+            self.recipe, self._layout, self._transport, self._synchronizer, earlier={}, attached=repr(self.recipe)
         )
-        session_checkpoint.refuse_misfit({**own, "rank": mine["rank"], "world": mine["world"]}, mine)
+        session_checkpoint.refuse_misfit({**own, "rank": local["rank"], "world": local["world"]}, local)
         if own.get("loop"):
             self._loop.receive(own["loop"])
         with torch.no_grad():
             copy_parameters(own["parameters"], self._tensors)
-        session_checkpoint.restore(states, mine, self._transport, self._synchronizer)
-        if own["world"] != mine["world"]:
+        session_checkpoint.restore(states, local, self._transport, self._synchronizer)
+        if own["world"] != local["world"]:
             with torch.no_grad():
                 found = agreed(states)
                 copy_parameters(found, {name: each for name, each in self._tensors.items() if name in found})
@@ -405,11 +405,11 @@ class ArraySession(SessionCore):
         missing = [name for name in self._tensors if name not in arrays]
         unknown = [name for name in arrays if name not in self._tensors]
         if missing or unknown:
-            told = " and ".join(
+            texts = " and ".join(
                 f"{names} {how}" for names, how in ((missing, "missing"), (unknown, "unknown")) if names
             )
             raise LayoutError(
-                f"rank {self.rank}: the names are not those of this session's parameters: {told}. Give one array "
+                f"rank {self.rank}: the names are not those of this session's parameters: {texts}. Give one array "
                 "for each of them; "
                 "for other parameters construct a new session on every rank."
             )
@@ -463,9 +463,9 @@ class LoopArrays:
 
     def receive(self, tensors: Mapping[str, Tensor]) -> None:
         """The loop is to continue from `tensors`. Raises CheckpointError where they do not fit its own."""
-        if (theirs := _forms(tensors)) != (own := self.forms()):
+        if (remote := _forms(tensors)) != (own := self.forms()):
             raise CheckpointError(
-                f"the state to continue from has the arrays {theirs or 'none'}, and state= of this loop returns "
+                f"the state to continue from has the arrays {remote or 'none'}, and state= of this loop returns "
                 f"{own or 'none'}. Construct the optimizer that it was written with, and pass the same state=."
             )
         self._received = {**tensors}

@@ -112,9 +112,11 @@ class RecipeChoice:
         begun = session.status.clock()
         if self._exchange_seconds is None:  # the first decision needs the latency, to separate it from the rate
             self._told("")
-        heard = [Measurement.from_text(each) for each in self._told(self._measured().to_text())]
+        received = [Measurement.from_text(each) for each in self._told(self._measured().to_text())]
         rung = self._recipes.index(session.recipe)
-        self._state, change = decide(self._rule, self._costs, replace(self._state, rung=rung), heard, synchronizer.step)
+        self._state, change = decide(
+            self._rule, self._costs, replace(self._state, rung=rung), received, synchronizer.step
+        )
         session.status.recent.clear()
         synchronizer.asked_to_look = False
         self._looked_at = session.status.clock()
@@ -125,9 +127,9 @@ class RecipeChoice:
     def _told(self, text: str) -> list[str]:
         """Texts of all ranks; the duration is that of a round trip."""
         says = self._session.status.clock()
-        heard = self._session._group.all_gather_text(text)
+        received = self._session._group.all_gather_text(text)
         self._exchange_seconds = self._session.status.clock() - says
-        return heard
+        return received
 
     def _switch(self, change: RungChange) -> None:
         self._session.switch(self._recipes[change.after], reason=change.reason)

@@ -13,7 +13,7 @@ from torch import Tensor
 from gossamer import events
 from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.compressors.base import aggregate_finite
-from gossamer.algorithms.compressors.sharded import is_owed, settle
+from gossamer.algorithms.compressors.sharded import is_group_residual, settle
 from gossamer.base.aggregation import AggregationContext, AggregationResult, State
 from gossamer.base.layout import FlatTensors, Layout, Slot
 from gossamer.base.ops import AllGather, CollectiveOp, Script
@@ -74,8 +74,8 @@ class AverageState:
         Raises:
             CheckpointError: another compressor, rank or number of workers wrote it, or it is incomplete.
         """
-        mine = {"compressor": repr(self.compressor), "rank": self.transport.rank, "world": self.transport.world}
-        for key, value in mine.items():
+        own = {"compressor": repr(self.compressor), "rank": self.transport.rank, "world": self.transport.world}
+        for key, value in own.items():
             if state.get(key) != value:
                 raise CheckpointError(
                     f"this state has the {key} {state.get(key)!r}, but this run has {value!r}. Load a state saved by "
@@ -137,12 +137,12 @@ def _names(state: State) -> set[str]:
 def _without(names: set[str], state: State) -> State:
     """A settled state without these tensors, so that each tensor has one state only."""
     others = _names(state) - names
-    return State({key: packed.restrict(others) for key, packed in state.items() if not is_owed(key)})
+    return State({key: packed.restrict(others) for key, packed in state.items() if not is_group_residual(key)})
 
 
 def _move(old: State, new: State) -> None:
     for key, packed in new.items():
-        for name, view in packed.items() if not is_owed(key) else ():
+        for name, view in packed.items() if not is_group_residual(key) else ():
             if key in old and name in old[key].layout.by_name:
                 if old[key][name].shape != view.shape:
                     raise LayoutError(
@@ -159,8 +159,8 @@ def _voted(
     lost: list[bool] = []
     staged: AggregationResult = yield from aggregate_finite(compressor, x, state, at, x.flat, lambda: lost.append(True))
     flag = torch.tensor([not lost and staged.finite], dtype=torch.uint8, device="cpu")
-    heard = yield AllGather((flag,))
-    return staged, all(bool(theirs.item()) for (theirs,) in heard)
+    received = yield AllGather((flag,))
+    return staged, all(bool(remote.item()) for (remote,) in received)
 
 
 _shared: WeakKeyDictionary[WorldState, Transport] = WeakKeyDictionary()

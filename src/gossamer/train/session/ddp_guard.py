@@ -48,8 +48,8 @@ class DdpGuard:
     def refuse(self, wrapped: nn.Module, what: str) -> None:
         """Raise AttachError if DDP wraps parameters of the model while it is attached, and not only a copy."""
         attached = any(session.model is self._model for session in open_sessions())
-        mine = {id(parameter) for parameter in self._model.parameters()}
-        if attached and any(id(parameter) in mine for parameter in wrapped.parameters()):
+        own = {id(parameter) for parameter in self._model.parameters()}
+        if attached and any(id(parameter) in own for parameter in wrapped.parameters()):
             raise AttachError(
                 f"DistributedDataParallel {what}. It would average every gradient itself, uncompressed, and overwrite "
                 f"the averages of {self._recipe}, so both would be sent. Leave DDP out and call the attached model, "

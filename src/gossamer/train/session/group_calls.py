@@ -65,7 +65,7 @@ class GroupCalls:
         if calls is None or self.alone:
             return False
         here = calls.gather(caller, "", b"detached" if self.is_detached else b"")
-        there = [rank for rank, told in here.items() if not told]
+        there = [rank for rank, participates in here.items() if not participates]
         missing = [rank for rank in range(self.transport.world) if rank not in there]
         if missing and missing != self._missing and self.transport.rank == min(here):
             events.notice(
@@ -128,8 +128,8 @@ class GroupCalls:
 def newest_group() -> GroupCalls | None:
     """The group of this worker's newest open session, the same on every rank; None without a session."""
     alive = [group for each in tuple(_open) if (group := each()) is not None and not group.forked]
-    mine = [group for group in alive if group.worker is current_worker()]
-    return mine[-1] if mine else None
+    own = [group for group in alive if group.worker is current_worker()]
+    return own[-1] if own else None
 
 
 def leave(comm_thread: CommThread, transports: Sequence[Transport], process: int) -> None:

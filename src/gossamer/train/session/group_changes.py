@@ -196,7 +196,7 @@ class GroupChanges(Extension):
         self._group, self._session, self._comm_thread = group, session, comm_thread
         self._untold: list[WorldChange] = []
         self._listeners: list[Callable[[WorldChange], None]] = []
-        self.mine: Mapping[str, Any] = {}  # values that the loop saved or loaded, for the loops of new workers
+        self.saved_values: Mapping[str, Any] = {}  # values that the loop saved or loaded, for the loops of new workers
         self.handed_over = False  # whether this new worker has received the state, and made no step since
         self._residual = ResidualReport(comm_thread)
         self._preemption = PreemptionHandler(self._leave, lambda: session.request_stop())
@@ -277,9 +277,9 @@ class GroupChanges(Extension):
         return {"shards": self._session._world.state_dict().get("shards", []), "unsent": norm_of(unsent)}
 
     def moved(self, change: Change) -> None:
-        told = [change.standings.get(number) for number in change.before]
-        known = next(each for each in told if each)
-        shards = [[each and each["shards"][place] for each in told] for place in range(len(known["shards"]))]
+        standings = [change.standings.get(number) for number in change.before]
+        known = next(each for each in standings if each)
+        shards = [[each and each["shards"][place] for each in standings] for place in range(len(known["shards"]))]
         stayed = [change.before.index(number) for number in change.now if number in change.before]
         rank = self._rank
         self._session._world.move(rank, len(change.now), shards, stayed=stayed)
@@ -311,8 +311,8 @@ class GroupChanges(Extension):
         if rank == 0:
             events.notice(_told(change, step))
             stage = self._session._stages.now
-            if isinstance(stage, GradientStage) and (said := stage.crowded(len(change.now))):
-                events.notice(said)
+            if isinstance(stage, GradientStage) and (notice := stage.crowded(len(change.now))):
+                events.notice(notice)
 
     def rescale(self, before: int, now: int) -> None:
         self._session._synchronizer.rescale(now / before)
@@ -320,7 +320,7 @@ class GroupChanges(Extension):
     def hand_over(self) -> tuple[Any, Any]:
         own = {
             "session": self._session._own_state(),
-            "mine": dict(self.mine),
+            "mine": dict(self.saved_values),
             "synchronizer": self._session._synchronizer.handed_over(),
             "passes": self._session._synchronizer.passes,
         }
@@ -334,7 +334,7 @@ class GroupChanges(Extension):
         self._session._take_up(found["alike"] if alike is None else _unpacked(alike), found["session"])
         with torch.no_grad():
             self._session._synchronizer.take_up(found["synchronizer"])
-        self.mine, self.handed_over = dict(found["mine"]), True
+        self.saved_values, self.handed_over = dict(found["mine"]), True
 
     def state_hash(self) -> str:
         synchronizer, local = self._session._synchronizer, self._session._stages.now.local_parameters

@@ -28,7 +28,7 @@ from gossamer.train.moments.take_over import ownership
 from gossamer.train.session.core import SessionCore
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.model_parts import ModelParts
-from gossamer.train.session.owed_gradients import add_owed, on_their_way
+from gossamer.train.session.pending_gradients import add_pending, on_their_way
 from gossamer.train.session.session_checkpoint import copy_kept
 from gossamer.train.session.startup_checks import hand_out
 from gossamer.train.session.step_hooks import StepHooks
@@ -109,10 +109,10 @@ class LayoutChanges(SessionCore):
         return added.names
 
     def _lay_out_anew(self, names: Collection[str], now: Mapping[str, Parameter]) -> None:
-        owed = self._step_hooks.owed.take()
+        pending = self._step_hooks.pending_gradients.take()
         if isinstance(self._stages.now, GradientStage):
             self._synchronizer.flush()
-            add_owed(owed, on_their_way(self._synchronizer))
+            add_pending(pending, on_their_way(self._synchronizer))
         self._synchronizer, self._layout = laid_out_anew(
             self._synchronizer,
             names,
@@ -123,7 +123,7 @@ class LayoutChanges(SessionCore):
             lambda: self._adopt(WholeParameters(now)),
         )
         kept = self._parameters.keys() - {*names}
-        self._step_hooks.owed.put({name: tensor for name, tensor in owed.items() if name in kept})
+        self._step_hooks.pending_gradients.put({name: tensor for name, tensor in pending.items() if name in kept})
 
 
 def laid_out_anew(
@@ -261,18 +261,18 @@ def _refuse_unserved(session: LayoutChanges, found: AddedParameters) -> None:
 
 def _compare(session: LayoutChanges, found: AddedParameters, refusal: GossamerError | None) -> None:
     """Raise MismatchError on every rank unless all ranks add the same parameters after the same step."""
-    mine: dict[str, Any] = {
+    own: dict[str, Any] = {
         "what": f"no parameter, {refusal}" if refusal is not None else found.text(),
         "step": session._synchronizer.step,
     }
-    heard = [json.loads(text) for text in session._group.all_gather_text(json.dumps(mine))]
-    if refusal is None and len({each["what"] for each in heard}) > 1:
+    received = [json.loads(text) for text in session._group.all_gather_text(json.dumps(own))]
+    if refusal is None and len({each["what"] for each in received}) > 1:
         raise MismatchError(
-            f"the ranks add different parameters: {by_value([each['what'] for each in heard])}. Nothing was changed. "
-            f"Build the same model on every rank before {CALL}."
+            f"the ranks add different parameters: {by_value([each['what'] for each in received])}. Nothing was "
+            f"changed. Build the same model on every rank before {CALL}."
         )
-    if refusal is None and len({each["step"] for each in heard}) > 1:
-        steps = by_value([str(each["step"]) for each in heard])
+    if refusal is None and len({each["step"] for each in received}) > 1:
+        steps = by_value([str(each["step"]) for each in received])
         raise LoopError(
             f"the ranks call {CALL} after different steps: {steps}. Nothing was changed. Call it on every rank after "
             "the same step."

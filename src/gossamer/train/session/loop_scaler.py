@@ -100,13 +100,13 @@ class SkippedStepHook:
     def __init__(self, scaler: Scaler, optimizer: Optimizer, skipped: Callable[[], None]) -> None:
         self._scaler, self._stepped, self._removed = scaler, False, False
         self._handle = optimizer.register_step_post_hook(self._see)
-        inner, told, attached = scaler.step, weakref.WeakMethod(skipped), weakref.ref(optimizer)
+        inner, bound_watcher, attached = scaler.step, weakref.WeakMethod(skipped), weakref.ref(optimizer)
 
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             self._stepped = False
             result = inner(optimizer, *args, **kwargs)
             left_out = optimizer is attached() and not self._stepped and not self._removed
-            if left_out and (tell := told()) is not None:
+            if left_out and (tell := bound_watcher()) is not None:
                 tell()
             return result
 
@@ -161,8 +161,10 @@ def _watched(name: str) -> Any:
 
     @wraps(plain)
     def method(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        told = [watcher(scaler, optimizer) for each in _watchers if (watcher := each()) and scaler.is_enabled()]
-        if any(told):
+        bound_watcher = [
+            watcher(scaler, optimizer) for each in _watchers if (watcher := each()) and scaler.is_enabled()
+        ]
+        if any(bound_watcher):
             return getattr(scaler, name)(optimizer, *args, **kwargs)
         return plain(scaler, optimizer, *args, **kwargs)
 

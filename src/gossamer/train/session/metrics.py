@@ -90,10 +90,10 @@ def mean(value: float | Tensor | Mapping[str, float | Tensor]) -> float | Tensor
                 f"{shown(name)}an integer of {each.bit_length()} bits is too large for the mean, which is a float64. "
                 "Write a smaller unit, such as gossamer.mean(count / 1e9)."
             )
-    heard = _everyones(value, "mean")
+    received = _everyones(value, "mean")
     if isinstance(value, Mapping):
-        return {name: _mean([each[name] for each in heard]) for name in value}
-    return _mean(heard)
+        return {name: _mean([each[name] for each in received]) for name in value}
+    return _mean(received)
 
 
 def _mean(values: Sequence[Any]) -> float | Tensor:
@@ -143,12 +143,12 @@ def exchange(
     named: Mapping[str, Scalar | Tensor],
 ) -> Generator[CollectiveOp, Any, tuple[list[Header], list[Tensor]]]:
     """Exchange scalars and forms of tensors, and the bytes of tensors if all ranks have the same forms."""
-    said = described(named)
-    lengths = [int(length) for (length,) in (yield AllGather((torch.tensor([len(said)], device="cpu"),)))]
+    description = described(named)
+    lengths = [int(length) for (length,) in (yield AllGather((torch.tensor([len(description)], device="cpu"),)))]
     padded = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
-    padded[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
-    heard = yield AllGather((padded,))
-    headers = [json.loads(bytes(text[:length].tolist())) for (text,), length in zip(heard, lengths, strict=True)]
+    padded[: len(description)] = torch.frombuffer(bytearray(description), dtype=torch.uint8)
+    received = yield AllGather((padded,))
+    headers = [json.loads(bytes(text[:length].tolist())) for (text,), length in zip(received, lengths, strict=True)]
     flat = flat_bytes(named)
     if not len(flat) or any(form_of(header) != form_of(headers[0]) for header in headers):
         return headers, [flat] * len(headers)

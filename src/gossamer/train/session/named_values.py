@@ -37,11 +37,13 @@ def survivor_calls(world: WorldState) -> RollCall | None:
 def gathered(calls: RollCall, caller: str, named: Named) -> list[dict[str, Any]]:
     """Values of the ranks that are left, by rank, on this rank's devices. Raises as RollCall.gather, and MismatchError
     where names, shapes or dtypes differ."""
-    said, flat = described(named), flat_bytes(named)
-    form = hashlib.sha256(json.dumps(form_of(json.loads(said))).encode()).hexdigest()
-    told = calls.gather(f"gossamer.{caller}", form, b"".join((LENGTH.pack(len(said)), said, flat.numpy().tobytes())))
-    split = {rank: _split(content) for rank, content in told.items()}
-    check_alike({rank: header for rank, (header, _) in split.items()} | {calls.rank: json.loads(said)}, caller)
+    description, flat = described(named), flat_bytes(named)
+    form = hashlib.sha256(json.dumps(form_of(json.loads(description))).encode()).hexdigest()
+    contents = calls.gather(
+        f"gossamer.{caller}", form, b"".join((LENGTH.pack(len(description)), description, flat.numpy().tobytes()))
+    )
+    split = {rank: _split(content) for rank, content in contents.items()}
+    check_alike({rank: header for rank, (header, _) in split.items()} | {calls.rank: json.loads(description)}, caller)
     return [opened(header, part, named) for header, part in split.values()]
 
 
@@ -117,9 +119,9 @@ def opened(header: Header, flat: Tensor, own: Mapping[str, Scalar | Tensor]) -> 
         if isinstance(each, list):
             kind, shape = dtype_of(each[0]), each[1]
             end = begin + prod(shape) * kind.itemsize
-            mine = own[name]
-            assert isinstance(mine, Tensor)  # or its form would be another
-            found[name] = flat[begin:end].clone().view(kind).view(shape).to(mine.device)
+            local = own[name]
+            assert isinstance(local, Tensor)  # or its form would be another
+            found[name] = flat[begin:end].clone().view(kind).view(shape).to(local.device)
             begin = end
         else:
             found[name] = each

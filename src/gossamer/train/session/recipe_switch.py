@@ -41,12 +41,12 @@ from gossamer.train.engine.loop import LoopState
 from gossamer.train.engine.model_buffers import ModelBuffers
 from gossamer.train.engine.parameter_views import copy_parameters
 from gossamer.train.engine.report import Presence, by_value
-from gossamer.train.engine.unsent_gradients import Owed, forget_residuals, owed_gradients, take_up, unsent
+from gossamer.train.engine.unsent_gradients import Unsent, forget_residuals, take_up, unsent, unsent_gradients
 from gossamer.train.moments.take_over import ownership
 from gossamer.train.session import session_checkpoint, uneven_inputs
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.loop_scaler import LoopScaler
-from gossamer.train.session.owed_gradients import add_owed, on_their_way
+from gossamer.train.session.pending_gradients import add_pending, on_their_way
 from gossamer.train.session.recipe_choice import Written, refuse_small_batch
 from gossamer.train.session.session_status import SessionStatus
 from gossamer.train.session.startup_checks import optimizer_digest
@@ -205,29 +205,29 @@ def _agreed(session: SwitchingSession, following: Following | None, refusal: Gos
     if not group.alone:
         synchronizer.meet_to_save(Presence.SWITCHING)  # LoopError on all ranks if some continue training
     asked = "" if following is None else repr(following.recipe)
-    mine = {"asked": asked, "step": synchronizer.step, "held": sorted(session._step_hooks.owed.state())}
-    told = [json.loads(text) for text in group.all_gather_text(json.dumps(mine))]
+    local = {"asked": asked, "step": synchronizer.step, "held": sorted(session._step_hooks.pending_gradients.state())}
+    sent = [json.loads(text) for text in group.all_gather_text(json.dumps(local))]
     if refusal is not None:
         raise refusal
-    if len({each["asked"] for each in told}) > 1:
+    if len({each["asked"] for each in sent}) > 1:
         raise MismatchError(
             "the ranks request different recipes: "
-            + by_value([each["asked"] or "one that it refuses" for each in told])
+            + by_value([each["asked"] or "one that it refuses" for each in sent])
             + ". Nothing was changed. Call session.switch with the same recipe on every rank: decide on one rank, or "
             "by numbers that all ranks have."
         )
-    if len({each["step"] for each in told}) > 1:
+    if len({each["step"] for each in sent}) > 1:
         raise LoopError(
-            f"the ranks call session.switch() after different steps: {by_value([str(each['step']) for each in told])}. "
+            f"the ranks call session.switch() after different steps: {by_value([str(each['step']) for each in sent])}. "
             "Nothing was changed. Call it on every rank after the same step."
         )
-    return sorted({name for each in told for name in each["held"]})
+    return sorted({name for each in sent for name in each["held"]})
 
 
 @torch.no_grad()
 def _change(session: SwitchingSession, following: Following, held: Sequence[str]) -> float:
     """Switch the recipe, on every rank after the same step. Returns the bytes that this rank has sent for it."""
-    before, stage, nbytes, owed = session._synchronizer, session._stages.now, 0.0, dict[str, Tensor]()
+    before, stage, nbytes, pending = session._synchronizer, session._stages.now, 0.0, dict[str, Tensor]()
     if not session._group.alone:
         before.flush()
         compressor, at, following_copies = (
@@ -237,8 +237,8 @@ def _change(session: SwitchingSession, following: Following, held: Sequence[str]
         )
         match stage:
             case GradientStage():
-                owed = owed_gradients(before.buckets, compressor, at)
-                add_owed(owed, on_their_way(before))
+                pending = unsent_gradients(before.buckets, compressor, at)
+                add_pending(pending, on_their_way(before))
             case AveragingStage():
                 with following_copies(session._parameters.values()):
                     nbytes += merge_parameters(stage, before.buckets, compressor, at, session._group)
@@ -251,15 +251,15 @@ def _change(session: SwitchingSession, following: Following, held: Sequence[str]
             nbytes += merge_state(
                 session.model, session.optimizer, session._parameters, averaged, scalers, session._group
             )
-    add_owed(owed, session._step_hooks.owed.take())
+    add_pending(pending, session._step_hooks.pending_gradients.take())
     enter(session, following)
     following_stage = following.stages.now
     if isinstance(following_stage, GradientStage):
-        owed = take_up(owed, session._synchronizer.buckets)
+        pending = take_up(pending, session._synchronizer.buckets)
     if not following_stage.local_parameters:
-        owed, spent = _mean(session, owed, held)
+        pending, spent = _mean(session, pending, held)
         nbytes += spent
-    session._step_hooks.owed.put(owed)
+    session._step_hooks.pending_gradients.put(pending)
     return nbytes
 
 
@@ -283,12 +283,12 @@ def enter(session: SwitchingSession, following: Following) -> None:
     session._muted_at = -1
 
 
-def _mean(session: SwitchingSession, owed: Owed, held: Sequence[str]) -> tuple[Owed, float]:
+def _mean(session: SwitchingSession, pending: Unsent, held: Sequence[str]) -> tuple[Unsent, float]:
     """The mean over all ranks of values without a residual; a rank may lack some names of `held`."""
-    names = sorted({*owed, *held})
+    names = sorted({*pending, *held})
     if session._group.alone or not names:
-        return owed, 0.0
-    whole = [owed.get(name, _nothing(session._parameters[name])).contiguous() for name in names]
+        return pending, 0.0
+    whole = [pending.get(name, _nothing(session._parameters[name])).contiguous() for name in names]
     means, nbytes = all_means([each.view(-1) for each in whole], session._group)
     return {name: mean.view(each.shape) for name, mean, each in zip(names, means, whole, strict=True)}, nbytes
 
@@ -333,7 +333,7 @@ def follow(session: SwitchingSession, states: Sequence[Mapping[str, Any]]) -> No
         if session.recipe != before:
             _tell(session, before, "the checkpoint was written under it", 0.0)
     writers = [own] if own["world"] == transport.world else states
-    session._step_hooks.owed.resume([each["state"] for each in writers])
+    session._step_hooks.pending_gradients.resume([each["state"] for each in writers])
 
 
 # -- one model and optimizer state for ranks that trained separately ---------------------------------------------------
@@ -376,8 +376,8 @@ def merge_state(
     Moments that only some ranks have are copied from rank 0 as well.
     """
     moments = _moments(optimizer, parameters)
-    told = [json.loads(text) for text in group.all_gather_text(json.dumps(sorted(moments)))]
-    alike = all(names == told[0] for names in told)
+    gathered = [json.loads(text) for text in group.all_gather_text(json.dumps(sorted(moments)))]
+    alike = all(names == gathered[0] for names in gathered)
     state = AveragedState([*averaged, *(moments[name] for name in sorted(moments) if alike)])
     numbers, nbytes = state.numbers(), 0.0
     if numbers is not None:

@@ -138,7 +138,7 @@ class Session(LayoutChanges):
             alike = "" if differing else f"{settings(self.optimizer)}; loss scale={scale}"
             return StepContext(
                 scale=scale,
-                settings=with_weights(alike, said=self._weighs),
+                settings=with_weights(alike, weighted=self._weighs),
                 moments=NO_MOMENTS if momentum is None else momentum.now(),
                 first_batch=self._first_batch.hash,
                 lap=self._world.lap,
@@ -304,8 +304,8 @@ class Session(LayoutChanges):
     def _judge(self, what: JudgedAt, blame: NonFiniteOrigin | None) -> None:
         if blame is None and self._nonfinite.is_clear:
             return
-        mine = blame is not None and blame[0] == self._transport.rank
-        known = mine and (what == "pass" or self._synchronizer.judges_latest_pass)
+        local = blame is not None and blame[0] == self._transport.rank
+        known = local and (what == "pass" or self._synchronizer.judges_latest_pass)
         batch = self._synchronizer.passes - self._passes_before - 1 if known else None
         self._nonfinite.judge(what, blame, self.steps, scaled=self.scaler is not None, batch=batch)
 
@@ -339,7 +339,7 @@ class Session(LayoutChanges):
             self._layout,
             self._transport,
             self._synchronizer,
-            owed=self._step_hooks.owed.state(),
+            earlier=self._step_hooks.pending_gradients.state(),
             attached=repr(self._attached),
             since=self._stages.since,
             shards=self._parts.shards,
@@ -378,12 +378,12 @@ class Session(LayoutChanges):
         return self._tracked.track(loader, part)
 
     def save(
-        self, directory: StrPath, *, keep: int = 2, replicas: int = 0, asynchronous: bool = False, **mine: Any
+        self, directory: StrPath, *, keep: int = 2, replicas: int = 0, asynchronous: bool = False, **values: Any
     ) -> None:
         """Write a checkpoint for a bit-exact resume into `directory`, one file per rank. Every rank must call it.
 
         It contains the model, optimizer, scaler, tracked objects, recipe state, positions of the world's shards, random
-        states, and `mine`. Checkpoints of another run that this run did not load are moved aside. With dedicated
+        states, and `values`. Checkpoints of another run that this run did not load are moved aside. With dedicated
         parameter servers nothing is saved after a worker is lost: a notice reports it, and training continues.
 
         Args:
@@ -393,7 +393,7 @@ class Session(LayoutChanges):
                 `load` fetches files that a machine lacks.
             asynchronous: return after copying everything in memory, and write during the next steps. The next save,
                 load or close waits for the write and raises its errors.
-            mine: values of the script to save: numbers, text, tensors, containers of these, and objects with
+            values: values of the script to save: numbers, text, tensors, containers of these, and objects with
                 state_dict().
 
         Raises:
@@ -407,8 +407,8 @@ class Session(LayoutChanges):
         if self._synchronizer.in_step and not self._stages.now.local_parameters:
             session_checkpoint.compare_parameters(self._check, self._group, self.steps)
         save = partial(self._checkpoints.save, directory, keep=keep, replicas=replicas, asynchronous=asynchronous)
-        self._group.whole(lambda: save(self.state_dict(), mine))
-        self._changes.mine = mine
+        self._group.whole(lambda: save(self.state_dict(), values))
+        self._changes.saved_values = values
 
     @torch.inference_mode(False)
     def load(self, directory: StrPath) -> dict[str, Any]:
@@ -416,17 +416,17 @@ class Session(LayoutChanges):
 
         The checkpoint may come from another number of workers if all their files are readable; a notice then reports
         how their recipe state was combined. A damaged checkpoint is skipped for the previous one, with a notice. A
-        worker that joins an elastic run has the current state already; it only receives the `mine` of the others.
+        worker that joins an elastic run has the current state already; it receives only the `values` of the others.
 
         Returns:
-            The values saved as `mine`; {} if there is no checkpoint.
+            The saved `values`; {} if there is no checkpoint.
 
         Raises:
             LoopError: not all ranks call it.
             CheckpointError: the checkpoint does not fit this model or recipe.
         """
         if self._changes.handed_over:
-            return dict(self._changes.mine)
+            return dict(self._changes.saved_values)
         if self._synchronizer.in_step:
             self._synchronizer.meet_to_save(Presence.LOADING)  # LoopError on all ranks where some do not load
         self._step_hooks.manual_updates.forget()

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer import events
-from gossamer.algorithms.compressors.sharded import is_owed
+from gossamer.algorithms.compressors.sharded import is_group_residual
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base import flight_recorder
 from gossamer.base.transport import Transport
@@ -48,11 +48,11 @@ REMEDIES = {
 
 
 def session_state(
-    recipe: Recipe, layout: str, transport: Transport, synchronizer: Synchronizer, *, owed: NamedState, **about: Any
+    recipe: Recipe, layout: str, transport: Transport, synchronizer: Synchronizer, *, earlier: NamedState, **about: Any
 ) -> dict[str, Any]:
-    """State of a session. `owed`: pending gradients of an earlier recipe. about: further values for a resumed run."""
+    """State of a session. earlier: pending gradients of an earlier recipe. about: further values to save."""
     state = synchronizer.remembered()
-    for name, tensors in owed.items():
+    for name, tensors in earlier.items():
         state.setdefault(name, {}).update(tensors)
     return {
         **about,
@@ -69,12 +69,12 @@ def session_state(
 
 
 def restore(
-    states: Sequence[SessionState], mine: SessionState, transport: Transport, synchronizer: Synchronizer
+    states: Sequence[SessionState], values: SessionState, transport: Transport, synchronizer: Synchronizer
 ) -> None:
     """Restore `states`: this rank's own, or those of all ranks of another world size. mine: the current state."""
     own = own_state(states, transport)
-    state = reshard.taken_up(own, mine) if own["world"] == mine["world"] else reshard.fold(states, mine)
-    refuse_misfit(state, mine)
+    state = reshard.taken_up(own, values) if own["world"] == values["world"] else reshard.fold(states, values)
+    refuse_misfit(state, values)
     transport.links = state.get("links", "")
     if state["progress"]:
         synchronizer.resume(state["progress"], state["state"])
@@ -89,12 +89,12 @@ def own_state(states: Sequence[SessionState], transport: Transport) -> SessionSt
     return states[transport.rank if len(states) == transport.world else 0]
 
 
-def refuse_misfit(state: SessionState, mine: SessionState) -> None:
+def refuse_misfit(state: SessionState, values: SessionState) -> None:
     """Raise CheckpointError for a saved state of a session that belongs to another run."""
     for key in ("recipe", "layout", "world", "rank"):
-        if state[key] != mine[key]:
+        if state[key] != values[key]:
             raise CheckpointError(
-                f"this checkpoint's {key} is {state[key]!r}, this session's is {mine[key]!r}, so its state does not "
+                f"this checkpoint's {key} is {state[key]!r}, this session's is {values[key]!r}, so its state does not "
                 f"fit. {REMEDIES.get(key, REMEDY)}, or begin in an empty directory."
             )
 
@@ -113,11 +113,11 @@ def about(session: SessionState, run: str) -> dict[str, str]:
 
 def refuse_other_optimizer(tree: Mapping[str, Any], optimizer: Optimizer) -> None:
     """Raise CheckpointError, before anything is loaded, for the state of another kind of optimizer."""
-    written, mine = tree.get("optimizer_class"), type(optimizer).__name__
-    if written is not None and written != mine:
+    written, values = tree.get("optimizer_class"), type(optimizer).__name__
+    if written is not None and written != values:
         raise CheckpointError(
-            f"this checkpoint was written with {written}, but this session has {mine}, which keeps other state. "
-            f"Build {written}(model.parameters(), ...) before gossamer.attach; or, to start with {mine}, load the "
+            f"this checkpoint was written with {written}, but this session has {values}, which keeps other state. "
+            f"Build {written}(model.parameters(), ...) before gossamer.attach; or, to start with {values}, load the "
             "model alone and save into an empty directory."
         )
 
@@ -160,7 +160,9 @@ def restart_resharded(
 def copy_kept(old: Mapping[str, Mapping[str, Tensor]], new: NamedState, without: Collection[str]) -> None:
     """Copy the state of parameters from `old` to `new`, except those in `without` and undelivered values of shards."""
     kept = {name: state for name, state in new.items() if name not in without}
-    copy_state(old, {name: {key: state[key] for key in state if not is_owed(key)} for name, state in kept.items()})
+    copy_state(
+        old, {name: {key: state[key] for key in state if not is_group_residual(key)} for name, state in kept.items()}
+    )
 
 
 # -- saves and loads of all ranks together -----------------------------------------------------------------------------
@@ -225,25 +227,25 @@ class SessionCheckpoints:
         self,
         directory: StrPath,
         session: Mapping[str, Any],
-        mine: Mapping[str, Any],
+        values: Mapping[str, Any],
         **options: Any,
     ) -> None:
-        """Write a checkpoint: `session` is the session's state, `mine` are the script's values."""
+        """Write a checkpoint: `session` is the session's state, `values` are the script's values."""
         with flight_recorder.current.save():
-            self._save(directory, session, mine, options)
+            self._save(directory, session, values, options)
 
     def _save(
-        self, directory: StrPath, session: Mapping[str, Any], mine: Mapping[str, Any], options: Mapping[str, Any]
+        self, directory: StrPath, session: Mapping[str, Any], values: Mapping[str, Any], options: Mapping[str, Any]
     ) -> None:
         wanted = self._agree_on(options)
         self._conclude(since="the next was to be saved")
-        self._tracked.tell_missing(mine)
+        self._tracked.tell_missing(values)
         beside = {
             "tracked": self._tracked.state_dict(),
             "optimizer_class": type(self._optimizer).__name__,
             "optimizer_names": parameter_names(self._model, self._optimizer),
         }
-        tree = {**coordinated.states(self._parts()), **beside, "session": session, "mine": mine}
+        tree = {**coordinated.states(self._parts()), **beside, "session": session, "mine": values}
         tell = self._group.all_gather_text
         self._run = agree_on_name(tell, self._run)
         described = about(session, self._run)
@@ -315,9 +317,9 @@ class SessionCheckpoints:
         if failure is not None:
             raise failure
         if len(set(texts)) > 1:
-            told = "; ".join(f"rank {who}: {text}" for who, text in enumerate(texts))
+            found = "; ".join(f"rank {who}: {text}" for who, text in enumerate(texts))
             raise CheckpointError(
-                f"ranks save with different options: {told}. Call session.save with the same options on every rank; "
+                f"ranks save with different options: {found}. Call session.save with the same options on every rank; "
                 "nothing was written."
             )
         return wanted

@@ -106,14 +106,14 @@ def hand_out(
 
     Hashes are compared first: a script that seeds every rank alike, or loads one file, has nothing to send.
     """
-    mine = local_parts(tensors)
-    forms, *hashes = zip(*(text.split() for text in tell(_described(mine))), strict=False)
+    own = local_parts(tensors)
+    forms, *hashes = zip(*(text.split() for text in tell(_described(own))), strict=False)
     if len({*forms}) > 1:
         raise MismatchError(
             "the ranks' models have different buffers or frozen parameters: their number, shapes or dtypes differ, so "
             "rank 0's cannot be broadcast. Build the same model everywhere, including buffers, before attach."
         )
-    unlike = [_once(tensor) for tensor, by_rank in zip(mine, hashes, strict=True) if len({*by_rank}) > 1]
+    unlike = [_once(tensor) for tensor, by_rank in zip(own, hashes, strict=True) if len({*by_rank}) > 1]
     if unlike:
         broadcast(unlike, 0)
 

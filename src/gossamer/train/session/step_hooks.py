@@ -31,7 +31,7 @@ from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.loop_scaler import LoopScaler, refuse_late, scaler_of_parts, show_overflow
 from gossamer.train.session.manual_updates import ManualUpdates
 from gossamer.train.session.model_watch import ModelWatch
-from gossamer.train.session.owed_gradients import OwedGradients
+from gossamer.train.session.pending_gradients import PendingGradients
 from gossamer.train.session.tracked_parts import TrackedParts
 from gossamer.train.sharding.local_shards import LocalShards, WholeParameters
 from gossamer.train.synchronizers.base import SoloSynchronizer
@@ -57,7 +57,7 @@ class StepHooks:
             extensions.add(self._clip)
         self.watch = ModelWatch(model)
         self._attached_before = WeakParameters()  # all that were attached at some time
-        self.owed = OwedGradients(extensions)
+        self.pending_gradients = PendingGradients(extensions)
         self.manual_updates = ManualUpdates(
             optimizer, lambda: self._recipe, lambda: session._synchronizer.use(), extensions
         )

@@ -127,13 +127,13 @@ class TrackedParts:
     def compare_rates(self) -> None:
         """Called before the first step of a new worker: print a notice if its learning rate differs from that of the
         other workers, or will differ because its scheduler is not tracked."""
-        theirs, self._rates = self._rates, None
-        mine = _rates(self._optimizer)
+        remote, self._rates = self._rates, None
+        own = _rates(self._optimizer)
         tracked = any(_schedules(part, self._optimizer) for part in self._all().values())
-        if theirs is not None and (mine != theirs or (_has_scheduler(self._optimizer) and not tracked)):
+        if remote is not None and (own != remote or (_has_scheduler(self._optimizer) and not tracked)):
             events.notice(
-                f"this worker joined a run with learning rate {_listed(theirs)} but makes its first step with "
-                f"{_listed(mine)}. Its scheduler did not receive the state of the other workers and starts from the "
+                f"this worker joined a run with learning rate {_listed(remote)} but makes its first step with "
+                f"{_listed(own)}. Its scheduler did not receive the state of the other workers and starts from the "
                 "beginning, so its rate would differ from theirs. Write gossamer.attach(..., scheduler=scheduler), or "
                 "session.track(scheduler=scheduler) if it is created after attach"
             )
@@ -147,9 +147,9 @@ class TrackedParts:
             for group, rate in zip(self._optimizer.param_groups, state.get("_last_lr", ()), strict=False):
                 group["lr"] = rate
 
-    def tell_missing(self, mine: Mapping[str, Any]) -> None:
-        """Print notices about schedulers and optimizers of this model that are neither tracked nor in `mine`."""
-        kept = [*self._all().values(), *_leaves(mine)]
+    def tell_missing(self, own: Mapping[str, Any]) -> None:
+        """Print notices about schedulers and optimizers of this model that are neither tracked nor in `own`."""
+        kept = [*self._all().values(), *_leaves(own)]
         if _has_scheduler(self._optimizer) and not any(_schedules(part, self._optimizer) for part in kept):
             self._tell(
                 "the optimizer has a learning rate scheduler that is not in the checkpoint, so a resumed run would "
@@ -272,10 +272,10 @@ def refuse_other_functions(name: str, scheduler: Any, others: Mapping[str, str])
 
     others: `functions_text` of the schedulers of workers that train already, by "functions of " and their names.
     """
-    mine, theirs = functions_text(scheduler), others.get(f"functions of {name}", "")
-    if mine != theirs:
+    own, remote = functions_text(scheduler), others.get(f"functions of {name}", "")
+    if own != remote:
         raise MismatchError(
-            f"the functions of {name} return {mine or 'nothing'} on this worker and {theirs or 'nothing'} on the "
+            f"the functions of {name} return {own or 'nothing'} on this worker and {remote or 'nothing'} on the "
             f"workers that train already, so learning rates would differ. This worker does not join. {REMEDY}"
         )
 

@@ -44,12 +44,12 @@ def take_over(tensors: Sequence[Tensor], parts: Sequence[Stateful], source: int,
     rank = group.transport.rank
     text, held = checkpoint.flatten([part.state_dict() for part in parts])
     specs = {key: _spec(tensor) for key, tensor in held.items()}
-    theirs = json.loads(group.all_gather_text(json.dumps({"tree": text, "tensors": specs}))[source])
+    remote = json.loads(group.all_gather_text(json.dumps({"tree": text, "tensors": specs}))[source])
     if rank != source:
-        held = {key: _blank(spec) for key, spec in theirs["tensors"].items()}
+        held = {key: _blank(spec) for key, spec in remote["tensors"].items()}
     group.broadcast_([*local_parts(tensors), *(held[key] for key in sorted(held))], source)
     if rank != source:
-        for part, state in zip(parts, checkpoint.unflatten(theirs["tree"], held), strict=True):
+        for part, state in zip(parts, checkpoint.unflatten(remote["tree"], held), strict=True):
             part.load_state_dict(state)
 
 

@@ -150,9 +150,9 @@ def _refuse_attached(model: nn.Module) -> None:
 
 def sessions_of(model: nn.Module) -> list[OpenSession]:
     """Open sessions that train some of the model's parameters."""
-    mine = {id(parameter) for parameter in trainable(model).values()}
+    local = {id(parameter) for parameter in trainable(model).values()}
     found = [(session, session.model) for session in open_sessions() if session.model is not None]
-    return [session for session, other in found if any(id(each) in mine for each in other.parameters())]
+    return [session for session, other in found if any(id(each) in local for each in other.parameters())]
 
 
 def _refuse_sharded(name: str, parameter: nn.Parameter) -> None:

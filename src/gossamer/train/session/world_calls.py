@@ -82,7 +82,7 @@ def broadcast(world: WorldState, value: Any, root: int = 0) -> Any:
     call = Call("broadcast", f"root={root}")
     content = packed(value, call.name) if world.rank == root else b""
 
-    def told(transport: Transport) -> bytes | None:
+    def perform(transport: Transport) -> bytes | None:
         lengths = _agreed(transport, call, len(content))
         source = next((rank for rank, length in enumerate(lengths) if length), None)  # ranks may have changed meanwhile
         if source is None:
@@ -91,7 +91,7 @@ def broadcast(world: WorldState, value: Any, root: int = 0) -> Any:
         broadcast_tensors(transport, [tensor], source)
         return bytes_of(tensor)
 
-    found = _performed(world, call, content, told, lambda values: values.get(root))
+    found = _performed(world, call, content, perform, lambda values: values.get(root))
     if found is None:
         raise PeerLost(f"rank {root} was lost, so {call.text} has no value. Broadcast from a rank that is left.")
     return unpacked(found, world.device)
@@ -179,9 +179,9 @@ def _reduction(flat: Tensor, op: Reduction, world: int) -> Generator[CollectiveO
     padded = flat.new_zeros(share * world)
     padded[: len(flat)] = flat
     parts = tuple((part.view(torch.uint8),) for part in padded.split(share))
-    mine = _combined([part.view(flat.dtype) for (part,) in (yield AllToAll(parts))], op)
-    found = yield AllGather((mine.view(torch.uint8),))
-    return torch.cat([part for (part,) in found]).view(mine.dtype)[: len(flat)]
+    local = _combined([part.view(flat.dtype) for (part,) in (yield AllToAll(parts))], op)
+    found = yield AllGather((local.view(torch.uint8),))
+    return torch.cat([part for (part,) in found]).view(local.dtype)[: len(flat)]
 
 
 def _combined(values: Sequence[Tensor], op: Reduction) -> Tensor:
@@ -206,11 +206,11 @@ def _combined(values: Sequence[Tensor], op: Reduction) -> Tensor:
 def _gathered(world: WorldState, call: Call, content: bytes) -> list[bytes]:
     """The contents of all ranks that are there, by rank."""
 
-    def told(transport: Transport) -> list[bytes]:
+    def perform(transport: Transport) -> list[bytes]:
         lengths = _agreed(transport, call, len(content))
         return _all_gathered(transport, content, lengths)
 
-    return _performed(world, call, content, told, lambda values: list(values.values()))
+    return _performed(world, call, content, perform, lambda values: list(values.values()))
 
 
 class _Differing(Exception):
@@ -219,12 +219,12 @@ class _Differing(Exception):
 
 def _agreed(transport: Transport, call: Call, length: int) -> list[int]:
     """Compare the calls of all ranks. Returns the lengths of their contents, by rank."""
-    mine = torch.tensor([call.code, len(call.text.encode()), length], device="cpu")
-    heard = [part.tolist() for (part,) in _answer(transport, AllGather((mine,)))]
-    if any(code != call.code for code, _, _ in heard):
-        texts = _all_gathered(transport, call.text.encode(), [size for _, size, _ in heard])
+    local = torch.tensor([call.code, len(call.text.encode()), length], device="cpu")
+    received = [part.tolist() for (part,) in _answer(transport, AllGather((local,)))]
+    if any(code != call.code for code, _, _ in received):
+        texts = _all_gathered(transport, call.text.encode(), [size for _, size, _ in received])
         raise _Differing(_by_rank(dict(enumerate(texts))))
-    return [length for _, _, length in heard]
+    return [length for _, _, length in received]
 
 
 def _answer(transport: Transport, op: CollectiveOp) -> Any:
@@ -239,8 +239,8 @@ def _all_gathered(transport: Transport, content: bytes, lengths: Sequence[int]) 
         return [b""] * len(lengths)
     padded = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
     padded[: len(content)] = tensor_of(content)
-    heard = _answer(transport, AllGather((padded,)))
-    return [bytes_of(part[:length]) for (part,), length in zip(heard, lengths, strict=True)]
+    received = _answer(transport, AllGather((padded,)))
+    return [bytes_of(part[:length]) for (part,), length in zip(received, lengths, strict=True)]
 
 
 def _performed(
@@ -267,8 +267,8 @@ def _performed(
         return among_survivors({0: own})
     if (calls := survivor_calls(world)) is not None:
         form = call.text.encode()
-        told = calls.gather(f"world.{call.name}", call.form, b"".join((_LENGTH.pack(len(form)), form, own)))
-        return among_survivors(_of_one_form(told))
+        perform = calls.gather(f"world.{call.name}", call.form, b"".join((_LENGTH.pack(len(form)), form, own)))
+        return among_survivors(_of_one_form(perform))
 
     def attempt(transport: Transport) -> tuple[list[T], str]:
         try:
@@ -299,13 +299,13 @@ def _over_newest_group(world: WorldState, calls: Callable[[Transport], T]) -> T:
         return calls(transport)
 
 
-def _of_one_form(told: Mapping[int, bytes]) -> dict[int, bytes]:
+def _of_one_form(perform: Mapping[int, bytes]) -> dict[int, bytes]:
     """The contents by rank. Raises MismatchError where the calls had different forms."""
-    ends = {rank: _LENGTH.size + _LENGTH.unpack_from(each)[0] for rank, each in told.items()}
-    forms = {rank: each[_LENGTH.size : ends[rank]] for rank, each in told.items()}
+    ends = {rank: _LENGTH.size + _LENGTH.unpack_from(each)[0] for rank, each in perform.items()}
+    forms = {rank: each[_LENGTH.size : ends[rank]] for rank, each in perform.items()}
     if len(set(forms.values())) > 1:
         raise _mismatch(_by_rank(forms))
-    return {rank: each[ends[rank] :] for rank, each in told.items()}
+    return {rank: each[ends[rank] :] for rank, each in perform.items()}
 
 
 def _by_rank(forms: Mapping[int, bytes]) -> str:

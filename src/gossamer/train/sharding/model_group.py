@@ -40,11 +40,13 @@ class ModelGroup:
 
     def hold(self, views: WholeParameters) -> None:
         """Set this rank's part of the model. Collective."""
-        told = self.training.all_gather_text(json.dumps([_ranks(each) for each in views.own.values() if _ranks(each)]))
-        mine = _connected(self.training.rank, _job_ranks(self.training, self.job), map(json.loads, told))
-        self.staged = mine < self.training.world
+        gathered = self.training.all_gather_text(
+            json.dumps([_ranks(each) for each in views.own.values() if _ranks(each)])
+        )
+        own = _connected(self.training.rank, _job_ranks(self.training, self.job), map(json.loads, gathered))
+        self.staged = own < self.training.world
         self._copies = {
-            id(views.parameters[name]): mine * _replicated(each) // (len(_ranks(each)) or 1)
+            id(views.parameters[name]): own * _replicated(each) // (len(_ranks(each)) or 1)
             for name, each in views.own.items()
         }
 
@@ -62,8 +64,8 @@ class ModelGroup:
             float(torch.linalg.vector_norm(entries(each.grad), dtype=torch.float64)) ** 2 / self._copies[id(each)]
             for each in graded
         )
-        heard = self.training.answer(AllGather((torch.tensor([squared], dtype=torch.float64),)))
-        return torch.tensor(sqrt(sum(float(theirs) for (theirs,) in heard)))
+        received = self.training.answer(AllGather((torch.tensor([squared], dtype=torch.float64),)))
+        return torch.tensor(sqrt(sum(float(remote) for (remote,) in received)))
 
     def whole(self, closed: events.Closed) -> events.Closed:
         """Add a digest of all parts of the replica, which replicas compare."""
@@ -78,8 +80,8 @@ class ModelGroup:
 
 
 def _agreed(transport: Transport, blame: NonFiniteOrigin | None) -> NonFiniteOrigin | None:
-    heard = transport.answer(AllGather((torch.tensor([blame is not None], dtype=torch.uint8),)))
-    return blame if blame is not None or not any(bool(theirs) for (theirs,) in heard) else ELSEWHERE
+    received = transport.answer(AllGather((torch.tensor([blame is not None], dtype=torch.uint8),)))
+    return blame if blame is not None or not any(bool(remote) for (remote,) in received) else ELSEWHERE
 
 
 def _job_ranks(training: Transport, job: Transport) -> list[int]:
@@ -90,7 +92,7 @@ def _job_ranks(training: Transport, job: Transport) -> list[int]:
 def _connected(rank: int, job_ranks: Sequence[int], meshes: Iterable[Sequence[Sequence[int]]]) -> int:
     """Number of ranks of the replica that are connected to `rank` by the meshes of parameters. They share parameters
     without a mesh, as with tensor parallelism; other ranks hold other layers."""
-    found, joined = {job_ranks[rank]}, [{*ranks} for theirs in meshes for ranks in theirs]
+    found, joined = {job_ranks[rank]}, [{*ranks} for remote in meshes for ranks in remote]
     while more := [ranks for ranks in joined if ranks & found and not ranks <= found]:
         found = found.union(*more)
     return len(found & {*job_ranks})

@@ -163,9 +163,9 @@ class Synchronizer(ABC):
 
     def take_up(self, handed: Mapping[str, Any]) -> None:
         """Start from the result of `handed_over` on another worker, without unsent residuals."""
-        theirs = handed["state"]
+        remote = handed["state"]
         kept = {
-            name: {key: theirs.get(name, {}).get(key, tensor) for key, tensor in remembered.items()}
+            name: {key: remote.get(name, {}).get(key, tensor) for key, tensor in remembered.items()}
             for name, remembered in self.remembered().items()
         }
         self.resume(handed["progress"], kept)

@@ -204,11 +204,11 @@ class GossipAveraging(Synchronizer):
         agreed: dict[str, Tensor] = {}
         away = torch.zeros(1, dtype=torch.float64, device=self._buckets[0].flat.device)
         for bucket in self._buckets:
-            mine = bucket.gather_parameters()
-            shares = self._rule.shares(mine, self._memory[bucket])
+            own = bucket.gather_parameters()
+            shares = self._rule.shares(own, self._memory[bucket])
             means = yield Coalesced(tuple(AllReduceMean(share.clone()) for share in shares))
-            mean = self._rule.whole(tuple(means)).to(mine.dtype)
-            away += (mine - mean).double().square().sum()
+            mean = self._rule.whole(tuple(means)).to(own.dtype)
+            away += (own - mean).double().square().sum()
             agreed |= {slot.name: slot.view(mean) for slot in bucket.layout}
         state = self._averaged_state()
         if (numbers := state.numbers()) is not None:

@@ -50,12 +50,12 @@ class MixedTensors:
     bucket: Bucket | None = None
     mixed: Tensor | None = None  # x after the neighbors' messages were applied
 
-    def offer(self, at: AggregationContext, told: int) -> GossipOffer:
+    def offer(self, at: AggregationContext, receivers: int) -> GossipOffer:
         state = State() if self.bucket is None else self.bucket.state
-        return self.rule.offer(self.x, self.memory, state, at, told)
+        return self.rule.offer(self.x, self.memory, state, at, receivers)
 
-    def land(self, offer: GossipOffer, heard: Sequence[NeighborMessage]) -> None:
-        self.mixed = self.rule.land(self.x.flat, self.x.layout, self.memory, offer, heard)
+    def land(self, offer: GossipOffer, received: Sequence[NeighborMessage]) -> None:
+        self.mixed = self.rule.land(self.x.flat, self.x.layout, self.memory, offer, received)
         if self.bucket is not None:
             self.bucket.state = offer.next_state.after(self.bucket.state)
 
@@ -68,8 +68,8 @@ class NeighborGraph:
     at: AggregationContext
 
     @property
-    def tells(self) -> tuple[int, ...]:
-        return self.topology.tells(self.at.rank, self.at.world, self.at.step, self.at.seed)
+    def sends_to(self) -> tuple[int, ...]:
+        return self.topology.sends_to(self.at.rank, self.at.world, self.at.step, self.at.seed)
 
     @property
     def edges(self) -> tuple[tuple[int, float], ...]:
@@ -85,19 +85,19 @@ def gossip_round(
     Nothing is written before all messages have arrived. If the headers announce a call that needs all workers, nothing
     is mixed.
     """
-    at, tells, edges = graph.at, graph.tells, graph.edges
-    offers = [part.offer(at, len(tells)) for part in parts]
+    at, sends_to, edges = graph.at, graph.sends_to, graph.edges
+    offers = [part.offer(at, len(sends_to)) for part in parts]
     written = head.written(parts[0].x.flat.device)
-    op = NeighborAllGather((written, *chain.from_iterable(offer.payload for offer in offers)), edges, tells)
+    op = NeighborAllGather((written, *chain.from_iterable(offer.payload for offer in offers)), edges, sends_to)
     everyone: Sequence[Payload] = ()
     if all_meet:
-        everyone, heard = yield Coalesced((AllGather((written,)), op))
+        everyone, received = yield Coalesced((AllGather((written,)), op))
     else:
-        heard = yield op
-    check({at.rank: head} | {peer: read_header(payload[0]) for peer, payload in zip(op.hears, heard, strict=True)})
+        received = yield op
+    check({at.rank: head} | {peer: read_header(payload[0]) for peer, payload in zip(op.senders, received, strict=True)})
     if head.presence.call is None:
-        _land(parts, offers, [(weight, _of(at, peer)) for peer, weight in edges], heard)
-    return [read_header(theirs) for (theirs,) in everyone]
+        _land(parts, offers, [(weight, _of(at, peer)) for peer, weight in edges], received)
+    return [read_header(remote) for (remote,) in everyone]
 
 
 def check(heads: Mapping[int, RoundHeader]) -> None:
@@ -128,12 +128,12 @@ def _land(
     parts: Sequence[MixedTensors],
     offers: Sequence[GossipOffer],
     edges: Sequence[tuple[float, AggregationContext]],
-    heard: Sequence[Payload],
+    received: Sequence[Payload],
 ) -> None:
     """Pass each part its slice of every payload, after the header."""
     begin = 1
     for part, offer in zip(parts, offers, strict=True):
         end = begin + len(offer.payload)
-        theirs = zip(edges, heard, strict=True)
-        part.land(offer, [NeighborMessage(weight, payload[begin:end], at) for (weight, at), payload in theirs])
+        remote = zip(edges, received, strict=True)
+        part.land(offer, [NeighborMessage(weight, payload[begin:end], at) for (weight, at), payload in remote])
         begin = end

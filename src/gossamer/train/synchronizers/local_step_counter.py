@@ -117,7 +117,7 @@ class LocalStepCounter:
         """
         if self._silenced is not None:
             self._silenced.silence()
-            self._tell_earlier(self._silenced.told())
+            self._tell_earlier(self._silenced.pending_reasons())
             return
         name = nonfinite_gradient(self._buckets)
         blame = self._loop.agree(None if name is None else (self._rank, name))
@@ -203,7 +203,7 @@ class SilencedGradients:
             spoiled = silence(list(held.values()))
             self._found.append(self._comm_thread.submit(partial(_first, list(held), spoiled)))
 
-    def told(self) -> Iterator[str | None]:
+    def pending_reasons(self) -> Iterator[str | None]:
         """Yield one result per completed check, in order: the name of the first non-finite gradient, or None."""
         while self._found and self._found[0].is_done:
             yield self._found.popleft().wait()

@@ -333,5 +333,5 @@ def unpack_statistics(loop: LoopState, taken: Payload) -> None:
     """Overwrite the buffers with the result of `pack_statistics` on another worker."""
     held = tuple(chain.from_iterable(loop.buffers()))
     for joint in taken:
-        for mine, theirs in zip(held, split(joint, held), strict=True):
-            mine.copy_(theirs)
+        for own, peer_parts in zip(held, split(joint, held), strict=True):
+            own.copy_(peer_parts)

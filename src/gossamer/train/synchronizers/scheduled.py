@@ -392,8 +392,8 @@ class ScheduledSynchronizer(Synchronizer):
         super().take_over_from(before)
         assert isinstance(before, ScheduledSynchronizer)
         self._number, self._task.agreed_state = before._number, before._task.agreed_state
-        for mine, theirs in zip(self._fragments, before._fragments, strict=True):
-            mine.weight = theirs.weight
+        for own, previous in zip(self._fragments, before._fragments, strict=True):
+            own.weight = previous.weight
 
     def close(self) -> None:
         self._local.close()

@@ -110,26 +110,26 @@ class TerminationProtocol:
         next(averages)
         try:
             while True:
-                heard = yield Await()
-                reply = self._answer(heard)
+                received = yield Await()
+                reply = self._answer(received)
                 if reply is None:
-                    op = averages.send(heard)
+                    op = averages.send(received)
                     while not isinstance(op, Await):
                         op = averages.send((yield op))
                 else:
                     yield reply  # first, since a thread that is notified below may close the endpoint
-                match heard:
+                match received:
                     case Arrived(sender=sender, op=Push(key=key, about=where)) if key == HELLO and where:
                         moved(sender, where)
-                self._note(heard)
+                self._note(received)
         finally:
             with self._changed:
                 self._deaf = True
                 self._changed.notify_all()
 
-    def _answer(self, heard: PeerEvent) -> Reply | None:
+    def _answer(self, received: PeerEvent) -> Reply | None:
         """The reply to an event; None if the partner answers it."""
-        match heard:
+        match received:
             case Arrived(token=token, op=Push(key=key)) if key == HELLO:
                 return Reply(token=token, answer=Receipt(version=0, about=self._status().encoded()))
             case Arrived(token=token, op=Push(key=key, payload=payload)) if key == FINAL_MEAN:
@@ -163,9 +163,9 @@ class TerminationProtocol:
                 here=(*self.live, self._rank),
             )
 
-    def _note(self, heard: PeerEvent) -> None:
+    def _note(self, received: PeerEvent) -> None:
         with self._changed:
-            match heard:
+            match received:
                 case Arrived(sender=sender, op=Push(key=key, stamp=stamp, about=about)) if key in self._said:
                     self._say_that(key, sender.number, incarnation_of(stamp.step))
                     if key == DISMISSED:
@@ -181,8 +181,8 @@ class TerminationProtocol:
         """Record the status of a worker, for messages that this worker missed before it returned."""
         with self._changed:
             self._partner.meet(peer, status.incarnation)
-            for key, said in ((DONE, status.done), (STOP, status.stop)):
-                if said:
+            for key, announced in ((DONE, status.done), (STOP, status.stop)):
+                if announced:
                     self._say_that(key, peer, status.incarnation)
             self._changed.notify_all()
 

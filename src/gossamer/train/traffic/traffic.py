@@ -257,7 +257,7 @@ def _of_a_round(
     if nbytes := sum(model.rider_bytes):
         numbers = torch.empty(int(nbytes) // 4, device="meta")
         rule, packed = strategy.rule(compressor).along, FlatTensors(numbers, Layout.of({"buffers": numbers}))
-        offer = rule.offer(packed, rule.begin(numbers), State(), AggregationContext(), told=1)
+        offer = rule.offer(packed, rule.begin(numbers), State(), AggregationContext(), receivers=1)
         state_bytes = payload_bytes(offer.payload)
     yield TrafficItem("control", "Mix", neighbors * model.control_bytes)
     yield TrafficItem("meetings", "Gather", (workers - 1) * model.control_bytes / strategy.rounds_apart(workers))
@@ -271,13 +271,13 @@ def neighbor_payload(recipe: Recipe, layout: Layout, dtype: torch.dtype) -> Payl
     shown = dtype if strategy.in_lock_step else accumulation_dtype(dtype)
     x, rule = on_meta(layout, shown), strategy.rule(recipe.compressor)
     state = recipe.compressor.init(x, AggregationContext())
-    return rule.offer(x, rule.begin(x.flat), state, AggregationContext(step=STEADY), told=1).payload
+    return rule.offer(x, rule.begin(x.flat), state, AggregationContext(step=STEADY), receivers=1).payload
 
 
 def mean_neighbors(topology: Topology, workers: int) -> float:
     """Number of neighbors that a worker sends to in a round, on average over workers and rounds."""
     rounds = range(topology.rounds(workers))
-    return fmean(len(topology.tells(rank, workers, number)) for number in rounds for rank in sampled_ranks(workers))
+    return fmean(len(topology.sends_to(rank, workers, number)) for number in rounds for rank in sampled_ranks(workers))
 
 
 def sampled_ranks(workers: int) -> range:

@@ -22,7 +22,7 @@ def _wanted(x, before, after, out, numel, tile: tl.constexpr):
     place = tl.arange(0, tile)
     w = wanted.wanted(x, before, place, place < numel)
     tl.store(out + place, w)
-    wanted.owe(after, w - 1.0, place, place < numel)
+    wanted.store_residual(after, w - 1.0, place, place < numel)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -31,7 +31,7 @@ def test_numbers_are_widened_before_what_is_owed_is_added(dtype: torch.dtype, ow
     x, before, after = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
     x, kept, out = x.to(dtype), after.clone(), torch.full((32,), torch.nan)
     residual = Residual(before, after) if owes else None
-    _wanted[(1,)](wanted.raw(x), *wanted.owed(residual), out, N, tile=32, **EXACT)
+    _wanted[(1,)](wanted.raw(x), *wanted.tensors_of(residual), out, N, tile=32, **EXACT)
     truth = (x.float() + before if owes else x.float())[:N]
     assert torch.equal(out[:N], truth)
     assert not out[N:].any()

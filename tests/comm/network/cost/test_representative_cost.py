@@ -115,7 +115,7 @@ def test_graphs_that_look_alike_from_every_rank(topology):
 
     def op(rank):
         edges = topology.weights(rank, world, 0)
-        return NeighborAllGather((floats(3000),), edges, topology.tells(rank, world, 0))
+        return NeighborAllGather((floats(3000),), edges, topology.sends_to(rank, world, 0))
 
     found = list(ratios([op], read_network("100mbit,20ms", world)))
     assert found == pytest.approx([1.0] * len(found), rel=1e-9)

@@ -44,11 +44,11 @@ def sign_magnitude_encode(
         block_sums(torch.where(large, *pair), sizes, block) / number.clamp(min=1)
         for pair, number in (((nothing, magnitude), entries - counts), ((magnitude, nothing), counts))
     ]
-    told = sendable(torch.stack(means, 1).view(-1))
+    sendable_means = sendable(torch.stack(means, 1).view(-1))
     codes = large.to(torch.uint8) * LARGE + (w < 0).to(torch.uint8) * MINUS
     if residual is not None:
-        torch.sub(w, _meant(codes, told, sizes, block, w.dtype), out=residual.after)
-    return told, pack(codes, sizes, 4, 4)
+        torch.sub(w, _meant(codes, sendable_means, sizes, block, w.dtype), out=residual.after)
+    return sendable_means, pack(codes, sizes, 4, 4)
 
 
 def sign_magnitude_decode(

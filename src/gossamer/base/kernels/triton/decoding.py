@@ -83,6 +83,6 @@ def decoded(
     )
     if found(status):
         return False
-    said = numbers, packed, out, *tiling.places, *steps, len(payloads), float(divisor)
-    _sum[tiling.grid](*said, meant=form.meant, **named)
+    args = numbers, packed, out, *tiling.places, *steps, len(payloads), float(divisor)
+    _sum[tiling.grid](*args, meant=form.meant, **named)
     return True

@@ -19,7 +19,7 @@ from gossamer.base.kernels.triton.rows import first_byte_of, located
 from gossamer.base.kernels.triton.stacking import fit
 from gossamer.base.kernels.triton.status import expect_finite, expect_sendable, fresh
 from gossamer.base.kernels.triton.tiling import halved, tileable, tiling_of
-from gossamer.base.kernels.triton.wanted import owe, owed, raw, wanted
+from gossamer.base.kernels.triton.wanted import raw, store_residual, tensors_of, wanted
 
 
 @triton.jit(do_not_specialize=["low", "high"])
@@ -41,7 +41,7 @@ def _encode(
             tl.store(scales + width * row + 1, second, mask=live)
     code = tl.where(here, code, 0)
     store_codes(code, codes, first_byte_of(first_bytes, row, live, bits, even), length, bits)
-    owe(after, w - meant(code, first[:, None], second[:, None], most), place, here)
+    store_residual(after, w - meant(code, first[:, None], second[:, None], most), place, here)
 
 
 def encoded(
@@ -67,7 +67,7 @@ def encoded(
     tiling, status = tiling_of(sizes, block, form.bits, x.device), fresh(x.device)
     made, codes = form.room(sizes, block, x.device)
     scales = made if given is None else given
-    buffers = raw(x), *owed(residual), given, scales, codes, status
+    buffers = raw(x), *tensors_of(residual), given, scales, codes, status
     named = {"coded": coded, "meant": form.meant, **form.named, **tiling.shape}
     _encode[tiling.grid](*buffers, *tiling.places, *halves_of(word), **named)
     expect_finite(status)

@@ -18,7 +18,7 @@ from gossamer.base.kernels.reference.residual import Residual, both
 from gossamer.base.kernels.triton.factor_table import FactorTable, factor_table, holds
 from gossamer.base.kernels.triton.launch import EXACT
 from gossamer.base.kernels.triton.status import OUT_OF_RANGE, found, fresh, report
-from gossamer.base.kernels.triton.wanted import owe, owed, wanted
+from gossamer.base.kernels.triton.wanted import store_residual, tensors_of, wanted
 from gossamer.errors import NotFinite
 
 
@@ -31,7 +31,7 @@ def _weigh(
     inside = tl.arange(0, block) < tl.load(lengths + number)
     w = wanted(x, before, place, inside)
     report(status, ~(tl.abs(w) <= limit), OUT_OF_RANGE)
-    owe(after, w, place, inside)
+    store_residual(after, w, place, inside)
     if tl.load(columns + owner) == 0:
         tl.store(first + tl.load(lefts + owner) + place - tl.load(ats + owner), w, mask=inside)
 
@@ -45,7 +45,7 @@ def project(x: Tensor, factoring: Factoring, q: Tensor, terms: float, residual: 
     first, status, blocks = q.new_empty(factoring.first_numel), fresh(x.device), table.blocks
     if len(blocks):
         _weigh[(len(blocks),)](
-            x, *owed(residual), first, blocks.starts, blocks.lengths, blocks.owners, table.ats, table.columns,
+            x, *tensors_of(residual), first, blocks.starts, blocks.lengths, blocks.owners, table.ats, table.columns,
             table.lefts, status, torch.finfo(x.dtype).max / terms, block=blocks.block, **EXACT,
         )  # fmt: skip
     for run in factoring.runs:

@@ -63,8 +63,8 @@ def _half_sum(payloads, out, status, numel, step, count, divisor, tile: tl.const
 def half_decode(payloads: Sequence[Tensor], out: Tensor, divisor: int = 1) -> bool:
     """As reference.half.half_decode."""
     dtype, numel = payloads[0].dtype, out.numel()
-    ours = dtype in HALVES and fit(payloads, dtype, numel, out) and serves(out, types=(torch.float32,))
-    if not ours:
+    kernel_serves = dtype in HALVES and fit(payloads, dtype, numel, out) and serves(out, types=(torch.float32,))
+    if not kernel_serves:
         return half.half_decode(payloads, out, divisor)
     status, (rows, step) = fresh(out.device), stacked(payloads)
     counts = numel, step, len(payloads), float(divisor)

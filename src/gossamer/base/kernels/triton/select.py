@@ -31,7 +31,7 @@ from gossamer.base.kernels.triton.remainder import leave
 from gossamer.base.kernels.triton.sampling import bounds
 from gossamer.base.kernels.triton.spans import Spans, span, spans
 from gossamer.base.kernels.triton.status import expect_finite, fresh
-from gossamer.base.kernels.triton.wanted import owed, raw
+from gossamer.base.kernels.triton.wanted import raw, tensors_of
 
 NAN = 0x7FFFFFFF  # a magnitude that is above those of all numbers
 
@@ -74,7 +74,7 @@ def above(x: Tensor, threshold: float, room: int, residual: Residual | None = No
         return select.above(x, threshold, room, residual)
     lying, status, least = span(len(x), room, x.device), fresh(x.device), _magnitude(threshold)
     limit, bound = (torch.full_like(status, each) for each in (least, min(least + 1, NAN)))
-    candidates = gathered(raw(x), owed(residual)[0], lying, bound, status)
+    candidates = gathered(raw(x), tensors_of(residual)[0], lying, bound, status)
     wrong, found = torch.cat((status, candidates.found)).tolist()
     if wrong:
         expect_finite(status)
@@ -93,7 +93,7 @@ def _largest(
     values = torch.empty(lying.total, device=x.device)
     if not len(x):
         return places, values
-    status, (before, _) = fresh(x.device), owed(residual)
+    status, (before, _) = fresh(x.device), tensors_of(residual)
     candidates = gathered(x, before, lying, bounds(x, before, lying), status)
     _write(Chosen(candidates, *thresholds(candidates)), residual, places, values, status, momentum)
     expect_finite(status)

@@ -21,7 +21,7 @@ from gossamer.base.kernels.triton.noise import halves_of, paired
 from gossamer.base.kernels.triton.stacking import fit, stacked
 from gossamer.base.kernels.triton.status import MALFORMED, NOT_FINITE, expect_finite, found, fresh, report
 from gossamer.base.kernels.triton.tiling import first_bytes_of, tileable
-from gossamer.base.kernels.triton.wanted import INFINITE, magnitude, owe, raw, signed, wanted
+from gossamer.base.kernels.triton.wanted import INFINITE, magnitude, raw, signed, store_residual, wanted
 
 BYTES = 1024  # per program: whole runs of 64, with entries 64 apart
 RUN: tl.constexpr = tl.constexpr(ternary.APART[5])
@@ -79,7 +79,7 @@ def _ternary_encode(
         drawn = paired(place, low, high, 24).to(tl.float32) * UNIT
         sent = here & (drawn * scale < tl.abs(w)) & (scale != 0)
         packed = packed * base + tl.where(sent, tl.where(w < 0, 2, 1), 0)
-        owe(after, w - tl.where(sent, signed(w < 0, scale), 0.0), place, here)
+        store_residual(after, w - tl.where(sent, signed(w < 0, scale), 0.0), place, here)
     report(status, largest >= INFINITE, NOT_FINITE)
     tl.store(codes + first_byte + byte, packed.to(tl.uint8), mask=byte * per_byte < length)
 

@@ -17,7 +17,7 @@ def raw(x: Tensor) -> Tensor:
     return x.view(torch.int16) if x.dtype == torch.bfloat16 else x
 
 
-def owed(residual: Residual | None) -> tuple[Tensor, ...] | tuple[None, None]:
+def tensors_of(residual: Residual | None) -> tuple[Tensor, ...] | tuple[None, None]:
     """Return the residual's buffers as arguments of a kernel."""
     return both(residual) or (None, None)
 
@@ -41,7 +41,7 @@ def wanted(x, before, place, here):
 
 
 @triton.jit
-def owe(after, left, place, here):
+def store_residual(after, left, place, here):
     """Write the residual of w, if there is a buffer for it."""
     if after is not None:
         tl.store(after + place, left, mask=here)

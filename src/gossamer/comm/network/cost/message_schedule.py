@@ -102,9 +102,9 @@ def direct(rank: int, world: int, nbytes: Sequence[int]) -> Moves:
     yield from _all(others)
 
 
-def neighbors(rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
-    """Send the same payload to each of `tells`, and receive a payload from each of `hears`."""
-    to, of = ([peer for peer in peers if peer != rank] for peers in (tells, hears))
+def neighbors(rank: int, receivers: Sequence[int], senders: Sequence[int], nbytes: int) -> Moves:
+    """Send the same payload to each of `receivers`, and receive a payload from each of `senders`."""
+    to, of = ([peer for peer in peers if peer != rank] for peers in (receivers, senders))
     yield from (Send(peer, nbytes) for peer in to)
     yield from (Receive(peer) for peer in of)
     yield from (ReceiveCompleted() for _ in of)
@@ -143,10 +143,10 @@ def eager_direct(rank: int, world: int, nbytes: Sequence[int]) -> Moves:
     yield from (Hear(peer) for peer in others(rank, world))
 
 
-def eager_neighbors(rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
-    """Send the same payload to each of `tells` without waiting; then receive one from each of `hears`."""
-    yield from (Send(peer, nbytes, eager=True) for peer in tells if peer != rank)
-    yield from (Hear(peer) for peer in hears if peer != rank)
+def eager_neighbors(rank: int, receivers: Sequence[int], senders: Sequence[int], nbytes: int) -> Moves:
+    """Send the same payload to each of `receivers` without waiting; then receive one from each of `senders`."""
+    yield from (Send(peer, nbytes, eager=True) for peer in receivers if peer != rank)
+    yield from (Hear(peer) for peer in senders if peer != rank)
 
 
 def table_moves(collective: Collective, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]:

@@ -188,7 +188,7 @@ class _Rank:
     waiting: Move | None = None
     sent: deque[float] = field(default_factory=deque)
     received: deque[float] = field(default_factory=deque)
-    heard: dict[int, int] = field(default_factory=dict)
+    received_counts: dict[int, int] = field(default_factory=dict)
 
 
 class _Exchange:
@@ -206,16 +206,16 @@ class _Exchange:
 
     def _go_on(self, rank: int) -> None:
         """Execute moves until one must wait."""
-        mine, now = self._ranks[rank], self._clock.now
+        own, now = self._ranks[rank], self._clock.now
         while True:
-            move = mine.waiting or next(mine.moves, None)
-            mine.waiting = None
+            move = own.waiting or next(own.moves, None)
+            own.waiting = None
             match move:
                 case Hear(of):
-                    if not mine.heard.get(of):
-                        mine.waiting = move
+                    if not own.received_counts.get(of):
+                        own.waiting = move
                         return
-                    mine.heard[of] -= 1
+                    own.received_counts[of] -= 1
                 case Send(to, nbytes, True):
                     self._post(rank, to, nbytes + EAGER_ENVELOPE_BYTES)
                 case Send(to, nbytes):
@@ -226,9 +226,9 @@ class _Exchange:
                     self._wishes.setdefault((of, rank), deque()).append(wish)
                     self._match(of, rank)
                 case SendCompleted() | ReceiveCompleted():
-                    done = mine.sent if isinstance(move, SendCompleted) else mine.received
+                    done = own.sent if isinstance(move, SendCompleted) else own.received
                     if not done:
-                        mine.waiting = move
+                        own.waiting = move
                         return
                     done.popleft()
                 case RankTurn(number):
@@ -291,7 +291,7 @@ class _Exchange:
             queue[0]()
 
     def _heard(self, sender: int, receiver: int) -> None:
-        mine = self._ranks[receiver]
-        mine.heard[sender] = mine.heard.get(sender, 0) + 1
-        if mine.waiting is not None:
+        own = self._ranks[receiver]
+        own.received_counts[sender] = own.received_counts.get(sender, 0) + 1
+        if own.waiting is not None:
             self._go_on(receiver)

@@ -53,7 +53,7 @@ class MessagePlan(Protocol):
     def straight(self, rank: int, world: int, nbytes: Sequence[int]) -> Moves:
         """Send nbytes[j] to rank j."""
 
-    def neighbors(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves: ...
+    def neighbors(self, rank: int, receivers: Sequence[int], senders: Sequence[int], nbytes: int) -> Moves: ...
 
     def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]: ...
 
@@ -78,8 +78,8 @@ class Engine:
     def straight(self, rank: int, world: int, nbytes: Sequence[int]) -> Moves:
         return direct(rank, world, nbytes)
 
-    def neighbors(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
-        return neighbors(rank, tells, hears, nbytes)
+    def neighbors(self, rank: int, receivers: Sequence[int], senders: Sequence[int], nbytes: int) -> Moves:
+        return neighbors(rank, receivers, senders, nbytes)
 
     def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]:
         return [tree_broadcast(rank, world, nbytes, source)]
@@ -105,8 +105,8 @@ class Eager:
     def straight(self, rank: int, world: int, nbytes: Sequence[int]) -> Moves:
         return eager_direct(rank, world, nbytes)
 
-    def neighbors(self, rank: int, tells: Sequence[int], hears: Sequence[int], nbytes: int) -> Moves:
-        return eager_neighbors(rank, tells, hears, nbytes)
+    def neighbors(self, rank: int, receivers: Sequence[int], senders: Sequence[int], nbytes: int) -> Moves:
+        return eager_neighbors(rank, receivers, senders, nbytes)
 
     def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]:
         return table_moves(Broadcast(source=source), rank, world, nbytes, 1)
@@ -138,11 +138,11 @@ def parts_of(op: CollectiveOp, rank: int, world: int, way: MessagePlan = ENGINE)
         case AllToAll(parts):
             return [way.straight(rank, world, [payload_bytes(part) for part in parts])]
         case NeighborAllGather(payload):
-            return [way.neighbors(rank, op.told, op.hears, payload_bytes(payload))]
+            return [way.neighbors(rank, op.receivers, op.senders, payload_bytes(payload))]
         case InGroup(_, inner):
             ranks = op.group_of(rank, world)
-            mine = parts_of(inner, ranks.index(rank), len(ranks), way.among(ranks))
-            return [_renamed(moves, ranks) for moves in mine]
+            own = parts_of(inner, ranks.index(rank), len(ranks), way.among(ranks))
+            return [_renamed(moves, ranks) for moves in own]
         case Coalesced(ops):
             return [moves for each in ops for moves in parts_of(each, rank, world, way)]
 

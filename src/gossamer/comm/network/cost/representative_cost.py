@@ -238,12 +238,12 @@ def _rounds(collective: Collective, world: int, filled: int) -> tuple[tuple[int,
     busiest = collective.busiest(world)
     found: list[tuple[tuple[int, ...], int]] = []
     for _, hops in groupby(collective.hops(busiest, world), key=lambda hop: hop.round):
-        sent, heard = Counter[int](), Counter[int]()
+        sent, received = Counter[int](), Counter[int]()
         for hop in hops:
-            way = sent if hop.does is Does.SEND else heard
+            way = sent if hop.does is Does.SEND else received
             way[hop.peer] += max(1, min(hop.stop, filled) - hop.first)
-        peers = sent or heard
-        messages = max(max(way.values(), default=0) for way in (sent, heard))
+        peers = sent or received
+        messages = max(max(way.values(), default=0) for way in (sent, received))
         found.append((tuple((peer - busiest) % world for peer in peers), messages))
     return tuple((len(list(same)), np.array(peers), messages) for (peers, messages), same in groupby(found))
 
@@ -292,8 +292,8 @@ class RepresentativeCost:
             case AllToAll():
                 return self._rank.exchange(ranks[1:], _largest_part(Itself(op)), now)
             case NeighborAllGather(payload):
-                told, heard = ([peer for peer in peers if peer] for peers in (op.told, op.hears))
-                return self._rank.exchange(ranks[max(told, heard, key=len)], payload_bytes(payload), now)
+                outgoing, received = ([peer for peer in peers if peer] for peers in (op.receivers, op.senders))
+                return self._rank.exchange(ranks[max(outgoing, received, key=len)], payload_bytes(payload), now)
             case InGroup(group, inner):
                 return self._end(inner, ranks[np.array(group) - group[0]], now)
             case Coalesced():

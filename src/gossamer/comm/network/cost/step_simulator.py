@@ -117,8 +117,8 @@ class _RunningJob:
         computing, op, engine = self.job.rounds[self.issued]
         self._compute(computing)
         ops = op if isinstance(op, tuple) else [op] * len(self.ranks)
-        heard = self.lines.answer(ops, [rank.free_at for rank in self.ranks])
-        self.answered = [moment + engine for moment in heard]
+        received = self.lines.answer(ops, [rank.free_at for rank in self.ranks])
+        self.answered = [moment + engine for moment in received]
         self.issued += 1
         return True
 

@@ -17,11 +17,11 @@ from gossamer.horovod.tensorflow.tape import local_variables
 def PartialDistributedOptimizer(  # noqa: N802 (Horovod's name)
     optimizer: Any, *args: Any, local_layers: Any = None, **kwargs: Any
 ) -> Any:
-    """As `DistributedOptimizer`, with layers whose variables are not averaged.
+    """As `DistributedOptimizer`, without averaging the variables of some layers.
 
     Args:
         args, kwargs: As for `DistributedOptimizer`.
-        local_layers: A Keras layer or several.
+        local_layers: A Keras layer or several. Their variables are not averaged.
     """
     variables = local_variables(local_layers)
     made = DistributedOptimizer(optimizer, *args, **kwargs)

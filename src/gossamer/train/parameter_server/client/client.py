@@ -277,8 +277,8 @@ class Client:
     def restore_server(self, number: int, state: Mapping[str, Any], name: str) -> PeerScript:
         """Restore a state returned by `server_state`. name: unique name of this attempt."""
         shard_client, stamp = self.shard_clients[number], Stamp(self._worker, self.step)
-        for told, part in described(file_of(state), name):
-            receipt = yield self._requests.push(shard_client, STATE, stamp, told, (part,))
+        for entry, part in described(file_of(state), name):
+            receipt = yield self._requests.push(shard_client, STATE, stamp, entry, (part,))
             check([receipt], CheckpointError)
 
     def state_dict(self) -> dict[str, Any]:
@@ -298,7 +298,7 @@ class Client:
         self._membership.announcements = int(state.get("announcements", self._membership.announcements))
         self._gathered, self._unanswered, self._sent = None, (), None
         for each, saved in zip(self.shard_clients, state["states"], strict=True):
-            for mine, theirs in zip(each.states, saved, strict=True):
-                for key, packed in mine.items():
-                    packed.flat.copy_(theirs[key])
+            for own, peer_value in zip(each.states, saved, strict=True):
+                for key, packed in own.items():
+                    packed.flat.copy_(peer_value[key])
             each.replica.version = -1  # servers may have been restored as well

@@ -52,10 +52,10 @@ def about(answer: Receipt | Pulled) -> dict[str, Any]:
 
 def check(answers: Sequence[Receipt | Pulled], error: type[GossamerError]) -> None:
     """Raise `error` if a server refused a request, PeerLost if one has lost its state."""
-    for said in map(about, answers):
-        if "refused" in said:
-            raise error(f"A parameter server refused a request of this worker: {said['refused']}")
-        if "forgot" in said:
+    for description in map(about, answers):
+        if "refused" in description:
+            raise error(f"A parameter server refused a request of this worker: {description['refused']}")
+        if "forgot" in description:
             raise PeerLost(
                 "A parameter server restarted without its state, so this run cannot continue from the parameters of "
                 "its workers. Give the servers a directory for a journal."

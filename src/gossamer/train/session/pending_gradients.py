@@ -10,13 +10,13 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer.train.engine.extension import Extension, Extensions, GradientUse
-from gossamer.train.engine.unsent_gradients import Owed
+from gossamer.train.engine.unsent_gradients import Unsent
 from gossamer.train.synchronizers.base import Synchronizer
 
 KEY = "owed_gradient"  # in checkpoints, next to the state of compressors
 
 
-class OwedGradients(Extension):
+class PendingGradients(Extension):
     """Gradients by parameter name, without loss scale, that the optimizer has not used yet. Each is added once.
 
     They are equal on all ranks in lock step, and local to each worker with local training. Steps with a closure, and
@@ -27,22 +27,22 @@ class OwedGradients(Extension):
 
     def __init__(self, extensions: Extensions | None = None) -> None:
         self._extensions = extensions or Extensions()
-        self._owed: dict[str, Tensor] = {}
+        self._pending: dict[str, Tensor] = {}
 
-    def put(self, owed: Mapping[str, Tensor]) -> None:
+    def put(self, pending: Mapping[str, Tensor]) -> None:
         """Replace the pending gradients, each with its parameter's shape."""
-        self._owed = dict(owed)
-        (self._extensions.add if self._owed else self._extensions.discard)(self)
+        self._pending = dict(pending)
+        (self._extensions.add if self._pending else self._extensions.discard)(self)
 
     def take(self) -> dict[str, Tensor]:
         """Remove and return the pending gradients."""
-        owed = self._owed
+        pending = self._pending
         self.put({})
-        return owed
+        return pending
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """State for a session's checkpoint: {parameter name: {key: tensor}}."""
-        return {name: {KEY: tensor} for name, tensor in self._owed.items()}
+        return {name: {KEY: tensor} for name, tensor in self._pending.items()}
 
     def resume(self, states: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> None:
         """Restore the result of `state` on this worker, or the mean of the results of another number of workers.
@@ -59,31 +59,31 @@ class OwedGradients(Extension):
             return
         scale = getattr(use.optimizer, "grad_scale", None)  # set by a GradScaler for fused optimizers to divide by
         for name, gradient in self._due(use.optimizer, use.parameters):
-            owed = self._owed.pop(name)
-            gradient.add_(owed, alpha=1.0 if scale is None else float(scale))
-        self.put(self._owed)
+            pending = self._pending.pop(name)
+            gradient.add_(pending, alpha=1.0 if scale is None else float(scale))
+        self.put(self._pending)
 
     def _due(self, optimizer: Optimizer, parameters: Mapping[str, Parameter]) -> Iterator[tuple[str, Tensor]]:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for name in sorted(self._owed):
+        for name in sorted(self._pending):
             parameter = parameters[name]
             if id(parameter) in held and parameter.grad is not None:
                 yield name, parameter.grad
 
 
-def on_their_way(before: Synchronizer) -> Owed:
+def on_their_way(before: Synchronizer) -> Unsent:
     """Means of gradients that have arrived and wait for the step in which they are used; the same on every rank."""
-    found: Owed = {}
+    found: Unsent = {}
     for flight in before.progress().get("flights", ()):
         for bucket, mean in zip(before.buckets, flight["means"], strict=False):
-            add_owed(found, {slot.name: slot.view(mean) for slot in bucket.layout})
+            add_pending(found, {slot.name: slot.view(mean) for slot in bucket.layout})
     return found
 
 
-def add_owed(owed: Owed, more: Mapping[str, Tensor]) -> None:
+def add_pending(pending: Unsent, more: Mapping[str, Tensor]) -> None:
     """Add tensors to those of the same names."""
     for name, tensor in more.items():
-        owed[name] = owed[name] + tensor if name in owed else tensor.clone()
+        pending[name] = pending[name] + tensor if name in pending else tensor.clone()
 
 
 def _will_skip(optimizer: Optimizer) -> bool:

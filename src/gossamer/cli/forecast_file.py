@@ -24,11 +24,11 @@ def read_forecast(path: Path | None) -> Forecast:
     if path is None:
         return {}
     try:
-        told = read_json(bounded_file.read_bytes(path))
-        steps = told["foretold"] and float(told["foretold"]["step_seconds"])
-        made_for = {"recipe": str(told["recipe"]), "workers": int(told["workers"])}
-        made_for["network"] = told["foretold"] and str(told["foretold"]["inputs"]["network"])
-        interval = _interval(told["foretold"] and told["foretold"].get("interval"))
+        content = read_json(bounded_file.read_bytes(path))
+        steps = content["foretold"] and float(content["foretold"]["step_seconds"])
+        made_for = {"recipe": str(content["recipe"]), "workers": int(content["workers"])}
+        made_for["network"] = content["foretold"] and str(content["foretold"]["inputs"]["network"])
+        interval = _interval(content["foretold"] and content["foretold"].get("interval"))
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise click.BadParameter(
             f"{path} is not an estimate of `gossamer explain` ({problem or type(problem).__name__}). {WRITE}"
@@ -38,13 +38,13 @@ def read_forecast(path: Path | None) -> Forecast:
     return {"foretold_seconds_per_step": steps, "foretold_for": made_for, **interval}
 
 
-def _interval(told: Forecast | None) -> Forecast:
+def _interval(content: Forecast | None) -> Forecast:
     """The interval; empty in files of earlier versions, which have one number."""
-    if not told:
+    if not content:
         return {}
-    numbers = {name: float(told[name]) for name in ("low_seconds", "high_seconds", "coverage")}
+    numbers = {name: float(content[name]) for name in ("low_seconds", "high_seconds", "coverage")}
     if not 0 < numbers["low_seconds"] <= numbers["high_seconds"] < float("inf"):
-        raise ValueError(f"from {told['low_seconds']} to {told['high_seconds']} seconds is not an interval")
+        raise ValueError(f"from {content['low_seconds']} to {content['high_seconds']} seconds is not an interval")
     return {"foretold_interval": numbers}
 
 
@@ -53,16 +53,17 @@ def verdict(forecast: Forecast, record: Record) -> str | None:
     measured = record["seconds_per_step"]["median"]
     if not forecast or not measured:
         return None
-    said = f"A step took {seconds_text(measured)}; estimated: {seconds_text(forecast['foretold_seconds_per_step'])}"
+    text = f"A step took {seconds_text(measured)}; estimated: {seconds_text(forecast['foretold_seconds_per_step'])}"
     if (interval := forecast.get("foretold_interval")) is None:
-        return f"{said}."
+        return f"{text}."
     low, high = interval["low_seconds"], interval["high_seconds"]
     where = "inside" if low <= measured <= high else "outside"
-    return f"{said}, {share_text(interval['coverage'])}: {range_text(low, high)}, and it is {where}."
+    return f"{text}, {share_text(interval['coverage'])}: {range_text(low, high)}, and it is {where}."
 
 
-foretold_option = click.option(
+forecast_option = click.option(
     "--foretold",
+    "forecast_file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="File of `gossamer explain --json`: `gossamer watch` compares the step time with it.",

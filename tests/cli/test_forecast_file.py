@@ -12,7 +12,7 @@ from support.command_line import output_of, refusal
 from support.watched_runs import KINDS, made
 
 from gossamer.cli.explain import explain
-from gossamer.cli.foretold import read_forecast, verdict
+from gossamer.cli.forecast_file import read_forecast, verdict
 from gossamer.cli.watch import watch_command
 
 
