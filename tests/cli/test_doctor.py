@@ -109,7 +109,7 @@ def test_differing_versions_stand_out_and_problems_are_told() -> None:
     assert plain(lines[5]) == "1 2.12.0 lab eth0 10.77.0.2 8 0.1 64.0 GB H100 -3.00 ms"
     assert "All run gossamer 0.1.0, python 3.11.7." in lines
     assert broken.problems[0] in lines
-    assert lines[-1] == "2 hosts, no pair could be measured, pair 0-1 cannot talk, versions of torch differ"
+    assert lines[-1] == "2 hosts, no pair could be measured, pair 0-1 cannot communicate, versions of torch differ"
     assert "\x1b[1;33m2.12.0" in shown(report, color=True)
 
 

@@ -257,4 +257,4 @@ def check_conserved(done: WholeNumbers) -> None:
         counted = [(stamp, sent) for stamp, sent in done.ledger.counted if stamp.worker == client]
         given = sum((done.ledger.given[stamp] for stamp, _ in counted), torch.zeros(FEATURES + 1).double())
         sent = sum((sent for _, sent in counted), torch.zeros(FEATURES + 1).double())
-        assert torch.equal(given, sent + done.unapplied(client)), f"client {client} gave something that is nowhere"
+        assert torch.equal(given, sent + done.owed(client)), f"client {client} gave something that is nowhere"

@@ -54,10 +54,17 @@ def lines_of_python(source: str) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string.lstrip("#! ")
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Constant(value=str(text)) if len(text.split()) >= 3 and not MAY_BE_CODE.match(text):
-                yield from ((node.lineno + n, _plain(line)) for n, line in enumerate(text.splitlines()))
+    tree = ast.parse(source)
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        text = _formatted(node) if isinstance(node, ast.JoinedStr) else getattr(node, "value", None)
+        if isinstance(text, str) and id(node) not in parts and len(text.split()) >= 3 and not MAY_BE_CODE.match(text):
+            yield from ((node.lineno + n, _plain(line)) for n, line in enumerate(text.splitlines()))
+
+
+def _formatted(node: ast.JoinedStr) -> str:
+    """An f-string as one text, so that words between two values are read in their sentence."""
+    return "".join(part.value if isinstance(part, ast.Constant) else " `value` " for part in node.values)
 
 
 def _plain(line: str) -> str:

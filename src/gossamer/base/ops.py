@@ -220,7 +220,7 @@ class NeighborAllGather(Operation):
         edges: (peer, weight) of the peers to receive from. The weights are for the caller; a transport uses the peers
             only.
         sends_to: the peers to send to; None: the same peers.
-        tells: the former name of `sends_to`.
+        `tells`: the former name of `sends_to`.
     """
 
     name: ClassVar[str] = "Mix"
@@ -232,7 +232,7 @@ class NeighborAllGather(Operation):
 
     def __post_init__(self, tells: tuple[int, ...] | None) -> None:
         if tells is not None:
-            message = "NeighborAllGather(tells=...) has a new name. Write NeighborAllGather(sends_to=...)."
+            message = "The argument `tells` has a new name. Write NeighborAllGather(sends_to=...)."
             warnings.warn(message, DeprecationWarning, stacklevel=3)
             object.__setattr__(self, "sends_to", tells)
 

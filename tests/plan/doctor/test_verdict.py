@@ -96,11 +96,11 @@ def test_workers_of_one_machine_are_no_hosts() -> None:
 def test_pairs_that_cannot_talk_are_named() -> None:
     broken = PairReport(ranks=(1, 2), problems=("rank 1 cannot reach rank 2 at 10.77.0.3 (timed out)",))
     found = report(pair(0, 1), pair(0, 2), broken)
-    assert verdict(found) == "3 hosts, 94 Mbit/s, 21 ms, pair 1-2 cannot talk"
+    assert verdict(found) == "3 hosts, 94 Mbit/s, 21 ms, pair 1-2 cannot communicate"
     assert not found.healthy
     assert report(pair(0, 1)).healthy
     alone = report(replace(broken, ranks=(0, 1)))
-    assert verdict(alone) == "2 hosts, no pair could be measured, pair 0-1 cannot talk"
+    assert verdict(alone) == "2 hosts, no pair could be measured, pair 0-1 cannot communicate"
 
 
 def test_a_group_that_does_not_come_up_is_said() -> None:

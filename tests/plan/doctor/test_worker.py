@@ -48,7 +48,7 @@ def test_hosts_that_cannot_reach_each_other_are_named_and_the_others_measured(tm
             "rank 1 cannot reach rank 2 at 10.77.0.3",
             "rank 2 cannot reach rank 1 at 10.77.0.2",
         ]
-        assert verdict(report).endswith("pair 1-2 cannot talk")
+        assert verdict(report).endswith("pair 1-2 cannot communicate")
         assert report.backend is None
         assert [host.clock_offset_seconds for host in report.hosts] == pytest.approx([0, 0, 0], abs=0.05)
 

@@ -86,12 +86,14 @@ class Topology(Term, ABC):
 
     def tells(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
         """The former name of `sends_to`."""
-        warnings.warn("topology.tells has a new name. Write topology.sends_to.", DeprecationWarning, stacklevel=2)
+        warnings.warn("`topology.tells` has a new name. Write `topology.sends_to`.", DeprecationWarning, stacklevel=2)
         return self.sends_to(rank, world, round, seed)
 
     def hears(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
         """The former name of `receives_from`."""
-        warnings.warn("topology.hears has a new name. Write topology.receives_from.", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            "`topology.hears` has a new name. Write `topology.receives_from`.", DeprecationWarning, stacklevel=2
+        )
         return self.receives_from(rank, world, round, seed)
 
     def rounds(self, world: int) -> int:

@@ -98,7 +98,7 @@ def _numbers(summary: dict[str, Any]) -> str:
         texts += [f"{seconds_text(pace['seconds'])} a step", f"{share_text(pace['waiting'] / pace['seconds'])} waiting"]
         texts += [f"{bytes_text(pace['bytes_sent'])} sent per step and rank"]
     if foretold := summary["run"].get("foretold_seconds_per_step"):
-        texts.append(f"foretold {seconds_text(foretold)} a step{_interval(summary)}")
+        texts.append(f"estimate {seconds_text(foretold)} a step{_interval(summary)}")
     return " · ".join(texts)
 
 

@@ -243,7 +243,7 @@ class Advisor:
         )
         priced = estimate_all(
             *(found, self.measured, self.network, self.setting.workers),
-            lambda done, of, recipe: self.say(f"foretelling {done} of {of}: {recipe}"),
+            lambda done, of, recipe: self.say(f"estimating {done} of {of}: {recipe}"),
             pricer=self.pricer,
         )
         self.predicted = judged(priced, self.statistics, self.most + 1)

@@ -72,7 +72,7 @@ def _answer(advice: Advice) -> str:
     markup = "".join(f"<div><b>{escape(text)}</b><span>{name}</span></div>" for name, text in facts.items() if text)
     return (
         f'<section class="card answer{" same" * (not advice.change)}"><h1>{escape(_capitalized(advice.use))}</h1>'
-        f'<p class="said"><b>gain</b> {escape(advice.gain)}</p><p class="said"><b>cost</b> {escape(advice.cost)}</p>'
+        f'<p class="fact"><b>gain</b> {escape(advice.gain)}</p><p class="fact"><b>cost</b> {escape(advice.cost)}</p>'
         f'{command_line(advice.command)}</section><div class="facts">{markup}</div>'
     )
 

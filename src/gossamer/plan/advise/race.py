@@ -396,7 +396,7 @@ class Race:
         losses = tuple(self._loss(each) for each in (first, *ranked))
         out = tuple(each.name for each in ranked[kept:])
         self._rungs.append(Rung(seconds=self._seconds, names=tuple(names), losses=losses, out=out))
-        self.say(f"{len(ranked)} recipes after {self._seconds:.3g} virtual seconds: {len(ranked[:kept])} go on")
+        self.say(f"{len(ranked)} recipes after {self._seconds:.3g} virtual seconds: {len(ranked[:kept])} continue")
         return ranked[:kept]
 
     def _place(self, contender: Contender) -> tuple[float, float]:

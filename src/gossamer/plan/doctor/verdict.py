@@ -137,7 +137,7 @@ def _between(values: Sequence[float], text: Callable[[float], str], notable: flo
 def _obstacles(report: DoctorReport) -> Iterator[str]:
     broken = [f"{first}-{second}" for first, second in (pair.ranks for pair in report.pairs if pair.problems)]
     if broken:
-        yield f"{'pair' if len(broken) == 1 else 'pairs'} {' '.join(broken)} cannot talk"
+        yield f"{'pair' if len(broken) == 1 else 'pairs'} {' '.join(broken)} cannot communicate"
     if report.join_problem is not None:
         yield "no process group was created"
 

@@ -14,7 +14,7 @@ Extensions, which are called in steps only while they are on:
 
     gradient_guards.py     clipping, and runs of non-finite gradients
     loop_scaler.py         the loop's GradScaler, passed to attach or found
-    owed_gradients.py      unsent gradients of an earlier recipe, added to those of the next step
+    pending_gradients.py   unsent gradients of an earlier recipe, added to those of the next step
     manual_updates.py      parameters that a loop writes by hand
     step_spans.py          forward, backward and the optimizer's step, for the trace; torch.profiler on chosen ranks
 
