@@ -15,7 +15,7 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 
 @pytest.mark.nightly
 @pytest.mark.processes
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_of_a_page_succeeds(page: Path, tmp_path: Path) -> None:
     prepare(tmp_path, page.read_text(encoding="utf-8"))
