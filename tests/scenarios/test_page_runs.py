@@ -22,6 +22,14 @@ def test_every_command_of_a_page_succeeds(page: Path, tmp_path: Path) -> None:
     run_all(executed(page), tmp_path)
 
 
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_is_short_and_begins_with_code(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert len(text.split()) <= 900
+    assert "```" in "\n".join(text.splitlines()[:12])
+    assert executed(page)
+
+
 def test_each_reason_is_used() -> None:
     commands = [command for page in [ROOT / "CONTRIBUTING.md", *PAGES] for command in of_page(page)]
     assert [pattern for pattern in NOT_RUN if not any(re.search(pattern, each) for each in commands)] == []
