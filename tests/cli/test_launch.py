@@ -22,14 +22,14 @@ from gossamer.cli import launch as launching
 from gossamer.errors import GossamerError, RecipeError
 
 SCRIPT = """
-from dataclasses import MISSING, dataclass, field, fields
+import dataclasses
 import torch
 import gossamer
 
-@dataclass
+@dataclasses.dataclass
 class Answer:
     value: int
-    notes: list = field(default_factory=list)
+    notes: list = dataclasses.field(default_factory=list)
 
 offset = 40
 
@@ -44,7 +44,7 @@ def train(rate):
             optimizer.zero_grad()
             session.log(loss=1.0)
     print("worker", world.rank)
-    assert fields(Answer)[0].default is MISSING
+    assert dataclasses.fields(Answer)[0].default is dataclasses.MISSING
     return Answer(offset + world.rank), model.weight.detach()
 
 def fail():
