@@ -12,7 +12,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-nightly test-frameworks frameworks test-plain check docs docs-serve docs-version kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
+.PHONY: help demo test test-notebooks test-nightly test-frameworks frameworks test-plain check docs docs-serve docs-version kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
 	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-ladder bench-time-to-loss bench-lost-workers clean
 
 help: ## show this list
@@ -33,6 +33,10 @@ test: $(READY) $(INTEGRATED) ## run the tests
 	$(BIN)/pytest --durations=15 -m "$(IN_TURN)" $(IN_TURN_FILES); in_turn=$$?; \
 	echo "tests beside each other: exit $$beside; tests of rates and networks: exit $$in_turn"; \
 	[ $$beside = 0 ] && [ $$in_turn = 0 ]
+
+test-notebooks: export PYTHONDONTWRITEBYTECODE :=
+test-notebooks: $(READY) ## run the notebooks of examples/notebooks
+	$(BIN)/pytest --durations=5 -m "nightly or not nightly" tests/scenarios/test_notebooks.py
 
 # Heavy variations, and tests of benchmarks and pages: tests/conftest.py leaves them out of every run that does not name them.
 test-nightly: export PYTHONDONTWRITEBYTECODE :=

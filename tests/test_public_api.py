@@ -115,6 +115,35 @@ def test_pages_and_examples_import_public_modules_only() -> None:
     assert {name: modules for name, modules in found.items() if modules} == {}
 
 
+PYTHON = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+ATTRIBUTE = re.compile(r"(?<![\w.])gossamer\.([A-Za-z]\w*)")
+
+
+def unknown_names(code: str) -> set[str]:
+    """The names of `gossamer` and its public modules that a text of Python uses and that are not public."""
+    found = {f"gossamer.{name}" for name in ATTRIBUTE.findall(code) if name not in FROZEN["gossamer"]}
+    for module, several, one in re.findall(
+        r"^ *from (gossamer[\w.]*) import (?:\(([^)]*)\)|([^\n(]+))", code, re.MULTILINE
+    ):
+        names = [each.split(" as ")[0].strip() for each in (several or one).split("#")[0].split(",")]
+        found |= {f"{module}.{name}" for name in names if name and name not in FROZEN.get(module, [name])}
+    return found
+
+
+def test_a_name_that_is_not_public_is_seen() -> None:
+    code = "from gossamer import TopK, Grad\nfrom gossamer.errors import require as check\nx.gossamer.y, gossamer.hop()"
+    assert unknown_names(code) == {"gossamer.Grad", "gossamer.errors.require", "gossamer.hop"}
+
+
+def test_pages_and_notebooks_use_public_names_only() -> None:
+    found = {path.name: unknown_names("\n".join(PYTHON.findall(path.read_text()))) for path in PAGES}
+    for path in sorted((ROOT / "examples" / "notebooks").glob("*.ipynb")):
+        cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        code = "\n".join("".join(cell["source"]) for cell in cells)
+        found[path.name] = unknown_names(code) | internal_imports(code)
+    assert {name: names for name, names in found.items() if names} == {}
+
+
 def test_options_of_attach_are_given_by_name() -> None:
     parameters = inspect.signature(gossamer.attach).parameters.values()
     positional = [each.name for each in parameters if each.kind is not inspect.Parameter.KEYWORD_ONLY]

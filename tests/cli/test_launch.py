@@ -22,13 +22,14 @@ from gossamer.cli import launch as launching
 from gossamer.errors import GossamerError, RecipeError
 
 SCRIPT = """
-import sys
+import dataclasses
 import torch
 import gossamer
 
+@dataclasses.dataclass
 class Answer:
-    def __init__(self, value):
-        self.value = value
+    value: int
+    notes: list = dataclasses.field(default_factory=list)
 
 offset = 40
 
@@ -43,6 +44,7 @@ def train(rate):
             optimizer.zero_grad()
             session.log(loss=1.0)
     print("worker", world.rank)
+    assert dataclasses.fields(Answer)[0].default is dataclasses.MISSING
     return Answer(offset + world.rank), model.weight.detach()
 
 def fail():

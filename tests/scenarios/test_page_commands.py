@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.page_commands import Line, WrongCommand, check_line, command_lines
+from support.page_commands import SCRIPTS, Line, WrongCommand, check_line, command_lines
 from support.paths import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -15,7 +15,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 def _where_a_reader_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a checkout, with a script of one's own."""
     monkeypatch.chdir(tmp_path)
-    Path("train.py").touch()
+    for name in SCRIPTS:
+        Path(name).touch()
+    Path("advice.json").write_text('{"advice_version": 1, "recipe": "Int8()"}')
     Path("package").mkdir()
     Path("package", "train.py").touch()
     Path("runs").mkdir()

@@ -15,11 +15,19 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 
 @pytest.mark.nightly
 @pytest.mark.processes
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_of_a_page_succeeds(page: Path, tmp_path: Path) -> None:
     prepare(tmp_path, page.read_text(encoding="utf-8"))
     run_all(executed(page), tmp_path)
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_is_short_and_begins_with_code(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert len(text.split()) <= 900
+    assert "```" in "\n".join(text.splitlines()[:12])
+    assert executed(page)
 
 
 def test_each_reason_is_used() -> None:

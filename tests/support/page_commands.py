@@ -36,7 +36,8 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PROGRAMS = ("gossamer", "python", "torchrun", "make", "srun", "mpirun", "pip")
 INDENTED = re.compile(rf"^    ((?:[A-Z_]+=\S+ )?(?:{'|'.join(PROGRAMS)}) .*)$", re.MULTILINE)
 SPAN = re.compile(rf"`((?:{'|'.join(PROGRAMS[:4])}) [^`]*)`")
-SCRIPTS = ("train.py",)  # a reader's own
+SCRIPTS = ("train.py", "devices.py", "make_token.py")  # a reader's own; tutorials show them
+OWN_TERMS = re.compile(r"BlockMean\(")  # which a tutorial's train.py registers
 OF_FRAMEWORKS = frozenset({"TF_USE_LEGACY_KERAS"})  # TensorFlow reads it
 
 
@@ -81,7 +82,7 @@ def check_line(line: Line) -> None:
         if variable[1] not in variables():
             raise WrongCommand(f"{line.text}: nothing reads {variable[1]}")
         words.pop(0)
-    there = {"FILE": token_file(), "RUN": str(ROOT)}
+    there = {"FILE": token_file(), "run.token": token_file(), "RUN": str(ROOT)}
     program, *arguments = [there.get(word, word) for word in without_ellipses(words)]
     if program not in READERS:
         raise WrongCommand(f"{line.text}: no reader for {program!r}; there are {', '.join(READERS)}")
@@ -165,7 +166,8 @@ def check_values(given: dict[str, Any]) -> None:
     workers = getattr(asked, "most", asked) + (given.get("servers") or 0)
     recipes = given.get("recipes") or [given.get("recipe")]
     for recipe in filter(None, recipes):
-        resolve(recipe, workers)
+        if not OWN_TERMS.search(recipe):
+            resolve(recipe, workers)
     if network := given.get("network") or given.get("network_text"):
         read_network(network, workers)
     if schedule := given.get("schedule_text"):

@@ -7,6 +7,7 @@ result. The function and its results are pickles in a private folder of this use
 from __future__ import annotations
 
 import html
+import io
 import linecache
 import os
 import pickle
@@ -15,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import MISSING
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -113,17 +115,29 @@ def _store_call(folder: Path, function: Callable[..., Any], args: tuple[Any, ...
     """Write the call, and all that a worker needs to read it: import path, and the source of notebook cells."""
     if find_spec("cloudpickle") is None:
         raise GossamerError(NO_CLOUDPICKLE)
-    import cloudpickle
-
     cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
     try:
-        call = cloudpickle.dumps((function, args))
+        call = _pickled((function, args))
     except Exception as error:
         raise TypeError(
             f"{_name(function)} or its arguments cannot be sent to the workers ({type(error).__name__}: {error}). "
             "Create files, locks, sockets and generators inside the function"
         ) from None
     (folder / FUNCTION).write_bytes(pickle.dumps((sys.path, cells, call)))
+
+
+def _pickled(value: object) -> bytes:
+    """A pickle that has functions and classes of a notebook or script by value."""
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            """Keep the identity of dataclasses.MISSING, to which fields of a dataclass are compared."""
+            return "MISSING" if value is MISSING else super().reducer_override(value)
+
+    with io.BytesIO() as file:
+        Pickler(file).dump(value)
+        return file.getvalue()
 
 
 def _run(
@@ -243,10 +257,8 @@ def call(folder: Path, environment: Mapping[str, str] = os.environ) -> None:
     linecache.cache.update(cells)  # tracebacks show the lines of notebook cells
     function, args = pickle.loads(stored)
     result = function(*args)
-    import cloudpickle
-
     try:
-        content = cloudpickle.dumps(result)
+        content = _pickled(result)
     except Exception as error:
         raise TypeError(
             f"the result of {_name(function)} is a {type(result).__name__}, which cannot be returned to the launcher "

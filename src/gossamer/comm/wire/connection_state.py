@@ -26,7 +26,7 @@ from gossamer.comm.wire.frames import (
     PayloadDigest,
     frame_bytes,
 )
-from gossamer.comm.wire.messages import Record, decode_record
+from gossamer.comm.wire.messages import ControlRecord, decode_record
 from gossamer.comm.wire.tensor_codec import allocate, decode_tensors
 from gossamer.errors import GossamerError, MalformedError, MismatchError
 
@@ -39,7 +39,7 @@ class ReceivedFrame(NamedTuple):
     """A completely received frame."""
 
     kind: Kind
-    record: Record  # the decoded control record
+    record: ControlRecord  # the decoded control record
     payload: Payload  # shares the memory of the frame
     payload_bytes: int
     frame_bytes: int  # on the wire: header, record, payload and tags

@@ -13,13 +13,13 @@ from gossamer.comm.wire.tensor_codec import Count, TensorSpec, encode_tensors
 from gossamer.errors import MalformedError
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ControlRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The control record of a frame."""
 
     tensors: tuple[TensorSpec, ...] = ()  # dtypes and shapes of its payload
 
 
-class PushRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PushRecord(ControlRecord, frozen=True, kw_only=True, forbid_unknown_fields=True):
     request: Count
     key: str
     worker: int
@@ -32,7 +32,7 @@ class PushRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return Push(to=listener, key=self.key, stamp=stamp, payload=payload, about=self.about)
 
 
-class PullRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PullRecord(ControlRecord, frozen=True, kw_only=True, forbid_unknown_fields=True):
     request: Count
     key: str
     known: int
@@ -42,7 +42,7 @@ class PullRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return Pull(of=listener, key=self.key, known=self.known, at_least=self.at_least)
 
 
-class ReceiptRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReceiptRecord(ControlRecord, frozen=True, kw_only=True, forbid_unknown_fields=True):
     request: Count
     version: int
     about: str
@@ -51,7 +51,7 @@ class ReceiptRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return Receipt(version=self.version, payload=payload, about=self.about)
 
 
-class PulledRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PulledRecord(ControlRecord, frozen=True, kw_only=True, forbid_unknown_fields=True):
     request: Count
     version: int
     about: str
@@ -60,7 +60,7 @@ class PulledRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
         return Pulled(version=self.version, payload=payload, about=self.about)
 
 
-class EmptyRecord(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EmptyRecord(ControlRecord, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The record of a frame without content besides its kind."""
 
 
@@ -84,7 +84,7 @@ class HelloRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoders: dict[Kind, msgspec.msgpack.Decoder[Record]] = {
+_decoders: dict[Kind, msgspec.msgpack.Decoder[ControlRecord]] = {
     kind: msgspec.msgpack.Decoder(record)
     for kind, record in {
         Kind.PUSH: PushRecord,
@@ -105,7 +105,7 @@ def encode_ask(op: Ask, request: int) -> Message:
     match op:
         case Push(key=key, stamp=stamp, payload=payload, about=about):
             specs, buffers = encode_tensors(payload)
-            record: Record = PushRecord(
+            record: ControlRecord = PushRecord(
                 request=request, key=key, worker=stamp.worker, step=stamp.step, known=stamp.known, about=about,
                 tensors=specs,
             )  # fmt: skip
@@ -144,7 +144,7 @@ def decode_hello(claims: bytes) -> HelloRecord:
         raise MalformedError(f"The claims of a handshake are invalid: {fault}.") from None
 
 
-def decode_record(kind: Kind, control: bytes | bytearray) -> Record:
+def decode_record(kind: Kind, control: bytes | bytearray) -> ControlRecord:
     """Decode a control record. Raises MalformedError for unknown fields, wrong types and numbers out of range."""
     try:
         return _decoders[kind].decode(control)
