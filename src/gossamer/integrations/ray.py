@@ -111,7 +111,8 @@ def report(
         parts: Numbers, strings, tensors and containers of them, which `restore` returns.
 
     Raises:
-        As session.save.
+        LoopError: as `session.save`.
+        CheckpointError: as `session.save`.
     """
     reported = {**(metrics or {}), **_numbers.take()}
     if not checkpoint:
@@ -132,7 +133,8 @@ def restore(session: Session) -> dict[str, Any]:
         `parts` of that report, or {} without a checkpoint.
 
     Raises:
-        As session.load.
+        LoopError: as `session.load`.
+        CheckpointError: as `session.load`.
     """
     if (checkpoint := train.get_checkpoint()) is None:
         return {}

@@ -144,7 +144,8 @@ class PytreeSession:
             The parameters to continue with: the given ones, or merged ones if the recipe averages parameters now.
 
         Raises:
-            As `give`.
+            LayoutError: for another structure, shape or dtype than the parameters'.
+            LoopError: within jit, and for arrays that were donated.
         """
         taken = self._leaves.take(parameters, "parameter")
         agreed = self.arrays.took_step(taken.tensors)
