@@ -38,3 +38,5 @@ def test_a_notebook_runs_to_its_end(path: Path, tmp_path: Path, monkeypatch: pyt
     where = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3", resources=where).execute()
     assert notebook.cells[-1].outputs  # the numbers of the tutorial
+    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
+    assert "\x1b[2K" not in printed  # progress is one line that changes, without the control sequences of a terminal

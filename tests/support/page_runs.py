@@ -153,7 +153,8 @@ def _start(command: str, folder: Path, number: int) -> subprocess.Popen[str]:
     there = {"FILE": token_file(), "RUN": str(newest), "runs/TIME": str(newest)}
     words = [there.get(word, word) for word in shlex.split(text)]
     paths = filter(None, [os.environ.get("PYTHONPATH"), str(ROOT / "src")])
-    environment = {**os.environ, "GOSSAMER_SECONDS": str(SECONDS), "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "GOSSAMER_SECONDS": str(SECONDS)}
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     while "=" in words[0]:
         name, _, value = words.pop(0).partition("=")

@@ -176,7 +176,8 @@ def run_job(
         explain: called with the job, the outcome and the last checkpoint unless the run finished. None prints them.
         status: shows the line of progress where there is no terminal, as in a notebook. None prints it now and then.
     """
-    console = SafeConsole(highlight=False, force_jupyter=False)
+    in_terminal = None if status is None else False  # a notebook's output claims to be one
+    console = SafeConsole(highlight=False, force_jupyter=False, force_terminal=in_terminal)
     aside = SafeConsole(stderr=True, highlight=False)
     with private_directory(job.logs) as directory:
         live = LiveView(directory, job.local_ranks, Startup(job, RunFiles(directory)))
