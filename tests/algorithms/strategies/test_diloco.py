@@ -202,6 +202,23 @@ def test_the_check_sees_each_of_them(twin: DiLoCo) -> None:
         check_streaming(twin, STREAMING[0])
 
 
+def test_fragments_of_local_sgd_are_those_of_diloco_without_an_outer_optimizer() -> None:
+    local = run(LocalSGD(4, fragments=3), 10, rule=sgd(momentum=0.9))
+    same_paths(
+        run(DiLoCo(4, outer_learning_rate=1.0, outer_momentum=0.0, fragments=3), 10, rule=sgd(momentum=0.9)), local
+    )
+    with pytest.raises(AssertionError, match="other bits"):
+        same_paths(run(LocalSGD(4), 10, rule=sgd(momentum=0.9)), local)
+
+
+@pytest.mark.parametrize("strategy", [LocalSGD, DiLoCo])
+def test_a_period_has_a_step_for_each_fragment(strategy: type[LocalSGD] | type[DiLoCo]) -> None:
+    with pytest.raises(ValueError, match=r"fragments must be at most period=4.*fragments=4"):
+        strategy(4, fragments=5)
+    with pytest.raises(ValueError, match=r"fragments.*0"):
+        strategy(4, fragments=0)
+
+
 def test_more_fragments_than_tensors_are_refused() -> None:
     with pytest.raises(AttachError, match=r"6 tensors cannot be divided into 7 fragments.*fragments=6"):
         run(DiLoCo(9, fragments=7), 1)

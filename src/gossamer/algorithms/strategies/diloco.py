@@ -11,7 +11,7 @@ from gossamer.algorithms.compressors import Compressor, Feedback
 from gossamer.algorithms.compressors.distortion import kept_share
 from gossamer.algorithms.strategies.base import AGREED, AveragingStrategy, Memory
 from gossamer.algorithms.strategies.moment_rounds import ALIGN, KEEP, OWN, MomentRounds, check_moments, moment_rounds
-from gossamer.algorithms.strategies.schedule import PeriodicSchedule
+from gossamer.algorithms.strategies.schedule import PeriodicSchedule, check_fragments
 from gossamer.errors import require
 
 MOMENTUM = "momentum"
@@ -90,13 +90,8 @@ class DiLoCo(AveragingStrategy):
         require(self.period >= 1, f"period must be a number of steps, 1 or more, got {self.period}")
         require(self.outer_learning_rate >= 0, f"outer_learning_rate must be 0 or more, got {self.outer_learning_rate}")
         require(0 <= self.outer_momentum < 1, f"outer_momentum must be in [0, 1), got {self.outer_momentum}")
-        require(self.fragments >= 1, f"fragments must be a number of parts, 1 or more, got {self.fragments}")
+        check_fragments(self.period, self.fragments)
         require(self.delay >= 0, f"delay must be a number of steps, 0 or more, got {self.delay}")
-        require(
-            self.fragments <= self.period,
-            f"fragments must be at most period={self.period}, since each needs a step of its own, got "
-            f"{self.fragments}. Write fragments={self.period}.",
-        )
         require(
             self.delay < self.period,
             f"delay must be below period={self.period}, since a fragment is sent again after a period, got "

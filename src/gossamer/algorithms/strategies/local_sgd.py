@@ -16,7 +16,7 @@ from gossamer.algorithms.strategies.base import (
     Strategy,
 )
 from gossamer.algorithms.strategies.moment_rounds import KEEP, OWN, MomentRounds, check_moments, moment_rounds
-from gossamer.algorithms.strategies.schedule import PeriodicSchedule
+from gossamer.algorithms.strategies.schedule import PeriodicSchedule, check_fragments
 from gossamer.errors import require
 
 
@@ -59,6 +59,9 @@ class LocalSGD(AveragingStrategy):
             optimizer_state.
         second_moment_period: the same for the second moment.
         second_moment: "own", "agreed" or "amsgrad".
+        fragments: number of parts of the parameters, of about equal bytes, that are averaged in turn, each once per
+            period (Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512). The bytes are the same, in messages that
+            are smaller and more frequent.
 
     Example:
         >>> gossamer.LocalSGD(period=8) + gossamer.Float4()
@@ -71,9 +74,11 @@ class LocalSGD(AveragingStrategy):
     first_moment_period: int | None = None
     second_moment_period: int | None = None
     second_moment: str = OWN
+    fragments: int = 1
 
     def __post_init__(self) -> None:
         require(self.period >= 1, f"period must be a number of steps, 1 or more, got {self.period}")
+        check_fragments(self.period, self.fragments)
         require(
             self.per_site is None or self.per_site >= 2,
             f"per_site must be a number of workers that average gradients every step, 2 or more, got {self.per_site}",
@@ -99,7 +104,7 @@ class LocalSGD(AveragingStrategy):
 
     @property
     def schedule(self) -> PeriodicSchedule:
-        return PeriodicSchedule(self.period)
+        return PeriodicSchedule(self.period, self.fragments)
 
     def begin(self, parameters: Tensor) -> Memory:
         return {AGREED: parameters.clone()}

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import count, takewhile
 from typing import NamedTuple
 
+from gossamer.errors import require
+
 
 class SyncRound(NamedTuple):
     """One round: `fragment` is sent after step `launch`, and its mean is applied after step `landing`."""
@@ -41,3 +43,13 @@ class PeriodicSchedule:
     def period_rounds(self) -> tuple[SyncRound, ...]:
         """The rounds of one period, after which the schedule repeats."""
         return tuple(map(self.sync_round, range(self.fragments)))
+
+
+def check_fragments(period: int, fragments: int) -> None:
+    """Raise ValueError unless a period has a step for each fragment."""
+    require(fragments >= 1, f"fragments must be a number of parts, 1 or more, got {fragments}")
+    require(
+        fragments <= period,
+        f"fragments must be at most period={period}, since each needs a step of its own, got {fragments}. Write "
+        f"fragments={period}.",
+    )
