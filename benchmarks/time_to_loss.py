@@ -47,9 +47,10 @@ TIMED = [
     name for name, arm in ARMS.items() if name != SILENCE and not arm.workers and arm.share == 1 and not arm.rate_of
 ]
 BEST = [
+    "4 bits",
     "every 4 steps, 1 bit, momentum aligned",
-    "every 16 steps, 1 bit, momentum aligned, outer rate 1.5",
-    "DiLoCo 50, 1 bit",
+    "4 fragments, each every 4 steps, 1 bit, momentum aligned, outer rate 1",
+    "4 fragments, each every 16 steps, 1 bit, momentum aligned, outer rate 1.5",
 ]
 RATES, LATENCIES = ("1mbit", "10mbit", "100mbit", "1gbit"), ("1ms", "10ms", "100ms")
 GRID = [f"{rate},{latency}" for rate in RATES for latency in LATENCIES]

@@ -99,5 +99,5 @@ def test_the_terminal_shows_it(tmp_path: Path) -> None:
     made(tmp_path, KINDS["finished"])
     code, text = output_of(watch_command, "--terminal", str(tmp_path))
     assert code == 0
-    assert "foretold" in text
+    assert "estimate" in text
     assert "80 %: " in text

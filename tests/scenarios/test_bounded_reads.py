@@ -11,12 +11,12 @@ import pytest
 
 from gossamer.algorithms.recipes.advice_reference import _advised
 from gossamer.cli.forecast_file import read_forecast
-from gossamer.cli.record import _find
 from gossamer.comm.environment.run_token import check_token_file, read_token
 from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
 from gossamer.launcher.coordinator import RUN_CARD, read_run_card
 from gossamer.observe.event_log import read_entries
+from gossamer.observe.saved_record import Record
 from gossamer.observe.stacks import read_stacks
 from gossamer.observe.trace.span_files import read_span_file
 from gossamer.plan.advise.advice_file import read_advice
@@ -30,7 +30,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "advised recipe": ("a.json", _advised),
     "doctor's report": ("a.json", _report),
     "forecast": ("a.json", read_forecast),
-    "record": ("record.json", lambda path: _find(path.parent, path)),
+    "record": ("record.json", Record.load),
     "run card": (RUN_CARD, lambda path: read_run_card(path.parent)),
     "network": ("net.toml", lambda path: read_network(str(path), 2)),
     "shapes": ("a.json", from_file),

@@ -76,7 +76,7 @@ def test_commands_are_found() -> None:
             'gossamer run --fault "cut(1, at=10, for_seconds=5)" train.py',
             'gossamer run --fault "cut(9, at=1)" train.py',
         ),
-        ("python examples/bytelm.py --size base", "python examples/bytelm.py --size tiny"),
+        ("python examples/bytelm.py --size base", "python examples/bytelm.py --size minute"),
         ("python examples/bytelm.py", "python examples/lm.py"),
         ("python benchmarks/pace.py --steps 50 --recipes ...", "python benchmarks/pace.py --step-count 50"),
         ("python -m gossamer.algorithms.topologies.ring", "python -m gossamer.algorithms.topologies.star"),

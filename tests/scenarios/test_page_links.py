@@ -76,7 +76,7 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
 SOURCES = [path for name in ("src", "tests", "benchmarks", "examples") for path in (ROOT / name).rglob("*.py")]
 
 
-NOT_WRITTEN = {"docs/benchmarks/time-to-loss.md", "docs/page.md"}  # by a benchmark of days; by a test in its own folder
+NOT_WRITTEN = {"docs/page.md"}  # by a test in its own folder
 
 
 def test_pages_that_sources_name_by_path_exist() -> None:

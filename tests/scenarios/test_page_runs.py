@@ -10,7 +10,7 @@ from support.page_runs import NOT_RUN, PAGES, executed, files, of_page, prepare,
 from support.paths import ROOT
 
 RUNNABLE = [page for page in PAGES if executed(page)]
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+TUTORIALS = sorted(set((ROOT / "docs" / "tutorials").glob("*.md")) - {ROOT / "docs" / "tutorials" / "README.md"})
 
 
 @pytest.mark.nightly

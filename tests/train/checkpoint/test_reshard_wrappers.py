@@ -59,7 +59,7 @@ def check_taken_up(written: str, now: str, spoil: Callable[[State], State] = lam
 @pytest.mark.parametrize(("written", "now"), [(GATHERED, SUMMED), (SUMMED, GATHERED)], ids=["summed", "gathered"])
 def test_what_waits_goes_on_bit_for_bit_and_rank_0_says_so(written: str, now: str) -> None:
     (line,) = check_taken_up(written, now)
-    assert f"was written with {written}, and the run continues with {now}" in line
+    assert f"was written with {written}; the run continues with {now}" in line
     assert "write the recipe of the checkpoint with its wrappers" in line
 
 

@@ -31,13 +31,13 @@ def scaled(pending, factor):
 
 TWINS = {
     "dropped": (
-        "owed_gradients",
+        "unsent_gradients",
         lambda whole: lambda *a: {},
         ["TopK(density=0.05)", "Feedback(RandomK(density=0.05))"],
     ),
-    "doubled": ("owed_gradients", lambda whole: lambda *a: scaled(whole(*a), 2), ["TopK(density=0.05)", "Dense()"]),
+    "doubled": ("unsent_gradients", lambda whole: lambda *a: scaled(whole(*a), 2), ["TopK(density=0.05)", "Dense()"]),
     "wrong sign": (
-        "owed_gradients",
+        "unsent_gradients",
         lambda whole: lambda *a: scaled(whole(*a), -1),
         ["OneBit()", "LocalSGD(period=3)"],
     ),
