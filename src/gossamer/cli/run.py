@@ -84,7 +84,8 @@ WAYS = ", ".join(("auto", "engine", *COLLECTIVES))
     "--tls",
     type=click.Path(path_type=Path),
     callback=check_certificates,
-    help="Encrypt all connections of workers and servers: a folder with cert.pem, key.pem, ca.pem.",
+    help="Encrypt connections between workers and servers, but not the rendezvous and torch.distributed: a folder with "
+    "cert.pem, key.pem, ca.pem.",
 )
 @click.option("--as-horovod", is_flag=True, help="In SCRIPT, `import horovod` imports gossamer.horovod.")
 @click.option("--watch", is_flag=True, callback=check_watch, help="Serve a page of this run, and print its link.")
