@@ -333,3 +333,12 @@ def test_few_of_a_kind_and_no_more_than_asked_for():
 def test_kinds_have_no_numbers():
     assert kind_of("LocalSGD(8) + Route(Feedback(TopK(0.01)))") == kind_of("LocalSGD(4) + TopK(0.1)")
     assert kind_of("LocalSGD(8) + TopK(0.01)") != kind_of("LocalSGD(8) + Int8()")
+
+
+def test_recipes_that_align_momentum_are_priced(pricer):
+    network = read_network("10mbit,100ms", pricer.workers)
+    local, aligned = (
+        pricer.step_time(resolve(f"LocalSGD(period=8{more}) + OneBit()", pricer.workers), network).step_seconds
+        for more in ("", ", optimizer_state='align'")
+    )
+    assert aligned == pytest.approx(local, rel=0.5)

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.algorithms.strategies import AveragingStage, GossipStage, Stage
+from gossamer.algorithms.strategies import ALIGN, AveragingStage, GossipStage, Stage
 from gossamer.algorithms.topologies import Ring
 from gossamer.base.aggregation import STEADY
 from gossamer.comm.replay import ReplayTransport, ScriptSeconds, TimedCompressor
@@ -81,7 +81,7 @@ def stage_timer(
     transport = ReplayTransport(2 if gossip else workers)  # gossip: with one neighbor
     threads, timed = _InlineCommThread(transport), TimedCompressor(compressor, transport)
     recipe = Recipe(compressor=compressor if gossip else cast(Compressor, timed), topology=Ring())
-    moments = isinstance(stage, AveragingStage) and bool(stage.strategy.moments.named)
+    moments = isinstance(stage, AveragingStage) and (stage.strategy.moments.named or stage.strategy.on_merge == ALIGN)
     optimizer = (torch.optim.Adam if moments else torch.optim.SGD)(parameters.values())
     sequence = StageSequence(recipe, optimizer, transport, cast(CommThread, threads), _loop(), seed=0)
     sequence.now = alone
