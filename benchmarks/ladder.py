@@ -137,7 +137,8 @@ def main(args: argparse.Namespace) -> None:
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rungs", nargs="+", choices=rungs(), default=list(rungs()), metavar="NAME")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="NAME")
+    own = [name for name, arm in ARMS.items() if not arm.rate_of]  # longer trainings of an arm on request only
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=own, metavar="NAME")
     parser.add_argument("--seeds", type=int, default=3, help="reported seeds, from 0 on")
     parser.add_argument("--steps", type=int, help="of every training; default: the rung's")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="trainings at once")

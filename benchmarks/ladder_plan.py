@@ -155,30 +155,27 @@ def predicted_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float 
     return float(f"{exp(float(scale) + float(power) * log(rungs()[rung].parameters)):.1e}")
 
 
-def confirming_losses(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> dict[float, float]:
-    """Tuning loss by learning rate, of the predicted rate and its trained multiples by powers of two."""
+def confirming_rates(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> list[float]:
+    """The predicted rate, in the middle of its multiples by powers of two; empty without a prediction."""
     predicted = predicted_rate(runs, rung, arm)
-    found: dict[float, float] = {}
-    for power in range(-DOUBLINGS, DOUBLINGS + 1) if predicted is not None else ():
-        job = Job(rung, arm, _multiple(predicted, power), TUNING_SEEDS[0])
-        if job in runs:
-            found[job.learning_rate] = number(runs[job]["held_out"])
-    return found
+    if predicted is None:
+        return []
+    return [float(f"{predicted * 2.0**power:.1e}") for power in range(-DOUBLINGS, DOUBLINGS + 1)]
 
 
-def _multiple(rate: float | None, power: int) -> float:
-    assert rate is not None
-    return float(f"{rate * 2.0**power:.1e}")
+def confirming_losses(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> dict[float, float]:
+    """Tuning loss by learning rate, of the predicted rate and its trained multiples."""
+    jobs = [Job(rung, arm, rate, TUNING_SEEDS[0]) for rate in confirming_rates(runs, rung, arm)]
+    return {job.learning_rate: number(runs[job]["held_out"]) for job in jobs if job in runs}
 
 
 def confirmations(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> list[Job]:
     """Trainings that confirm the predicted rate: itself, its double and its half, and further until the best rate has a
     worse neighbor on both sides. Empty when it is confirmed."""
-    predicted = predicted_rate(runs, rung, arm)
-    if predicted is None:
+    grid, losses = confirming_rates(runs, rung, arm), confirming_losses(runs, rung, arm)
+    if not grid:
         return []
-    losses = confirming_losses(runs, rung, arm)
-    grid = [_multiple(predicted, power) for power in range(-DOUBLINGS, DOUBLINGS + 1)]
+    predicted = grid[DOUBLINGS]
     at = grid.index(min(losses, key=lambda rate: losses[rate])) if predicted in losses else DOUBLINGS
     around = [grid[place] for place in (at, at + 1, at - 1) if 0 <= place < len(grid)]
     return [Job(rung, arm, rate, TUNING_SEEDS[0]) for rate in around if rate not in losses]

@@ -317,7 +317,7 @@ def _compared_with(found: Sequence[Results], predicted: Sequence[Mapping[str, An
             yield f"## Prediction: {each.rung.name}"
             yield (
                 "The predicted losses follow from the smaller rungs (L = A N^a per arm) and were stored before the "
-                "first run of this rung."
+                "first reported run of this rung."
             )
             yield markdown(rows)
 
