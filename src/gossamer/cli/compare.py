@@ -304,20 +304,20 @@ def train_for_record(
                 status.update(Text.assemble(f"{recipe}{where}  ", (line.strip()[:100], "dim")))
         if run.returncode or not file.exists():
             by_hand = ["gossamer", "run", "--workers", str(workers), "--recipe", recipe, *training]
-            forecast = [line.rstrip() for line in tail if folder not in line]  # its logs are removed by then
-            raise click.ClickException(failure_text(recipe, by_hand, forecast))
+            output = [line.rstrip() for line in tail if folder not in line]  # its logs are removed by then
+            raise click.ClickException(failure_text(recipe, by_hand, output))
         record: Record = json.loads(bounded_file.read_text(file, MOST_RECORD_BYTES))
     step = record["seconds_per_step"]["median"]
     console.print(f"{recipe}{where}: {record['steps']} steps, {seconds_text(step)} each", markup=False)
     return record
 
 
-def failure_text(recipe: str, command: Sequence[str], forecast: Sequence[str]) -> str:
-    """Error message of a failed run: cause, command to reproduce it, output. `forecast`: lines of output."""
-    description = [line for line in forecast if line.strip() and not line.startswith(PROGRESS)]
-    causes = [line for line in description if line.startswith(CAUSES)] or description[-1:] or ["it printed nothing"]
+def failure_text(recipe: str, command: Sequence[str], output: Sequence[str]) -> str:
+    """Error message of a failed run: cause, command to reproduce it, output. `output`: lines of output."""
+    lines = [line for line in output if line.strip() and not line.startswith(PROGRESS)]
+    causes = [line for line in lines if line.startswith(CAUSES)] or lines[-1:] or ["it printed nothing"]
     sentence = f"the run with {recipe} has no record, so it cannot be compared: {causes[0].removeprefix('Error: ')}"
-    rest = [line for line in description if line != causes[0]]
+    rest = [line for line in lines if line != causes[0]]
     return "\n".join([sentence, f"To reproduce it: {shlex.join(command)}", *(["", *rest] if rest else [])])
 
 

@@ -77,7 +77,7 @@ class Group(Transport, Protocol):
     """A transport of one view's members."""
 
     def deliver(self, outgoing: Mapping[int, Tensor], received: Mapping[int, int]) -> dict[int, Tensor]:
-        """Send the uint8 tensor `outgoing[j]` to rank j, and receive `heard[j]` bytes from rank j.
+        """Send the uint8 tensor `outgoing[j]` to rank j, and receive `received[j]` bytes from rank j.
 
         Every rank calls it; the sizes of every pair of ranks must match."""
 

@@ -111,7 +111,7 @@ class MeshOperations:
         )
 
     def deliver(self, outgoing: Mapping[int, Tensor], received: Mapping[int, int]) -> dict[int, Tensor]:
-        """Send the bytes `outgoing[j]` to rank j, and receive `heard[j]` bytes from rank j."""
+        """Send the bytes `outgoing[j]` to rank j, and receive `received[j]` bytes from rank j."""
         likes = [(peer, (torch.empty(size, dtype=torch.uint8, device="meta"),)) for peer, size in received.items()]
         came = self._straight(dict(outgoing), dict(received), form_of("deliver"), likes)()
         return {peer: remote for peer, (remote,) in zip(received, came, strict=True)}

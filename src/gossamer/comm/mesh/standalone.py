@@ -121,8 +121,8 @@ class MeshFallback:
                     f"rank {rank} announced a text of {size} bytes; the limit is {MOST_TEXT_BYTES}. Nothing was "
                     "received. Send large data as tensors."
                 )
-        parse_declarations = self._operations.begin_bytes(own[: sizes[self._operations.rank]], sizes)()
-        return [_text(rank, remote) for rank, (remote,) in enumerate(parse_declarations)]
+        gathered = self._operations.begin_bytes(own[: sizes[self._operations.rank]], sizes)()
+        return [_text(rank, remote) for rank, (remote,) in enumerate(gathered)]
 
     def part(self, size: int, known: Links) -> Transport:
         raise GossamerError(

@@ -55,8 +55,8 @@ def mesh_transport(
     patience = requested_timeouts()
     if engine.world == 1:
         return engine
-    outgoing = engine.all_gather_text(declared(wish if available() else ENGINE, device=device))
-    wishes, processes, devices = parse_declarations(outgoing)
+    declarations = engine.all_gather_text(declared(wish if available() else ENGINE, device=device))
+    wishes, processes, devices = parse_declarations(declarations)
     if ENGINE in wishes:
         return engine
     check_same_wish(wishes)
@@ -196,12 +196,12 @@ class MeshTransport:
         staged = self._staged.everything or not is_here([each for each in tensors if each.numel()])
         (self._staged if staged else self._operations).broadcast_(tensors, source)
 
-    def deliver(self, outgoing: Mapping[int, Tensor], parse_declarations: Mapping[int, int]) -> dict[int, Tensor]:
-        """Send the uint8 tensor `outgoing[j]` to rank j, and receive `heard[j]` bytes from rank j, directly.
+    def deliver(self, outgoing: Mapping[int, Tensor], received: Mapping[int, int]) -> dict[int, Tensor]:
+        """Send the uint8 tensor `outgoing[j]` to rank j, and receive `received[j]` bytes from rank j, directly.
 
         Every rank calls it at the same point, and the sizes of every pair of ranks must match.
         """
-        return self._operations.deliver(outgoing, parse_declarations)
+        return self._operations.deliver(outgoing, received)
 
     def all_gather_text(self, text: str) -> list[str]:
         return self._fallback.all_gather_text(text)

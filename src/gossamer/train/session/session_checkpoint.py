@@ -69,12 +69,12 @@ def session_state(
 
 
 def restore(
-    states: Sequence[SessionState], values: SessionState, transport: Transport, synchronizer: Synchronizer
+    states: Sequence[SessionState], current: SessionState, transport: Transport, synchronizer: Synchronizer
 ) -> None:
     """Restore `states`: this rank's own, or those of all ranks of another world size. mine: the current state."""
     own = own_state(states, transport)
-    state = reshard.taken_up(own, values) if own["world"] == values["world"] else reshard.fold(states, values)
-    refuse_misfit(state, values)
+    state = reshard.taken_up(own, current) if own["world"] == current["world"] else reshard.fold(states, current)
+    refuse_misfit(state, current)
     transport.links = state.get("links", "")
     if state["progress"]:
         synchronizer.resume(state["progress"], state["state"])
@@ -89,12 +89,12 @@ def own_state(states: Sequence[SessionState], transport: Transport) -> SessionSt
     return states[transport.rank if len(states) == transport.world else 0]
 
 
-def refuse_misfit(state: SessionState, values: SessionState) -> None:
+def refuse_misfit(state: SessionState, current: SessionState) -> None:
     """Raise CheckpointError for a saved state of a session that belongs to another run."""
     for key in ("recipe", "layout", "world", "rank"):
-        if state[key] != values[key]:
+        if state[key] != current[key]:
             raise CheckpointError(
-                f"this checkpoint's {key} is {state[key]!r}, this session's is {values[key]!r}, so its state does not "
+                f"this checkpoint's {key} is {state[key]!r}, this session's is {current[key]!r}, so its state does not "
                 f"fit. {REMEDIES.get(key, REMEDY)}, or begin in an empty directory."
             )
 
@@ -113,11 +113,11 @@ def about(session: SessionState, run: str) -> dict[str, str]:
 
 def refuse_other_optimizer(tree: Mapping[str, Any], optimizer: Optimizer) -> None:
     """Raise CheckpointError, before anything is loaded, for the state of another kind of optimizer."""
-    written, values = tree.get("optimizer_class"), type(optimizer).__name__
-    if written is not None and written != values:
+    written, current = tree.get("optimizer_class"), type(optimizer).__name__
+    if written is not None and written != current:
         raise CheckpointError(
-            f"this checkpoint was written with {written}, but this session has {values}, which keeps other state. "
-            f"Build {written}(model.parameters(), ...) before gossamer.attach; or, to start with {values}, load the "
+            f"this checkpoint was written with {written}, but this session has {current}, which keeps other state. "
+            f"Build {written}(model.parameters(), ...) before gossamer.attach; or, to start with {current}, load the "
             "model alone and save into an empty directory."
         )
 
