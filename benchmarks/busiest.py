@@ -17,8 +17,7 @@ import torch
 from torch.nn import Parameter
 
 from gossamer.algorithms.compressors import Compressor, Dense, OneBit, TopK
-from gossamer.algorithms.gossip.pairwise import Partner
-from gossamer.algorithms.gossip.pairwise_scripts import answering, initiate
+from gossamer.algorithms.gossip.partner import Partner, answering, initiate
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.algorithms.strategies import Gossip
 from gossamer.algorithms.strategies.parameter_server import ParameterServer

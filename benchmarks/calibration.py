@@ -1,7 +1,7 @@
 """Calibration: foretells short trainings on networks drawn at random, runs them, and keeps both for the intervals.
 
 Each recipe and task is profiled once, in as many copies as there are workers; its step is foretold for each network and
-then measured there by `gossamer run --network`. Writes src/gossamer/plan/cost/calibration.json, from which
+then measured there by `gossamer run --network`. Writes src/gossamer/plan/estimate/calibration.json, from which
 `gossamer explain` takes its intervals, and docs/benchmarks/calibration.md. Needs root for the emulated networks, and a
 machine that has nothing else to do: what else runs is told while it profiles.
 
@@ -31,7 +31,7 @@ from gossamer.base.kernels.library import library
 from gossamer.comm.environment.host_info import machine
 from gossamer.comm.network import Network, read_network
 from gossamer.errors import GossamerError
-from gossamer.plan.cost.calibration import (
+from gossamer.plan.estimate.calibration import (
     COVERAGE,
     FILE,
     Calibration,
@@ -40,8 +40,8 @@ from gossamer.plan.cost.calibration import (
     network_class,
     recipe_family,
 )
-from gossamer.plan.cost.step_time import StepTimeEstimate, estimate_step_time
-from gossamer.plan.cost.workload_profile import WorkloadProfile
+from gossamer.plan.estimate.step_time import StepTimeEstimate, estimate_step_time
+from gossamer.plan.estimate.workload_profile import WorkloadProfile
 from gossamer.plan.profile.profile_runs import profile_script
 
 WORKER = Path(__file__).with_name("calibration_worker.py")

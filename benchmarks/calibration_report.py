@@ -12,7 +12,7 @@ from random import Random
 
 from gossamer.base import figures
 from gossamer.base.units import seconds_text
-from gossamer.plan.cost.calibration import COVERAGE, Calibration, ForecastInterval, PastForecast, fewest_pairs
+from gossamer.plan.estimate.calibration import COVERAGE, Calibration, ForecastInterval, PastForecast, fewest_pairs
 
 HALVES = 200  # of all networks, drawn at random
 TARGET = (0.75, 0.85)

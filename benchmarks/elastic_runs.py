@@ -180,18 +180,26 @@ class DrivenRun:
                 self.process.kill()
 
 
-def command(workers: str, options: Sequence[str], logs: Path, script: Sequence[str]) -> list[str]:
+def command(
+    workers: str, options: Sequence[str], logs: Path, script: Sequence[str], program: str = "elastic_worker.py"
+) -> list[str]:
     gossamer = [sys.executable, "-m", "gossamer", "run", "--workers", workers, "--logs", str(logs), *options]
-    return [*gossamer, str(ROOT / "benchmarks" / "elastic_worker.py"), "--folder", str(logs / "steps"), *script]
+    return [*gossamer, str(ROOT / "benchmarks" / program), "--folder", str(logs / "steps"), *script]
 
 
 @contextmanager
-def run(workers: str, options: Sequence[str], script: Sequence[str], keep: Path | None = None) -> Iterator[DrivenRun]:
-    """A run of benchmarks/elastic_worker.py, which is over afterwards. keep: where its logs stay."""
+def run(
+    workers: str,
+    options: Sequence[str],
+    script: Sequence[str],
+    keep: Path | None = None,
+    program: str = "elastic_worker.py",
+) -> Iterator[DrivenRun]:
+    """A run of a program of benchmarks, which is over afterwards. keep: where its logs stay."""
     with tempfile.TemporaryDirectory() as temporary:
         logs = Path(temporary) if keep is None else keep
         (logs / "steps").mkdir(parents=True)
-        running = DrivenRun(command(workers, options, logs, script), logs / "steps")
+        running = DrivenRun(command(workers, options, logs, script, program), logs / "steps")
         try:
             yield running
         finally:

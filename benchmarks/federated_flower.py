@@ -36,7 +36,7 @@ from benchmarks.provenance import ROOT, provenance  # found only after the line 
 from benchmarks.report import markdown
 
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.algorithms.strategies.federated_rules import FederatedStrategy
 from gossamer.base.peer_ops import Peer
 from gossamer.comm.simulation import simulate_peers
 from gossamer.comm.simulation.faulty_network import VirtualNetwork

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.algorithms.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy
-from gossamer.algorithms.strategies.federated.privacy.epsilon import sampled_gaussian_epsilon
+from gossamer.algorithms.strategies.federated_rules import CentralPrivacy, DistributedPrivacy, FederatedStrategy
+from gossamer.algorithms.strategies.federated_rules.privacy.epsilon import sampled_gaussian_epsilon
 from gossamer.base.peer_ops import Peer
 from gossamer.comm.environment.host_info import machine
 from gossamer.comm.simulation import simulate_peers
@@ -34,8 +34,8 @@ from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.messages import CLIENT, THE_SERVER
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.privacy.accountant import PrivacyAccountant
-from gossamer.federated.privacy.mechanisms import PrivateSum, integers
-from gossamer.federated.privacy.noise import SystemBits, gaussian
+from gossamer.federated.privacy.clipping_and_noise import PrivateSum, integers
+from gossamer.federated.privacy.noise_sampling import SystemBits, gaussian
 from gossamer.federated.server.aggregation import WeightedSum
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.rounds import serve

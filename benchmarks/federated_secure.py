@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.provenance import provenance  # found only after the line above
 
 from gossamer.algorithms.compressors import Dense
-from gossamer.algorithms.strategies.federated import SecureAggregation
+from gossamer.algorithms.strategies.federated_rules import SecureAggregation
 from gossamer.base.layout import Layout
 from gossamer.base.ops import Payload, payload_bytes
 from gossamer.base.peer_ops import Receipt
@@ -101,7 +101,7 @@ def secure_round(args: argparse.Namespace) -> Agreement:
         with timed("server: sum"):
             cohort.take_masked(each, counted("up: masked vector", masked))
     cohort.go_on()
-    active = decode(cohort.told_survivors().about, Survivors, THE_SERVER).active
+    active = decode(cohort.survivors_receipt().about, Survivors, THE_SERVER).active
     for each in staying:
         with timed("device: signatures"):
             signed = devices[each].consent(active)

@@ -32,13 +32,13 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.provenance import provenance  # found only after the line above
 
-from gossamer.algorithms.strategies.federated import LocalWork
+from gossamer.algorithms.strategies.federated_rules import LocalWork
 from gossamer.base.peer_ops import Peer, PeerOp, Push, Stamp
 from gossamer.comm.environment.run_token import read_token
 from gossamer.comm.network import read_network
-from gossamer.comm.wire.authentication import Credentials
-from gossamer.comm.wire.connection_state import ConnectionState
-from gossamer.comm.wire.messages import encode_ask
+from gossamer.comm.rpc_protocol.connection_state import ConnectionState
+from gossamer.comm.rpc_protocol.credentials import Credentials
+from gossamer.comm.rpc_protocol.messages import encode_ask
 from gossamer.federated.client.script import ClientRecipe, Train, Trained, participate
 from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.deployment import limits

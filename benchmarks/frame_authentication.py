@@ -38,10 +38,10 @@ from gossamer.base.peer_ops import (
 from gossamer.comm.environment.host_info import machine
 from gossamer.comm.handshake import Handshake
 from gossamer.comm.rpc.endpoint import TcpEndpoint
-from gossamer.comm.wire import authentication
-from gossamer.comm.wire.authentication import Credentials
-from gossamer.comm.wire.frame_mac import TAG_BYTES, FrameMac, FrameTags
-from gossamer.comm.wire.messages import HelloRecord
+from gossamer.comm.rpc_protocol import credentials
+from gossamer.comm.rpc_protocol.credentials import Credentials
+from gossamer.comm.rpc_protocol.frame_mac import TAG_BYTES, FrameMac, FrameTags
+from gossamer.comm.rpc_protocol.messages import HelloRecord
 
 SECONDS = 0.4  # of one way in one round
 WAYS = ("checksums", "MAC")  # a run each
@@ -81,14 +81,14 @@ class WithoutMac(FrameMac):
         return FrameTags(Checksums())  # type: ignore[arg-type]
 
 
-_keyed = authentication._frame_mac
+_keyed = credentials._frame_mac
 
 
 def _of_its_run(handshake: Handshake, side: bytes, hello: HelloRecord) -> FrameMac:
     return WithoutMac() if hello.run == "checksums" else _keyed(handshake, side, hello)
 
 
-authentication._frame_mac = _of_its_run
+credentials._frame_mac = _of_its_run
 
 
 def endpoint(me: Peer, way: str, largest: int) -> TcpEndpoint:

@@ -70,7 +70,7 @@ def train_all(args: argparse.Namespace) -> None:
     with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn"), initializer=one_thread) as pool:
         while True:
             known = {*refused, *working.values()}
-            left = [job for job in wanted(runs, args.rungs, args.arms, args.seeds) if job not in known]
+            left = [job for job in dict.fromkeys(wanted(runs, args.rungs, args.arms, args.seeds)) if job not in known]
             for job in left[: args.processes - len(working)] if time.monotonic() < until else []:
                 working[pool.submit(partial(do, steps=args.steps), job)] = job
             if not working:

@@ -13,7 +13,14 @@ SPARSELOCO = (
 )
 PERIODS = 2, 4, 8, 16, 32  # of parameters that are averaged in one bit
 OUTER_RATES = (8, 1.5), (16, 1.5), (32, 2.0)  # periods, and by how much their mean difference is lengthened
-IN_TURN = (4, 1.0, 4), (16, 1.5, 4), (16, 2.0, 8), (32, 2.0, 8), (64, 2.0, 16)  # periods, outer rates, fragments
+IN_TURN = (
+    (4, 1.0, 4),
+    (16, 1.5, 4),
+    (16, 2.0, 8),
+    (32, 2.0, 8),
+    (64, 2.0, 16),
+    (128, 2.0, 32),
+)  # periods, outer rates, fragments
 ONE_BIT = f"Route(Feedback(Sharded(OneBit())), rest={FOUR_BITS})"
 
 
@@ -73,6 +80,8 @@ def arm(recipe: str, name: str = "") -> Arm:
 EVERY_STEP = [
     arm("Float4()", "4 bits"),
     arm(ONE_BIT, "1 bit"),
+    arm("Int8()", "8 bits"),
+    arm("PerWorker(Int8(), slow=OneBit(), ranks=3)", "8 bits, one worker of four 1 bit"),
     arm(f"Route(AdamUpdate(Sharded(OneBit())), rest={FOUR_BITS})", "Adam's update, 1 bit"),
     arm(demo(0.01), "DeMo, 1 %, 2 bits"),
     arm(demo(0.003), "DeMo, 0.3 %, 2 bits"),
@@ -102,6 +111,10 @@ LOCAL = [
             f"{fragments} fragments, each every {period} steps, 1 bit, momentum aligned, outer rate {rate:g}",
         )
         for period, rate, fragments in IN_TURN
+    ),
+    *(
+        arm(f"{aligned(4)} + {sparse(1 / largest)}", f"every 4 steps, largest 1/{largest}, 2 bits, momentum aligned")
+        for largest in (32, 64)
     ),
     arm(diloco(1, 0.0, 2.0), "parameters averaged every step, outer rate 2"),
     arm(diloco(4), "DiLoCo 4"),

@@ -8,8 +8,8 @@ from math import inf, isfinite, isnan, nan
 from benchmarks.losses import Losses, number
 from benchmarks.virtual_workers import APART, Run
 
+from gossamer.base.intervals import ConfidenceInterval
 from gossamer.base.units import bytes_text
-from gossamer.plan.intervals import ConfidenceInterval
 from gossamer.plan.retained_benefit import retained_benefit, text
 
 DENSE = "Dense()"

@@ -12,11 +12,11 @@ from gossamer.base.peer_ops import Peer, PeerOp, PeerScript, Pulled
 from gossamer.comm.membership.coordinator import Coordinator
 from gossamer.comm.membership.journal import Entry as JournalEntry
 from gossamer.comm.membership.journal import MemoryJournal
-from gossamer.comm.membership.known_worker import HeardWorker
+from gossamer.comm.membership.known_worker import ReportedWorker
 from gossamer.comm.membership.messages import WorkerReport
+from gossamer.comm.membership.next_view import ViewPolicy
 from gossamer.comm.membership.resolution import Resolution
 from gossamer.comm.membership.view import View
-from gossamer.comm.membership.view_policy import ViewPolicy
 
 
 def one_view_a_number(run: ElasticRun) -> None:
@@ -139,7 +139,7 @@ class Forgiving(Process):
 class Generous(ViewPolicy):
     """Takes whoever is in a view for one who has the parameters."""
 
-    def _has_state(self, worker: HeardWorker) -> bool:
+    def _has_state(self, worker: ReportedWorker) -> bool:
         return True
 
 

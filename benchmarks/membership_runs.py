@@ -35,9 +35,9 @@ from gossamer.comm.membership.coordinator import Coordinator, coordinate
 from gossamer.comm.membership.journal import MemoryJournal, ViewJournal
 from gossamer.comm.membership.member import MemberScripts
 from gossamer.comm.membership.messages import ATTACHED, COORDINATOR, HERE, HERE_AGAIN, READY, RESIZE, WorkerReport
+from gossamer.comm.membership.next_view import ViewPolicy
 from gossamer.comm.membership.resolution import Resolution, resolve
 from gossamer.comm.membership.view import View
-from gossamer.comm.membership.view_policy import ViewPolicy
 from gossamer.comm.simulation import Trace, compute, simulate_peers
 from gossamer.comm.simulation.faulty_network import (
     Cut,
@@ -107,26 +107,26 @@ class Process:
 
     def train(self) -> PeerScript:
         """Complete all transactions, in whatever views; returns whether this process is done."""
-        standing = yield from self.scripts.say(HERE)
+        standing = yield from self.scripts.send_report(HERE)
         if standing.formed:
             self.scripts.learn(ready=True, fingerprint=LIKE)
-            yield from self.scripts.say(READY)
+            yield from self.scripts.send_report(READY)
         while (view := (yield from self.next_view())) is not None:
             self.view, self.went_on = view.number, False
             self.views[view.number] = view
             if not standing.formed and view.number == 1:
                 self.scripts.learn(fingerprint=LIKE)
-                yield from self.scripts.say(ATTACHED)
+                yield from self.scripts.send_report(ATTACHED)
             try:
                 yield from self.go_on_in(view)
                 self.is_done = True
-                yield from self.scripts.say_leaves(finished=True)
+                yield from self.scripts.report_leave(finished=True)
                 self.has_ended = True
                 return True
             except ViewBroke as broke:
                 self.close(view.number)
                 yield from self.poke()
-                yield from self.scripts.say_broken(view.number, broke.suspects, "nobody answers", self.went_on)
+                yield from self.scripts.report_broken(view.number, broke.suspects, "nobody answers", self.went_on)
         self.has_ended = True
         return False
 
@@ -168,7 +168,7 @@ class Process:
             self.step = resolution.completed
         if self.number in view.newcomers:
             self.scripts.learn(has_state=True)
-            yield from self.scripts.say(HERE_AGAIN)
+            yield from self.scripts.send_report(HERE_AGAIN)
         self.agreed[view.number] = tuple(self.entries)
         self.shown[view.number, "state"] = json.dumps(self.entries)
         yield from self.poke()

@@ -153,22 +153,22 @@ def work(args: argparse.Namespace) -> None:
             Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
 
 
-def launch() -> int:
+def launch(size: int = WORKERS) -> int:
     """This script again, once per worker, on loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {
-        "WORLD_SIZE": str(WORKERS),
-        "LOCAL_WORLD_SIZE": str(WORKERS),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // WORKERS)),
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // size)),
     }
     workers = [
         subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank})
-        for rank in map(str, range(WORKERS))
+        for rank in map(str, range(size))
     ]
     return max(abs(worker.wait()) for worker in workers)
 

@@ -26,7 +26,7 @@ import gossamer
 from gossamer.comm.environment.run_settings import own_address
 from gossamer.comm.mesh.connect import connect
 from gossamer.comm.network import Network, read_network
-from gossamer.comm.network.cost.message_schedule import Hear, Moves, Send
+from gossamer.comm.network.cost.message_schedule import Collect, Moves, Send
 from gossamer.comm.network.cost.message_simulator import Wires
 from gossamer.comm.process_group import ProcessGroupTransport
 
@@ -92,9 +92,9 @@ def foretold(network: Network, nbytes: int, rests: list[float], beside: bool) ->
     for rest in rests:
         now += max(0.0, rest)
         moves: list[list[Moves]] = [[] for _ in range(world)]
-        moves[0] = [iter([*(Send(peer, nbytes, eager=True) for peer in to), Hear(far)])]
+        moves[0] = [iter([*(Send(peer, nbytes, eager=True) for peer in to), Collect(far)])]
         for peer in to:
-            moves[peer] = [iter([Hear(0), *([Send(0, 1, eager=True)] if peer == far else [])])]
+            moves[peer] = [iter([Collect(0), *([Send(0, 1, eager=True)] if peer == far else [])])]
         end = wires.run([each or [iter(())] for each in moves], [now] * world)[0]
         found.append(end - now)
         now = end

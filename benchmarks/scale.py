@@ -24,8 +24,8 @@ from gossamer.base import figures
 from gossamer.base.units import bytes_text, count_text, seconds_text, share_text
 from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
-from gossamer.plan.cost.step_cost import StepCost, step_cost
-from gossamer.plan.cost.workload_profile import WorkloadProfile
+from gossamer.plan.estimate.step_cost import StepCost, step_cost
+from gossamer.plan.estimate.workload_profile import WorkloadProfile
 from gossamer.plan.profile.profile_runs import assume_profile
 from gossamer.plan.profile.synthetic_shapes import assumed
 

@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.both_ends import NEAR, Comparison, Taken, mean, options, pace  # found only after the line above
 from benchmarks.provenance import provenance
 
-from gossamer.comm.mesh.sealing import AES, CHACHA, KEY_BYTES, LinkKeys
+from gossamer.comm.libcrypto import AES, CHACHA, KEY_BYTES
+from gossamer.comm.mesh.sealing import LinkKeys
 from gossamer.comm.mesh.standalone import standalone_mesh
 from gossamer.comm.mesh.transport import MeshTransport
 
@@ -27,7 +28,7 @@ KEYS = [bytes([rank]) * KEY_BYTES for rank in range(2)]  # nobody keeps anything
 
 def end(rank: int, connections: list[socket.socket | None], way: str) -> MeshTransport:
     keys = None if way == PLAIN else {1 - rank: LinkKeys(way, KEYS[rank], KEYS[1 - rank])}
-    return standalone_mesh(rank, connections, "direct", NEAR, says=False, keys=keys)
+    return standalone_mesh(rank, connections, "direct", NEAR, gives_notice=False, keys=keys)
 
 
 def report(taken: Taken, args: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from benchmarks.provenance import ROOT
 
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.plan.advise.prices import StepPricer
-from gossamer.plan.cost.workload_profile import WorkloadProfile
+from gossamer.plan.estimate.workload_profile import WorkloadProfile
 from gossamer.plan.profile.profile_runs import profile_script
 from gossamer.plan.simulate import JobProgress, SimulatedJob, StepTimes
 
@@ -23,7 +23,7 @@ Curve = Sequence[tuple[float, float]]  # (steps or virtual seconds, validation l
 class StepsAsSeconds:
     """A clock that counts steps."""
 
-    def step(self, recipe: Recipe, at: float) -> StepTimes:
+    def step(self, recipe: Recipe, at: float, shares: tuple[int, ...] | None = None) -> StepTimes:
         return StepTimes(seconds=1.0)
 
 

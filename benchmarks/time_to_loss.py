@@ -269,7 +269,7 @@ def _row(name: str, rounds: Sequence[float], baseline: float, found: Results) ->
     row["steps"] = f"{statistics.fmean(known):,.0f}" if known else "not trained"
     row["time to the loss"], row["sooner than DDP"] = "", ""
     if len(known) < len(needed):
-        row["steps"] = f"not reached ({len(needed) - len(known)} of {len(needed)} seeds)"
+        row["steps"] = f"reached by {len(known)} of {len(needed)} seeds"
     elif known:
         whole = statistics.fmean(known) * step
         row["time to the loss"], row["sooner than DDP"] = _duration(whole), f"**{baseline / whole:.1f} times**"

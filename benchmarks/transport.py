@@ -30,7 +30,7 @@ import torch.distributed as dist
 from gossamer.base.peer_ops import SERVER, WORKER, Arrived, Await, Peer, PeerScript, Push, Receipt, Reply, Stamp
 from gossamer.comm.environment.host_info import machine
 from gossamer.comm.rpc.endpoint import TcpEndpoint
-from gossamer.comm.wire.authentication import Credentials
+from gossamer.comm.rpc_protocol.credentials import Credentials
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGEST = 2**28

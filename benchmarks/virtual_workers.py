@@ -143,14 +143,14 @@ class Worker:
             if step % every == 0 or step == self.steps:
                 self._look(step, model, session)
         if session is not None:
-            _settle(session)
+            settle(session)
         self.own = self._loss(model)
 
     def _look(self, step: int, model: nn.Module, session: Session | None) -> None:
         if session is None:
             self.losses.append((step, 0.0, self._loss(model)))
             return
-        _settle(session)
+        settle(session)
         sent = self.transport.bytes_sent - self.merging_bytes
         with session.averaged_parameters(model):  # all come, since with some recipes that is a mean over workers
             if self.transport.rank == 0:
@@ -165,7 +165,7 @@ class Worker:
         return loss if math.isfinite(loss) else None
 
 
-def _settle(session: Session) -> None:
+def settle(session: Session) -> None:
     """Wait for rounds in flight, so that their bytes are counted; they land when they would have."""
     session.state_dict()
 
@@ -193,7 +193,7 @@ def train(
         for transport in group.transports
     ]
     with quiet(), ThreadPoolExecutor(workers) as pool:
-        ends = [future.exception() for future in [pool.submit(partial(_work, each, group)) for each in team]]
+        ends = [future.exception() for future in [pool.submit(partial(work_in, each, group)) for each in team]]
     failures = [failure for failure in ends if failure is not None]
     real = [failure for failure in failures if not isinstance(failure, ECHOES)] or failures
     if real and not isinstance(real[0], NonFiniteError):
@@ -213,7 +213,7 @@ def train(
     }
 
 
-def _work(worker: Worker, group: SimulatedGroup) -> None:
+def work_in(worker: Worker, group: SimulatedGroup) -> None:
     try:
         worker.work()
     except BaseException:

@@ -213,21 +213,26 @@ void Mesh::step(Program& program, int32_t number, int64_t message) {
 // Sleep until a socket can take or give something, or it is time to look for a slot again. False where a signal came.
 bool Mesh::rest(int milliseconds) {
     std::vector<pollfd> sockets;
-    bool naps = false;
+    int64_t sleep = milliseconds * 1000000LL;
+    const auto may = [&sleep](const Link& link, Way way) {
+        const int64_t room = link.meter ? link.meter.room(way) : 1;
+        if (room <= 0) sleep = std::min(sleep, -room);
+        return room > 0;
+    };
     for (Link& link : links_) {
         if (link.socket < 0 || link.gone) continue;
         const bool wants_slot = !link.ready.empty() && !link.begun;  // or it would have been handed over
         link.naps += wants_slot;
-        naps |= wants_slot;
-        const int events = (link.early ? 0 : POLLIN) | (link.begun ? POLLOUT : 0);
+        if (wants_slot) sleep = std::min<int64_t>(sleep, kNapNanoseconds);
+        const int events = (!link.early && may(link, kDown) ? POLLIN : 0) | (link.begun && may(link, kUp) ? POLLOUT : 0);
         if (events) sockets.push_back({link.socket, static_cast<short>(events), 0});
     }
     const nfds_t count = static_cast<nfds_t>(sockets.size());
 #ifdef __linux__
-    const timespec nap{0, kNapNanoseconds}, all{milliseconds / 1000, milliseconds % 1000 * 1000000L};
-    return ppoll(sockets.data(), count, naps ? &nap : &all, nullptr) >= 0 || errno != EINTR;
+    const timespec timeout{sleep / 1000000000L, sleep % 1000000000L};
+    return ppoll(sockets.data(), count, &timeout, nullptr) >= 0 || errno != EINTR;
 #else
-    return poll(sockets.data(), count, naps ? 1 : milliseconds) >= 0 || errno != EINTR;
+    return poll(sockets.data(), count, static_cast<int>((sleep + 999999) / 1000000)) >= 0 || errno != EINTR;
 #endif
 }
 

@@ -17,6 +17,7 @@
 #include <memory>
 #include <vector>
 
+#include "bandwidth.hpp"
 #include "mesh_program.hpp"
 #include "mesh_sealing.hpp"
 #include "shared_memory.hpp"
@@ -80,6 +81,7 @@ struct Link {
     bool early = false;           // the header names a word that was not begun here
     int64_t moved = 0;            // bytes that came and went over it so far, of all words
     int gone = 0;                 // the error that ended it, or one of Gone
+    Meter meter;                  // of bandwidth limits
 
     int64_t header_bytes() const { return static_cast<int64_t>(sizeof(Header)) + (opens ? kTagBytes : 0); }
 };
@@ -89,6 +91,8 @@ class Mesh {
     Mesh(int rank, const int* sockets, int world);
     // memory: what shared_nbytes says for so many slots, and zero; the peer sees it, too.
     void share(int peer, char* memory, int slots);
+    // memory: of bandwidth.hpp, which limits what is sent to and received from this peer.
+    void limit(int peer, Bandwidth* memory) { links_[static_cast<size_t>(peer)].meter.shared = memory; }
     // Before anything is said. Keys of kKeyBytes; false where the cipher does not take them.
     bool seal(int peer, const CipherFunctions& functions, const unsigned char* sends, const unsigned char* hears);
     // sources: where the pieces' first contents are: their places, or memory that is only read.
@@ -116,6 +120,7 @@ class Mesh {
     bool prepare(Link& link);
     bool send(Link& link);
     bool hear(Link& link, int peer);
+    bool hear(Link& link, int peer, int64_t turn);
     bool read_header(Link& link);
     bool open(Link& link, int peer);
     bool unseal(Link& link);

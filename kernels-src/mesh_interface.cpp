@@ -24,6 +24,12 @@ GOSSAMER_EXPORT int64_t gossamer_mesh_share(void* mesh, int64_t peer, void* memo
     return kDone;
 }
 
+// memory: of bandwidth.hpp, mapped until the mesh is closed.
+GOSSAMER_EXPORT int64_t gossamer_mesh_limit(void* mesh, int64_t peer, void* memory) {
+    static_cast<Mesh*>(mesh)->limit(static_cast<int>(peer), static_cast<Bandwidth*>(memory));
+    return kDone;
+}
+
 // functions: as in CipherFunctions, callable until the mesh is closed. sends, hears: keys of kKeyBytes, of which nothing
 // else was ever sealed; they are not kept. Before the first word; kMisfit where the cipher does not take them.
 GOSSAMER_EXPORT int64_t gossamer_mesh_seal(void* mesh, int64_t peer, void* const* functions, const void* sends,

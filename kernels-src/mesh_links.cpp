@@ -22,6 +22,18 @@ constexpr int kMostNaps = 10;  // for want of a slot, before the socket takes th
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
+// A call that transfers at most `room` bytes of these parts, which are shortened.
+msghdr within(iovec* parts, int count, int64_t room) {
+    for (int i = 0; i < count; i++) {
+        parts[i].iov_len = std::min(parts[i].iov_len, static_cast<size_t>(room));
+        room -= static_cast<int64_t>(parts[i].iov_len);
+    }
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = static_cast<decltype(message.msg_iovlen)>(count);
+    return message;
+}
+
 }  // namespace
 
 // Decide how the next message travels, make its header, and seal it. False where it had better wait for a slot, or cannot
@@ -64,6 +76,8 @@ bool Mesh::send(Link& link) {
         const bool follows = link.saying.slot() < 0;
         const int64_t tag = link.seals ? kTagBytes : 0, head = static_cast<int64_t>(sizeof(Header)) + tag;
         const int64_t all = head + (follows ? piece.length(next.message) + tag : 0);
+        const int64_t room = link.meter ? link.meter.room(kUp) : all;
+        if (room <= 0) return moved;
         iovec parts[2];
         int count = 0;
         if (link.seals) {
@@ -75,9 +89,7 @@ bool Mesh::send(Link& link) {
             char* const bytes = const_cast<char*>(piece.place_after(next.message, row.stage));  // sendmsg only reads
             if (follows) parts[count++] = {bytes + begun, static_cast<size_t>(all - head - begun)};
         }
-        msghdr message{};
-        message.msg_iov = parts;
-        message.msg_iovlen = static_cast<decltype(message.msg_iovlen)>(count);
+        msghdr message = within(parts, count, room);
         const ssize_t took = sendmsg(link.socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (took < 0) {
             if (errno == EINTR) continue;
@@ -85,6 +97,7 @@ bool Mesh::send(Link& link) {
             return moved;
         }
         moved = true;
+        if (link.meter) link.meter.transfer(kUp, took);
         link.moved += took;
         link.sent += took;
         if (link.sent < all) return moved;
@@ -99,8 +112,16 @@ bool Mesh::send(Link& link) {
 // Take what has arrived, but leave the others their turn. Whether anything had.
 bool Mesh::hear(Link& link, int peer) {
     if (link.early && !open(link, peer)) return false;
+    if (!link.meter) return hear(link, peer, kTurnBytes);
+    const int64_t room = link.meter.room(kDown), before = link.moved;
+    const bool moved = room > 0 && hear(link, peer, room);
+    if (link.moved > before) link.meter.transfer(kDown, link.moved - before);
+    return moved;
+}
+
+bool Mesh::hear(Link& link, int peer, int64_t turn) {
     bool moved = false;
-    for (int64_t turn = kTurnBytes; turn > 0 && mismatch_ < 0;) {
+    while (turn > 0 && mismatch_ < 0) {
         const bool header = link.hearing == nullptr;
         iovec parts[2];
         int count = 0;
@@ -111,9 +132,7 @@ bool Mesh::hear(Link& link, int peer) {
             char* const tag = link.tag + kTagBytes - link.tag_rest;
             if (link.tag_rest > 0) parts[count++] = {tag, static_cast<size_t>(link.tag_rest)};
         }
-        msghdr message{};
-        message.msg_iov = parts;
-        message.msg_iovlen = static_cast<decltype(message.msg_iovlen)>(count);
+        msghdr message = within(parts, count, turn);
         const ssize_t came = recvmsg(link.socket, &message, MSG_DONTWAIT);
         if (came < 0 && errno == EINTR) continue;
         if (came <= 0) {

@@ -19,7 +19,7 @@ namespace gossamer {
 constexpr int64_t kTagBytes = 16;  // behind everything that is sealed
 constexpr int64_t kKeyBytes = 32;
 
-// Of libcrypto's EVP_..., in the order of FUNCTIONS in src/gossamer/comm/mesh/sealing.py.
+// Of libcrypto's EVP_..., in the order of FUNCTIONS in src/gossamer/comm/libcrypto.py.
 struct CipherFunctions {
     void* (*make)();
     void (*free)(void*);

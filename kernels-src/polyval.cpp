@@ -16,7 +16,7 @@ namespace gossamer {
 namespace {
 
 constexpr int64_t kBlockBytes = 16;
-constexpr int64_t kPowers = 32;  // H^32 ... H^1, as a group of so many blocks wants them
+[[maybe_unused]] constexpr int64_t kPowers = 32;  // H^32 ... H^1, as a group of so many blocks wants them
 
 // What comes between two calls. The same sizes are in src/gossamer/base/kernels/polyval.py.
 struct Running {

@@ -33,7 +33,7 @@ def ci(tmp_path: Path) -> Ci:
     def run(*tested: str, fails: str = "nothing", installing: str = "") -> tuple[int, str, str]:
         (tmp_path / ".ci").mkdir()
         shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
-        for name in ("mpirun", "ip", "chromium", "make"):
+        for name in ("mpirun", "ip", "nft", "chromium", "munged", "slurmctld", "slurmd", "sbatch", "make"):
             (tmp_path / name).write_text("#!/bin/sh\n")
             (tmp_path / name).chmod(0o755)
         os.mkfifo(tmp_path / "began")
@@ -60,15 +60,15 @@ def test_tests_that_were_skipped_are_counted_in_both_passes(ci: Ci) -> None:
     assert ci("SKIPPED [5] tests/test_x.py: 5 skipped", PURE, IN_TURN) == (
         0,
         PASSED,
-        "passed: check, sanitize, docs, test, test-notebooks (63 tests skipped)",
+        "passed: check, check-systems, sanitize, docs, test, test-notebooks (63 tests skipped)",
     )
 
 
-def test_none_skipped_is_said_too(ci: Ci) -> None:
+def test_none_skipped_is_reported_too(ci: Ci) -> None:
     assert ci("=== 7 passed in 0.20s ===") == (
         0,
         PASSED,
-        "passed: check, sanitize, docs, test, test-notebooks (0 tests skipped)",
+        "passed: check, check-systems, sanitize, docs, test, test-notebooks (0 tests skipped)",
     )
 
 
@@ -91,7 +91,7 @@ def test_failures_of_frameworks_fail_ci(ci: Ci) -> None:
 
 def test_frameworks_are_skipped_with_a_count_without_a_network(ci: Ci) -> None:
     code, frameworks, last = ci(*ABSENT, PURE, fails="frameworks", installing=NO_NETWORK)
-    assert (code, last) == (0, "passed: check, sanitize, docs, test, test-notebooks (3 tests skipped)")
+    assert (code, last) == (0, "passed: check, check-systems, sanitize, docs, test, test-notebooks (3 tests skipped)")
     assert frameworks.startswith("test-frameworks: skipped (26 tests;")
     assert "could not be downloaded" in frameworks
 

@@ -32,3 +32,8 @@ def test_a_listener_without_steps_is_called_with_all_other_events() -> None:
         end()
     assert all_events == [step, logged]
     assert others == [logged]
+
+
+def test_an_unknown_event_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="Partet"):
+        _ = events.Partet  # type: ignore[attr-defined]

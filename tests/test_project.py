@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -37,10 +38,24 @@ def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def test_the_changelog_names_the_version() -> None:
+def test_the_package_the_changelog_the_citation_and_the_tag_have_one_version() -> None:
+    """src/gossamer/version.py is the source; the tag of a release is v followed by it."""
     newest = re.search(r"^## (\S+)", read("CHANGELOG.md"), flags=re.MULTILINE)
+    cited = re.search(r"^version: (\S+)$", read("CITATION.cff"), flags=re.MULTILINE)
     assert newest is not None
-    assert newest[1] == gossamer.__version__
+    assert cited is not None
+    assert newest[1] == cited[1] == gossamer.__version__
+    tags = subprocess.run(["git", "tag", "--points-at", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert [tag for tag in tags.stdout.split() if re.match(r"v\d", tag)] in ([], [f"v{gossamer.__version__}"])
+
+
+def test_the_changelog_of_a_version_is_short_and_has_the_usual_sections() -> None:
+    """Those of keepachangelog.com, at most 60 lines."""
+    versions = re.split(r"^## ", read("CHANGELOG.md"), flags=re.MULTILINE)[1:]
+    known = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    for version in versions:
+        assert set(re.findall(r"^### (.+)$", version, re.MULTILINE)) <= known
+        assert len(version.splitlines()) <= 60
 
 
 def test_public_names_are_documented() -> None:
@@ -112,8 +127,7 @@ def test_a_class_name_with_two_meanings_is_seen(tmp_path: Path) -> None:
 
 # Tests that lie beside what they test, and are about several modules
 MIRROR_NO_MODULE = {
-    "federated/test_laws.py": "laws of every federated strategy, over whole federations",
-    "federated/test_laws_refused.py": "commands and calls that are not for federations",
+    "federated/test_laws.py": "laws of every federated strategy, and calls that are not for federations",
     "federated/server/test_fault_seeds.py": "federations of every kind of rounds on bad networks",
     "base/kernels/triton/test_compiling.py": "all Triton kernels, compiled for GPUs that are not here",
     "train/parameter_server/test_faults.py": "servers and workers of every mode on bad networks",
@@ -127,7 +141,7 @@ def _mirrors_nothing(tests: Path, package: Path) -> set[str]:
     """Tests at tests/FOLDER/test_MODULE[_SUBJECT].py for which no package/FOLDER/MODULE.py exists."""
     paths = [path.relative_to(tests) for path in tests.glob("*/**/test_*.py")]
     assert paths, "no tests found"
-    mirrors = [path for path in paths if path.parts[0] not in {"frameworks", "scenarios", "laws", "support"}]
+    mirrors = [path for path in paths if path.parts[0] not in {"engines", "frameworks", "scenarios", "laws", "support"}]
     return {str(path) for path in mirrors if not any((package / path.parent / each).exists() for each in _named(path))}
 
 

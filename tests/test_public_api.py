@@ -8,8 +8,12 @@ import importlib
 import inspect
 import json
 import re
+import textwrap
+from pathlib import Path
+from types import GenericAlias
 
 import pytest
+import torch
 from support.paths import ROOT
 
 import gossamer
@@ -29,11 +33,27 @@ MODULES = [name for name in FROZEN if name.rpartition(".")[2].islower()]
 
 
 def exported(source: str) -> list[str]:
-    """The literal `__all__` of a module, without importing what the module needs."""
-    for node in ast.parse(source).body:
+    """`__all__` of a module, a literal list and those of modules added to it, without importing what they need."""
+    body = ast.parse(source).body
+    names: list[str] | None = None
+    for node in body:
         if isinstance(node, ast.Assign) and [ast.unparse(each) for each in node.targets] == ["__all__"]:
-            return sorted(ast.literal_eval(node.value))
-    raise AssertionError("a public module has no literal __all__")
+            names = list(ast.literal_eval(node.value))
+        elif names is not None and isinstance(node, ast.AugAssign) and ast.unparse(node.target) == "__all__":
+            name = ast.unparse(node.value).removesuffix(".__all__")
+            (package,) = (
+                each.module
+                for each in body
+                if isinstance(each, ast.ImportFrom) and each.module and name in [alias.name for alias in each.names]
+            )
+            names += exported(source_of(f"{package}.{name}"))
+    assert names is not None, "a public module has no literal __all__"
+    return sorted(names)
+
+
+def source_of(module: str) -> str:
+    path = ROOT / "src" / module.replace(".", "/")
+    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
 
 
 def names_of(place: str) -> list[str]:
@@ -42,9 +62,7 @@ def names_of(place: str) -> list[str]:
         return sorted(dir(gossamer))
     if place not in MODULES:
         return sorted(name for name in dir(getattr(gossamer, place.removeprefix("gossamer."))) if name[0] != "_")
-    path = ROOT / "src" / place.replace(".", "/")
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return exported(file.read_text())
+    return exported(source_of(place))
 
 
 @pytest.mark.parametrize("place", FROZEN)
@@ -55,6 +73,8 @@ def test_public_names_change_deliberately_only(place: str) -> None:
 
 def test_a_module_without_a_literal_list_is_seen() -> None:
     assert exported('__all__ = ["b", "a"]') == ["a", "b"]
+    added = 'from gossamer.horovod import basics\n__all__ = ["a"]\n__all__ += basics.__all__'
+    assert exported(added) == sorted(["a", *exported(source_of("gossamer.horovod.basics"))]) != ["a"]
     for source in ("", "__all__ = [*others]"):
         with pytest.raises((AssertionError, ValueError)):
             exported(source)
@@ -62,6 +82,7 @@ def test_a_module_without_a_literal_list_is_seen() -> None:
 
 PACKAGES = ["engine", "errors", "events", "extend", "parallel", "federated", "federated.population"]
 PACKAGES += ["horovod", "horovod.torch", "horovod.torch.elastic"]
+FRAMEWORKS = {"jax", "keras", "tensorflow"}
 
 
 @pytest.mark.parametrize("place", PACKAGES)
@@ -150,15 +171,99 @@ def test_options_of_attach_are_given_by_name() -> None:
     assert positional == ["model", "optimizer", "recipe"]
 
 
-@pytest.mark.parametrize("name", [n for n in gossamer.__all__ if ">>>" in (getattr(gossamer, n).__doc__ or "")])
-def test_examples_in_docstrings_print_what_they_show(name: str) -> None:
+def documented() -> dict[str, object]:
+    """The public objects of the library that no other framework is needed for, by name."""
+    found: dict[str, object] = {name: getattr(gossamer, name) for name in gossamer.__all__ if name not in FRAMEWORKS}
+    for place in [each for each in PACKAGES if not each.startswith("horovod")]:
+        module = importlib.import_module(f"gossamer.{place}")
+        found |= {f"{place}.{name}": getattr(module, name) for name in FROZEN[f"gossamer.{place}"]}
+    for holder in (gossamer.World, gossamer.Session):
+        found |= {f"{holder.__name__}.{name}": inspect.getattr_static(holder, name) for name in dir(holder)}
+    return {name: each for name, each in found.items() if ">>>" in (each.__doc__ or "")}
+
+
+@pytest.mark.parametrize("name", documented())
+def test_examples_in_docstrings_print_what_they_show(name: str, tmp_path: Path) -> None:
+    """Examples may use a model and an optimizer, their session, batches of inputs and a directory by these names."""
     known = dict(NOUNS)
+    model, batch = torch.nn.Linear(2, 1), torch.ones(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    session = gossamer.attach(model, optimizer, "TopK(0.5)")
+    names = {"gossamer": gossamer, "torch": torch, "model": model, "optimizer": optimizer, "session": session}
+    names |= {"scheduler": scheduler, "batch": batch, "loader": [batch], "directory": tmp_path}
     finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     try:
-        for test in finder.find(getattr(gossamer, name), name, globs={"gossamer": gossamer}):
+        for test in finder.find(documented()[name], name, globs=names):
             runner.run(test)
     finally:
+        session.close()
         NOUNS.clear()
         NOUNS.update(known)
     assert runner.tries > 0
     assert runner.failures == 0
+
+
+# Users do not construct them: gossamer.init, gossamer.attach and parallel.remote return them.
+RETURNED = {"World", "Session", "parallel.RemoteModule", "parallel.RemoteOptimizer"}
+SECTION = re.compile(
+    r"^ *(?:Args|Attributes):\n((?: +.*\n?|\n)+?)(?=^ *(?:Returns|Raises|Example|Yields):|\Z)", re.MULTILINE
+)
+NAMED = re.compile(r"^ *((?:\w+, )*\w+):", re.MULTILINE)
+
+
+def undocumented(found: object) -> set[str]:
+    """The parameters of a function or class that its docstring does not list, unless it names another that has them."""
+    text = inspect.getdoc(found) or ""
+    if not callable(found) or isinstance(found, GenericAlias) or re.search(r"\bAs `\w+`", text):
+        return set()
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except ValueError:  # of a type without Python code
+        return set()
+    variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    names = {each.name for each in parameters if each.kind not in variadic and each.name[0] != "_"}
+    listed = {
+        name
+        for section in SECTION.findall(text.replace("`", ""))
+        for each in NAMED.findall(section)
+        for name in each.split(", ")
+    }
+    return names - listed - {"moment"}  # which every event has
+
+
+def test_an_undocumented_parameter_is_seen() -> None:
+    def reduce(tensor: int, op: int, scale: int, *others: int) -> None:
+        """Reduce.
+
+        Args:
+            tensor, op: the inputs.
+        """
+
+    assert undocumented(reduce) == {"scale"}
+
+
+@pytest.mark.parametrize("place", ["", *PACKAGES])
+def test_docstrings_list_every_parameter(place: str) -> None:
+    module = importlib.import_module(f"gossamer.{place}".rstrip("."))
+    names = [name for name in FROZEN[module.__name__] if name not in FRAMEWORKS]
+    public = {f"{place}.{name}".lstrip("."): getattr(module, name) for name in names}
+    found = {name: undocumented(each) for name, each in public.items() if name not in RETURNED}
+    assert {name: missing for name, missing in found.items() if missing} == {}
+
+
+EXAMPLE = re.compile(r"^Example:\n((?: {4}.*\n?|\n)+)", re.MULTILINE)
+
+
+def test_examples_that_are_not_run_are_python_with_public_names() -> None:
+    """Examples without a prompt need other processes, a device mesh or other frameworks."""
+    found: list[str] = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        nodes = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ClassDef | ast.FunctionDef)]
+        found += [
+            code for node in nodes for code in EXAMPLE.findall(ast.get_docstring(node) or "") if ">>>" not in code
+        ]
+    assert found
+    for code in map(textwrap.dedent, found):
+        compile(code, code.strip(), "exec")
+        assert unknown_names(code) == set()

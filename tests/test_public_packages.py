@@ -27,7 +27,7 @@ def test_they_are_imported_by_their_first_use() -> None:
     subprocess.run([sys.executable, "-c", FIRST_USE], check=True)
 
 
-def test_what_is_not_there_is_an_attribute_error() -> None:
+def test_a_missing_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'gossamer' has no attribute 'paralel'"):
         _ = gossamer.paralel  # type: ignore[attr-defined]
 

@@ -72,7 +72,7 @@ def test_a_stratified_shard_is_not_sorted_by_class():
     assert order not in (sorted(order), sorted(order, reverse=True))
 
 
-def test_epochs_and_seeds_shuffle_anew_and_runs_repeat():
+def test_epochs_and_seeds_shuffle_again_and_runs_repeat():
     first, again = shards(range(50), 1) + shards(range(50), 1)
     epochs = [list(first) for _ in range(3)]
     assert len({tuple(epoch) for epoch in epochs}) == 3
@@ -83,7 +83,7 @@ def test_epochs_and_seeds_shuffle_anew_and_runs_repeat():
 
 
 @given(st.integers(0, 12), st.integers(0, 2))
-def test_a_resumed_shard_goes_on_where_it_stood(drawn, epoch):
+def test_a_resumed_shard_continues_where_it_stood(drawn, epoch):
     """Epochs of 10 indices on this rank: stopped after some epochs and some draws, then two epochs more."""
     straight, stopped, resumed = (Shard(range(20), rank=1, size=2) for _ in range(3))
     expected = [index for _ in range(5) for index in straight][epoch * 10 + min(drawn, 10) :][:20]
@@ -210,6 +210,7 @@ class Stream(IterableDataset):
         (iter([1, 2]), {}, TypeError, "list_iterator has no length"),
         (Stream(), {}, TypeError, "Stream has no length or cannot be indexed"),
         (range(2), {}, ValueError, "2 samples cannot be divided among 3 workers.*at most 2"),
+        (RandomSampler(range(4), True, 10**10), {}, ValueError, "10,000,000,000 entries.*num_samples=100_000"),
         (range(4), {"stratify": [0, 1]}, ValueError, "2 labels for 4 samples"),
         (range(4), {"non_iid": 0.5}, ValueError, r"labels=\[\.\.\.\], non_iid=0\.5"),
         (range(4), {"labels": [0] * 4}, ValueError, "labels are for non_iid"),
@@ -351,7 +352,7 @@ def test_the_current_world_is_made_when_needed(alone):
     assert current() is init()._state
 
 
-def test_how_long_to_wait_is_said_with_a_unit(alone, monkeypatch):
+def test_how_long_to_wait_is_reported_with_a_unit(alone, monkeypatch):
     monkeypatch.setenv("GOSSAMER_TIMEOUT", "60")
     with pytest.raises(TypeError, match=r"gossamer\.init\(timeout=timedelta\(minutes=30\)\)"):
         init(timeout=30)
@@ -376,13 +377,13 @@ def test_a_job_of_several_is_joined(alone, monkeypatch):
 
 
 @pytest.mark.parametrize("labels", [3, [[1]] * 10, torch.ones(10, 2), torch.tensor(3), object()])
-def test_what_are_no_labels_is_named(labels):
+def test_invalid_labels_are_named(labels):
     with pytest.raises(TypeError, match=r"one label per sample.*world\.shard\(dataset, stratify=\["):
         Shard(range(10), rank=0, size=2, stratify=labels)
 
 
 @pytest.mark.parametrize("concentration", ["0.3", [1], -1, float("nan")])
-def test_what_is_no_concentration_is_named(concentration):
+def test_an_invalid_concentration_is_named(concentration):
     with pytest.raises(ValueError, match="non_iid is the concentration"):
         Shard(range(10), rank=0, size=2, labels=[0, 1] * 5, non_iid=concentration)
 

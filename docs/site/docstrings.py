@@ -6,9 +6,11 @@ import re
 import textwrap
 from typing import Any
 
-from griffe import Extension, Object
+from griffe import Class, Extension, Object
 
 FORMULA = re.compile(r"^(?:law|bytes|source|memory): ", re.MULTILINE)
+FIELDS = re.compile(r"^(?:Args|Attributes):$", re.MULTILINE)
+COMMENT = re.compile(r"  # (.+)$")
 EXAMPLE = re.compile(r"^Example:\n((?: {4}.*\n?|\n)+)", re.MULTILINE)
 
 
@@ -28,4 +30,14 @@ def _example(found: re.Match[str]) -> str:
 class Docstrings(Extension):
     def on_object(self, *, obj: Object, **_: Any) -> None:
         if obj.docstring:
+            if isinstance(obj, Class) and not FIELDS.search(obj.docstring.value):
+                obj.docstring.value += attributes(obj)
             obj.docstring.value = as_markdown(obj.docstring.value)
+
+
+def attributes(record: Class) -> str:
+    """A section of the public fields of a class, from the comments behind them."""
+    fields = {name: each for name, each in record.members.items() if each.is_attribute and not name.startswith("_")}
+    found = {name: COMMENT.search(each.lines[-1]) for name, each in fields.items() if each.lines}
+    lines = [f"    {name}: {comment[1]}" for name, comment in found.items() if comment]
+    return "\n\nAttributes:\n" + "\n".join(lines) if lines else ""

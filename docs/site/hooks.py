@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from measured_at import with_age
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -24,7 +25,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]
-    return with_titles(page.file.src_uri, within_site(page.file.src_uri, markdown), titles)
+    path = page.file.src_uri
+    return with_titles(path, within_site(path, with_age(path, markdown)), titles)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

@@ -29,7 +29,7 @@ TITLES = {
     "strategies": "Strategies",
     "compressors": "Compressors",
     "topologies": "Topologies",
-    "federated-terms": "Terms of federated strategies",
+    "federated-terms": "Federated terms",
 }
 #: Base classes and names that `gossamer` exports next to the terms of recipes.
 CORE = ("init", "World", "attach", "Session", "Recipe", "recipe", "register", "Shard")
@@ -66,7 +66,7 @@ def generated() -> Iterator[tuple[str, str]]:
     yield f"{API}/{HOROVOD}.md", horovod_page()
     yield "reference/cli.md", commands_page()
     yield "reference/errors-by-message.md", messages_page()
-    for name in ("CHANGELOG.md", "CONTRIBUTING.md"):
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"):
         yield ROOT_PAGES[name], root_page(name)
 
 
@@ -142,7 +142,7 @@ def command_section(command: click.Command, context: click.Context) -> Iterator[
 
 
 def code(text: str) -> str:
-    return "`" + text.replace("|", "\\|") + "`"
+    return f"`{text}`"
 
 
 def help_text(command: click.Command) -> str:
@@ -159,12 +159,51 @@ def help_text(command: click.Command) -> str:
 RAISING = re.compile(r"^(?!Assertion|Attribute|Key)\w*(?:Error|Lost|Shortage|NotFinite|OutOfRange|LeftWhileJoining)$")
 
 
+AREAS = {  # of messages, by the path of the source below src/gossamer; the longest match counts
+    "algorithms": "Recipes",
+    "algorithms/compressors": "Compressors",
+    "algorithms/strategies": "Strategies",
+    "base": "Tensors and files",
+    "cli": "Command line",
+    "comm": "Connections and networks",
+    "comm/elastic": "Elastic runs",
+    "comm/environment": "Launch variables and rendezvous",
+    "federated": "Federated learning",
+    "federated/flower": "Flower",
+    "horovod": "Horovod",
+    "integrations": "Trainers of other libraries",
+    "integrations/jax": "JAX",
+    "keras": "Keras",
+    "launcher": "Workers and servers of a run",
+    "observe": "Records, traces and the watch page",
+    "plan": "Estimates, advice and simulation",
+    "tensorflow": "TensorFlow",
+    "train": "Training",
+    "train/checkpoint": "Checkpoints",
+    "train/engine": "Gradients of a step",
+    "train/moments": "Momentum and optimizer state",
+    "train/parallel": "Remote modules and pipeline stages",
+    "train/parameter_server": "Parameter servers",
+    "train/session": "Session and training loop",
+    "train/sharding": "Sharded models",
+    "train/synchronizers": "Rounds of a strategy",
+}
+MOST_UNGROUPED = 25  # messages of a class without headings
+
+
+def area(path: Path) -> str:
+    """The area of a source file; "Other" if it is in none."""
+    name = path.relative_to(SOURCE).with_suffix("").as_posix()
+    found = [prefix for prefix in AREAS if f"{name}/".startswith(f"{prefix}/")]
+    return AREAS[max(found, key=len)] if found else "Other"
+
+
 def messages_page() -> str:
-    """A list of messages for each class of errors, from the calls that make them in the sources."""
-    found: dict[str, set[str]] = defaultdict(set)
+    """A list of messages for each class of errors, from the calls that make them in the sources; long lists by area."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
     for path in sorted(SOURCE.rglob("*.py")):
         for kind, message in raised(ast.parse(path.read_text(encoding="utf-8"))):
-            found[kind].add(message)
+            found[kind].setdefault(message, area(path))
     lines = [
         "# Errors by message",
         "",
@@ -172,8 +211,13 @@ def messages_page() -> str:
         "is a value. [Troubleshooting](troubleshooting.md) has frequent problems by symptom.",
         "",
     ]
-    for kind in sorted(found):
-        lines += [f"## {kind}", "", *(f"- {escaped(text)}" for text in sorted(found[kind])), ""]
+    for kind, messages in sorted(found.items()):
+        lines += [f"## {kind}", ""]
+        areas = sorted(set(messages.values())) if len(messages) > MOST_UNGROUPED else [""]
+        for each in areas:
+            lines += [f"### {each}", ""] if each else []
+            texts = sorted(text for text, place in messages.items() if each in ("", place))
+            lines += [*(f"- {escaped(text)}" for text in texts), ""]
     return "\n".join(lines)
 
 
@@ -220,19 +264,30 @@ def literal(node: ast.expr) -> str:
 
 
 def escaped(text: str) -> str:
-    return re.sub(r"([|<>*_`\[\]\\])", r"\\\1", " ".join(text.split()))
+    """Text without Markdown or HTML, also in a cell of a table."""
+    text = re.sub(r"([*_`\[\]\\])", r"\\\1", " ".join(text.split()))
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
 
 
 # -- links that leave docs/ --------------------------------------------------------------------------------------------
 
 LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)\s#]+)(#[^)\s]*)?\)")
-ROOT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "README.md"}
+ROOT_PAGES = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "README.md": "README.md",
+    "SECURITY.md": "security-policy.md",
+}
 
 
 def root_page(name: str) -> str:
     """A page of the repository's root, with its links as a page of docs/ writes them."""
     text = (ROOT / name).read_text(encoding="utf-8")
     return re.sub(r"\]\((?!\w+:|#)", "](../", text).replace("](../docs/", "](")
+
+
+def leaves_docs(page: str, link: str) -> bool:
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page), link)).startswith("..")
 
 
 def target(page: str, link: str) -> str | None:
@@ -248,6 +303,8 @@ def within_site(page: str, markdown: str) -> str:
 
     def rewritten(link: re.Match[str]) -> str:
         text, path, anchor = link.groups()
+        if not leaves_docs(page, path):
+            return link[0]
         found = target(page, path)
         where = posixpath.relpath(found, posixpath.dirname(page) or ".") if found else ""
         return f"[{text}]({where}{anchor or ''})" if found else text
@@ -257,7 +314,8 @@ def within_site(page: str, markdown: str) -> str:
 
 def linked_files(pages: dict[str, str]) -> set[str]:
     """Files of the repository, such as examples, that these pages link to; the site has copies of them."""
-    found = {target(page, link[1]) for page, text in pages.items() for link in LINK.findall(text)}
+    links = ((page, link[1]) for page, text in pages.items() for link in LINK.findall(text))
+    found = {target(page, path) for page, path in links if leaves_docs(page, path)}
     return {name.removeprefix("source/") for name in found if name and name.startswith("source/")}
 
 

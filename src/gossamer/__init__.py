@@ -11,7 +11,10 @@ scripts; `gossamer.extend` for terms of your own; `gossamer.errors` and `gossame
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gossamer.base.compiled import warn_if_missing
 from gossamer.version import __version__
+
+warn_if_missing()
 
 if TYPE_CHECKING:
     from gossamer.algorithms.compressors import *
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from gossamer.algorithms.recipes.registry import register
     from gossamer.algorithms.strategies import (
         SCAFFOLD,
+        AsyncDiLoCo,
         CentralPrivacy,
         DelayedAveraging,
         DiLoCo,
@@ -38,7 +42,13 @@ if TYPE_CHECKING:
         Silent,
         Strategy,
     )
-    from gossamer.algorithms.strategies.federated import Median, MultiKrum, SecureAggregation, TrimmedMean, WeightedMean
+    from gossamer.algorithms.strategies.federated_rules import (
+        Median,
+        MultiKrum,
+        SecureAggregation,
+        TrimmedMean,
+        WeightedMean,
+    )
     from gossamer.algorithms.topologies import *
     from gossamer.cli.launch import launch
     from gossamer.observe.saved_record import Record
@@ -58,6 +68,7 @@ __all__ = [
     "ARCTopK",
     "AdamUpdate",
     "Adaptive",
+    "AsyncDiLoCo",
     "BinMeans",
     "CentralPrivacy",
     "Chain",
@@ -80,6 +91,7 @@ __all__ = [
     "Feedback",
     "Float4",
     "Gossip",
+    "Groups",
     "Hierarchical",
     "Hierarchy",
     "Int8",
@@ -92,6 +104,7 @@ __all__ = [
     "OneBit",
     "OneBitAdam",
     "ParameterServer",
+    "PerWorker",
     "PostLocalSGD",
     "PowerSGD",
     "RandomK",
@@ -150,7 +163,7 @@ HOMES = (  # of the names in __all__, those that are imported sooner first
     "algorithms.recipes.registry",
     "algorithms.compressors",
     "algorithms.strategies",
-    "algorithms.strategies.federated",
+    "algorithms.strategies.federated_rules",
     "algorithms.topologies",
     "train.sampler",
     "train.session.average",

@@ -32,31 +32,40 @@ class GossamerError(Exception):
 
 
 class RecipeError(GossamerError, ValueError):
-    """A recipe cannot be parsed, or its terms cannot be combined."""
+    """A recipe cannot be parsed, or its terms cannot be combined. `gossamer recipes` lists the terms."""
 
 
 class AttachError(GossamerError):
-    """A model, optimizer or loop is not supported."""
+    """A model, optimizer, loop or combination of arguments is not supported."""
 
 
 class LayoutError(GossamerError):
-    """A tensor differs in shape, dtype or device from the one its state was made for."""
+    """A tensor differs in shape, dtype or device from the one that its state was made for.
+
+    After resizing parameters call session.reset_compressor_state, after adding some session.add_parameters.
+    """
 
 
 class MismatchError(GossamerError):
-    """Ranks have different values that must be equal; the message has both values and their ranks."""
+    """Ranks have different values that must be equal; the message has both values and their ranks.
+
+    Build the same model, with the same recipe and options, on all ranks, and call collectives in the same order.
+    """
 
 
 class LoopError(GossamerError):
-    """The training loop made calls that the recipe does not support."""
+    """The training loop made calls that the recipe does not support. The message has the call to make instead."""
 
 
 class NonFiniteError(GossamerError):
-    """Values were not finite for several consecutive steps."""
+    """Values were not finite for several consecutive steps, which were skipped.
+
+    Lower the learning rate, clip gradients (clip_norm=1.0), or with float16 pass a GradScaler to gossamer.attach.
+    """
 
 
 class NotFinite(GossamerError):
-    """A value cannot be sent, detected while encoding; the aggregation catches it."""
+    """A value cannot be sent, detected while encoding. Compressors raise it; the session then skips the step."""
 
 
 class MalformedError(GossamerError):
@@ -68,15 +77,24 @@ class OutOfRange(MalformedError):
 
 
 class MemoryShortage(GossamerError, MemoryError):
-    """Memory ran out during an exchange; the message has the rank, the tensors and the requested bytes."""
+    """Memory ran out during an exchange; the message has the rank, the tensors and the requested bytes.
+
+    Reduce the batch size, or use a compressor with less temporary memory.
+    """
 
 
 class DeviceError(GossamerError):
-    """A GPU, or its driver, failed during an exchange; nothing of the step was committed."""
+    """A GPU, or its driver, failed during an exchange; nothing of the step was committed.
+
+    Resume from the last checkpoint in a new process: gossamer run --max-restarts 1.
+    """
 
 
 class PeerLost(GossamerError):
-    """A worker left, or its connection broke."""
+    """A worker left, or its connection broke.
+
+    Resume from the last checkpoint with the remaining workers, or start an elastic run, which continues without it.
+    """
 
 
 class RemoteError(GossamerError):
@@ -92,7 +110,7 @@ class Stopped(SystemExit):
 
 
 class ConnectError(GossamerError):
-    """The workers could not connect to each other."""
+    """The workers could not connect to each other. The message has the missing ranks or the address that failed."""
 
 
 class LeftWhileJoining(ConnectError, PeerLost):
@@ -100,15 +118,18 @@ class LeftWhileJoining(ConnectError, PeerLost):
 
 
 class CoordinatorLost(ConnectError, PeerLost):
-    """The coordinator of an elastic run did not answer within the timeout. Restarting the worker does not help."""
+    """The coordinator of an elastic run did not answer within the timeout.
+
+    Restarting the worker does not help: run the first launcher's command again, in the same folder.
+    """
 
 
 class CheckpointError(GossamerError):
-    """A checkpoint is missing, damaged, or belongs to another run."""
+    """A checkpoint is missing, damaged, or belongs to another run, model or recipe."""
 
 
 class StoreError(GossamerError):
-    """A run's store is missing, invalid, or was written by a newer version."""
+    """A run's store (run.sqlite) is missing, invalid, or was written by a newer version."""
 
 
 class WorkerFailed(GossamerError):
@@ -126,6 +147,13 @@ class WorkerFailed(GossamerError):
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ValueError with `message` unless `condition` is true."""
+    """Raise ValueError with `message` unless `condition` is true.
+
+    Args:
+        condition, message: of an argument; the message has the invalid value and an example of a valid one.
+
+    Example:
+        >>> gossamer.extend.require(0 < 0.01 <= 1, "density must be in (0, 1]. Example: TopK(0.01)")
+    """
     if not condition:
         raise ValueError(message)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from gossamer.base.former_names import warn_former_name
 from gossamer.errors import Stopped
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ __all__ = [
     "Attached",
     "Closed",
     "CollectivePicked",
+    "ContributionsCounted",
     "Ended",
     "Event",
     "GroupChanged",
@@ -29,16 +31,16 @@ __all__ = [
     "Listener",
     "Logged",
     "Noticed",
-    "Parted",
+    "ParametersDiffer",
     "RecipeSwitched",
-    "ResidualTold",
+    "ResidualMeasured",
     "Saved",
-    "ServersTold",
+    "SharesChanged",
     "Skipped",
     "Stalled",
     "StepEnded",
     "TensorCost",
-    "TensorsTold",
+    "TensorsMeasured",
     "WithoutSession",
     "subscribe",
 ]
@@ -49,9 +51,13 @@ RecordOption = str | os.PathLike[str] | Literal[False] | None
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Base of all events."""
+    """Base of all events; `subscribe` has an example of a listener.
 
-    moment: float = field(default_factory=time.perf_counter)  # seconds, of this process's time.perf_counter()
+    Attributes:
+        moment: time of the event in seconds, by this process's time.perf_counter().
+    """
+
+    moment: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,27 +67,46 @@ class Joined(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WithoutSession(Event):
-    """This worker communicates by Gossamer without gossamer.attach. Emitted once per means of communication."""
+    """This worker communicates by Gossamer without gossamer.attach. Emitted once per means of communication.
 
-    trains: bool  # by remote modules, pipeline boundaries or a DDP hook, which need no session
+    Attributes:
+        trains: whether it trains by remote modules, pipeline boundaries or a DDP hook, which need no session.
+    """
+
+    trains: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attached(Event):
-    """A session begins. Emitted before anything is sent, so a listener may still prevent it by raising."""
+    """A session begins. Emitted before anything is sent, so a listener may still prevent it by raising.
 
-    recipe: str  # the resolved recipe's text
-    layouts: tuple[tuple[str, Layout], ...]  # by bucket, with its dtype's name
+    Attributes:
+        recipe: text of the resolved recipe.
+        layouts: the (dtype name, layout) of each bucket.
+        parameters: number of elements of all layouts.
+        buffer_bytes: bytes of buffers, such as BatchNorm statistics, that rank 0 broadcasts in each step.
+        control_bytes: payload of the report at the end of a round, in bytes.
+        rank: this worker's rank.
+        world: number of workers.
+        fragments: the number of the fragment of each bucket.
+        rider_bytes: per fragment, the mean bytes per round of optimizer state that is averaged with parameters.
+        period: steps after which the schedule repeats.
+        site_control_bytes: payload of the report within a site in each step, in bytes.
+        buffers: bytes of each buffer of `buffer_bytes`.
+    """
+
+    recipe: str
+    layouts: tuple[tuple[str, Layout], ...]
     parameters: int
-    buffer_bytes: int  # broadcast by rank 0 in each step, so that buffers such as BatchNorm statistics are equal
-    control_bytes: int  # payload of the report at the end of a round
+    buffer_bytes: int
+    control_bytes: int
     rank: int
     world: int
-    fragments: tuple[int, ...] = ()  # by bucket
-    rider_bytes: tuple[float, ...] = ()  # by fragment, of the state averaged with parameters, mean per round
-    period: int = 1  # steps after which the schedule repeats
-    site_control_bytes: int = 0  # payload of the report within a site in each step
-    buffers: tuple[int, ...] = ()  # bytes of each of the buffers in `buffer_bytes`
+    fragments: tuple[int, ...] = ()
+    rider_bytes: tuple[float, ...] = ()
+    period: int = 1
+    site_control_bytes: int = 0
+    buffers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,34 +116,61 @@ class LeftRun(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepEnded(Event):
-    """One step was committed or skipped. Seconds and bytes are of this worker."""
+    """One step was committed or skipped. Seconds and bytes are of this worker.
+
+    Attributes:
+        step: value of session.steps.
+        seconds: time since the previous step ended.
+        waiting_seconds: time in which the training thread waited for the communication thread.
+        encode_seconds: time in which the communication thread encoded, including overlap with computation.
+        wire_seconds: time in which the communication thread waited for other workers.
+        decode_seconds: time in which the communication thread decoded.
+        data_seconds: time from the last step's end to this step's first forward pass.
+        bytes_sent: payload that this worker sent.
+        bytes_pulled: payload that it received from parameter servers.
+        skipped: whether a value was not finite, so that no rank made the step.
+    """
 
     step: int
-    seconds: float  # since the previous step ended
-    waiting_seconds: float = 0.0  # training thread waits for the communication thread
-    encode_seconds: float = 0.0  # of the communication thread, including time that overlaps with computing
-    wire_seconds: float = 0.0  # the same, waiting for other workers
-    decode_seconds: float = 0.0  # the same
-    data_seconds: float = 0.0  # from the last step's end to this step's first forward pass
-    bytes_sent: float = 0.0  # payload
-    bytes_pulled: float = 0.0  # payload, from parameter servers
+    seconds: float
+    waiting_seconds: float = 0.0
+    encode_seconds: float = 0.0
+    wire_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    data_seconds: float = 0.0
+    bytes_sent: float = 0.0
+    bytes_pulled: float = 0.0
     skipped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Skipped(Event):
-    """A step was skipped on every rank because a gradient was not finite."""
+    """A step was skipped on every rank because a gradient was not finite.
+
+    Attributes:
+        step: value of session.steps.
+        rank: the first rank with a value that was not finite. None: each rank's gradient was finite, and their mean
+            exceeded the range of its format.
+        tensor: name of the first tensor that was not finite.
+        scaled: whether a GradScaler handles it and adapts its scale.
+        batch: number of the batch in the epoch, from 0; known only on `rank`.
+    """
 
     step: int
-    rank: int | None  # None: each rank's was finite, and their mean exceeded the range of the format it was sent in
+    rank: int | None
     tensor: str
-    scaled: bool = False  # a GradScaler handles it, and adapts its scale
-    batch: int | None = None  # of `rank`, known only there: the number of its batch in the epoch, from 0
+    scaled: bool = False
+    batch: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Logged(Event):
-    """The training loop reported metrics after `step` steps."""
+    """The training loop reported metrics after `step` steps.
+
+    Attributes:
+        step: number of steps.
+        values: metrics by name.
+    """
 
     step: int
     values: Mapping[str, float]
@@ -126,7 +178,11 @@ class Logged(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Noticed(Event):
-    """A message for the user, in one sentence."""
+    """A message for the user, in one sentence.
+
+    Attributes:
+        message: the sentence.
+    """
 
     message: str
 
@@ -136,16 +192,26 @@ class Stalled(Event):
     """This worker has waited long for others that are connected and silent.
 
     Emitted once per silence, by each waiting worker.
+
+    Attributes:
+        rank: this worker's rank.
+        seconds: duration of the wait.
+        waits_for: ranks that it waits for.
     """
 
     rank: int
     seconds: float
-    waits_for: tuple[int, ...]  # ranks
+    waits_for: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved(Event):
-    """A checkpoint became complete."""
+    """A checkpoint became complete.
+
+    Attributes:
+        step: number of steps.
+        directory: the argument of session.save.
+    """
 
     step: int
     directory: str
@@ -153,126 +219,220 @@ class Saved(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeSwitched(Event):
-    """After `step` steps the session continues with another recipe, on all ranks."""
+    """After `step` steps the session continues with another recipe, on all ranks.
+
+    Attributes:
+        step: number of steps.
+        before: text of the resolved recipe.
+        after: text of the new recipe, resolved.
+        reason: text given by the caller.
+        bytes_sent: payload to equalize the parameters of all ranks and transfer their residuals.
+    """
 
     step: int
-    before: str  # the resolved recipes' texts
+    before: str
     after: str
-    reason: str = ""  # given by the caller
-    bytes_sent: float = 0.0  # payload, to equalize the parameters of all ranks and transfer their residuals
+    reason: str = ""
+    bytes_sent: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharesChanged(Event):
+    """Workers that divide the work by speed have other shares, which are equal on all ranks.
+
+    Attributes:
+        step: value of session.steps after which they apply.
+        shares: by rank, backward passes or samples of a step, or local steps per period.
+    """
+
+    step: int
+    shares: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectivePicked(Event):
-    """From now on, means of this size use this collective. Emitted by the communication thread."""
+    """From now on, means of this size use this collective. Emitted by the communication thread.
+
+    Attributes:
+        nbytes: size of the tensors in bytes.
+        collective: name of the algorithm.
+        world: number of workers of the mean; 0 if unknown.
+    """
 
     nbytes: int
     collective: str
-    world: int = 0  # workers of the mean; 0: unknown
+    world: int = 0
 
 
 @dataclass(frozen=True)
 class LinkCounters:
-    """The kernel's counters of a connection to another worker, since it was opened."""
+    """The kernel's counters of a connection to another worker, since it was opened.
 
-    round_trip_seconds: float  # smoothed; includes queueing delay
-    acknowledged_bytes: int  # sent and acknowledged, counted once; with TLS and message headers, without TCP's and IP's
-    retransmits: int  # segments
-    busy_seconds: float  # with data to send or to be acknowledged, and room in the receive window
-    flight_bytes_per_second: float  # of the latest acknowledged flight; 0 if the kernel does not report it
-    limited: bool  # whether that flight was limited by the application, so that the connection may be faster
+    Attributes:
+        round_trip_seconds: smoothed round trip, including queueing delay.
+        acknowledged_bytes: bytes sent and acknowledged, counted once; with TLS and message headers, without headers of
+            TCP and IP.
+        retransmits: number of segments that were sent again.
+        busy_seconds: time with data to send or to be acknowledged, and room in the receive window.
+        flight_bytes_per_second: rate of the latest acknowledged flight; 0 if the kernel does not report it.
+        limited: whether that flight was limited by the application, so that the connection may be faster.
+    """
+
+    round_trip_seconds: float
+    acknowledged_bytes: int
+    retransmits: int
+    busy_seconds: float
+    flight_bytes_per_second: float
+    limited: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinksOpened(Event):
     """This worker's connections to others are open. Peers are named by process: "HOST PID" or "HOST PID RANK".
 
-    round_trips: seconds, bytes_per_second: capacity of both ends' interfaces, when the group began; by peer.
+    Attributes:
+        round_trips: round trip in seconds to each peer when the group began.
+        bytes_per_second: capacity of the slower interface of both ends, for each peer.
+        read: returns current values, from any thread; the last values after closing.
+        is_open: returns whether the connections are still open.
     """
 
     round_trips: Mapping[str, float]
     bytes_per_second: Mapping[str, float]
-    read: Callable[[], Mapping[str, LinkCounters]]  # current values, from any thread; the last ones after closing
+    read: Callable[[], Mapping[str, LinkCounters]]
     is_open: Callable[[], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupChanged(Event):
-    """Workers of an elastic run were lost, or new ones admitted. Emitted by the communication thread."""
+    """Workers of an elastic run were lost, or new ones admitted. Emitted by the communication thread.
 
-    step: int  # the last one that all have made
-    view: int
-    world: int  # current number of workers
-    lost: tuple[int, ...]  # former ranks of the lost workers
-    joined: int
-    seconds: float  # from detection by this worker until the new group was ready
-    finished: bool  # whether the interrupted exchange was completed; otherwise it was repeated
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResidualTold(Event):
-    """The residual of this worker of an elastic run after `step` steps, which would be lost with it.
-
-    Emitted every few seconds by the communication thread.
+    Attributes:
+        step: the last step that all workers have made.
+        view: number of the group.
+        world: current number of workers.
+        lost: former ranks of the lost workers.
+        joined: number of new workers.
+        seconds: from detection by this worker until the new group was ready.
+        finished: whether the interrupted exchange was completed; otherwise it was repeated.
     """
 
     step: int
-    norm: float  # of all residuals of compressors
+    view: int
+    world: int
+    lost: tuple[int, ...]
+    joined: int
+    seconds: float
+    finished: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualMeasured(Event):
+    """The residual of this worker of an elastic run after `step` steps, which would be lost with it.
+
+    Emitted every few seconds by the communication thread.
+
+    Attributes:
+        step: number of steps.
+        norm: L2 norm of all residuals of compressors.
+    """
+
+    step: int
+    norm: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorCost:
-    """The cost of one tensor on this worker; None where unknown. The definitions are in train/engine/tensor_sampler."""
+    """The cost of one tensor on this worker; None where unknown. The definitions are in train/engine/tensor_sampler.
+
+    Attributes:
+        name: name of the parameter.
+        numel: number of elements.
+        bytes: this tensor's part of the bucket's payload in one exchange.
+        residual_norm: L2 norm of this worker's residual.
+        gradient_norm: L2 norm of this worker's input.
+        energy_share: fraction of the input plus residual that was sent immediately.
+    """
 
     name: str
     numel: int
-    bytes: float | None  # payload of one exchange, its part of the bucket's
+    bytes: float | None
     residual_norm: float | None
-    gradient_norm: float | None  # of this worker's input
-    energy_share: float | None  # fraction of the input plus residual that was sent immediately
+    gradient_norm: float | None
+    energy_share: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorsTold(Event):
-    """The costs of the tensors of one bucket after `step` steps. A sample; emitted by the communication thread."""
+class TensorsMeasured(Event):
+    """The costs of the tensors of one bucket after `step` steps. A sample; emitted by the communication thread.
+
+    Attributes:
+        step: number of steps.
+        tensors: one per tensor of the bucket.
+    """
 
     step: int
     tensors: tuple[TensorCost, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parted(Event):
-    """Ranks in lock step have different parameters. Emitted by the first of them."""
+class ParametersDiffer(Event):
+    """Ranks in lock step have different parameters. Emitted by the first of them.
+
+    Attributes:
+        when: time of the comparison, such as "at step 100".
+        tensor: name of the first tensor that differs.
+        held: its checksums, each with the ranks that have it; the most frequent checksum first.
+        agreed: the last step at which it was equal; None if it never was since attach.
+    """
 
     when: str
-    tensor: str  # the first that differs
-    held: tuple[tuple[str, tuple[int, ...]], ...]  # its (checksum, ranks), those of most ranks first
-    agreed: int | None  # the last step at which it was equal; None: not since attach
+    tensor: str
+    held: tuple[tuple[str, tuple[int, ...]], ...]
+    agreed: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServersTold(Event):
-    """Counts of contributions at the end, from the parameter server shard with the most complete counts."""
+class ContributionsCounted(Event):
+    """Counts of contributions at the end, from the parameter server shard with the most complete counts.
+
+    Attributes:
+        applied: number of contributions that were applied.
+        late: number of contributions that were dropped because they were late.
+        staleness: number of contributions by age in versions.
+        samples: sum of the weights of applied contributions: without set_batch_weight, backward passes.
+    """
 
     applied: int
-    late: int  # dropped
-    staleness: Mapping[int, int]  # number of contributions by age in versions
+    late: int
+    staleness: Mapping[int, int]
+    samples: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Closed(Event):
-    """A session ended."""
+    """A session ended.
+
+    Attributes:
+        steps: number of steps.
+        digest: hash of the model's state_dict() as merged by the recipe; equal digests mean equal bits.
+        residual_bytes: bytes of all residuals of this worker.
+        bucket_bytes: bytes of all buckets.
+        holds_merged: whether this worker's own model has the merged parameters.
+        agrees: whether it agrees with ranks on other machines; None: a single machine, or no report from them.
+        differing: the tensor that differs between machines.
+        tensors: a hash of each of its tensors, by name; empty in a world of one.
+        ended: "finished", "failed" or "interrupted".
+    """
 
     steps: int
-    digest: str  # of the model's state_dict() as merged by the recipe; equal digests mean equal bits
+    digest: str
     residual_bytes: int
     bucket_bytes: int
-    holds_merged: bool = True  # whether this worker's own model has the merged parameters
-    agrees: bool | None = None  # with ranks on other machines; None: a single machine, or no report from them
-    differing: Mapping[str, object] | None = None  # the tensor that differs, if machines were compared
-    tensors: Mapping[str, str] = field(
-        default_factory=dict
-    )  # a hash of each of its tensors, by name; empty in a world of one
+    holds_merged: bool = True
+    agrees: bool | None = None
+    differing: Mapping[str, object] | None = None
+    tensors: Mapping[str, str] = field(default_factory=dict)
     ended: Ended = "finished"
 
 
@@ -299,6 +459,23 @@ _stepless: list[Listener] = []  # those of them that are not called with StepEnd
 _begin_reports: Callable[[AttachRequest], str] | None = None
 
 
+_FORMER = {
+    "Parted": ParametersDiffer,
+    "ResidualTold": ResidualMeasured,
+    "ServersTold": ContributionsCounted,
+    "TensorsTold": TensorsMeasured,
+}
+
+
+def __getattr__(name: str) -> type[Event]:
+    """The event with this former name, with a warning."""
+    found = _FORMER.get(name)
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn_former_name(f"events.{name}", f"events.{found.__name__}")
+    return found
+
+
 def subscribe(
     listener: Listener, *, shows_notices: bool = True, takes_samples: bool = False, takes_steps: bool = True
 ) -> Callable[[], None]:
@@ -307,11 +484,18 @@ def subscribe(
     Args:
         listener: a function of one event. It runs in the emitting thread.
         shows_notices: whether it shows notices to the user; otherwise they are logged.
-        takes_samples: whether it uses TensorsTold, which takes time to measure.
+        takes_samples: whether it uses TensorsMeasured, which takes time to measure.
         takes_steps: whether it uses StepEnded, which is emitted in every step; if not, it is not called with it.
 
     Returns:
         A function that ends the subscription.
+
+    Example:
+        >>> def listener(event):
+        ...     if isinstance(event, gossamer.events.Skipped):
+        ...         print(f"step {event.step}: {event.tensor} was not finite")
+        >>> unsubscribe = gossamer.events.subscribe(listener)
+        >>> unsubscribe()
     """
     _listeners.append(listener)
     if takes_samples:

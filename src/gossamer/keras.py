@@ -282,15 +282,15 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def _other_variables(self, forms: list[Any]) -> LayoutError:
         new, gone = ([f for f in a if f not in b] for a, b in ((forms, self._forms), (self._forms, forms)))
-        told = "; ".join(
+        differences = "; ".join(
             f"{how} " + ", ".join(f'"{name}" of shape {shape}, {dtype}' for name, shape, dtype in found)
             for how, found in (("new:", new), ("missing:", gone))
             if found
         )
         return LayoutError(
             f"rank {self.exchange.rank}: the variables are not those that GossamerOptimizer was built with "
-            f"({told or 'same names, other objects or another order'}), so their gradients would be averaged with "
-            f"others'. {NEW_OPTIMIZER}."
+            f"({differences or 'same names, other objects or another order'}), so their gradients would be averaged "
+            f"with those of other variables. {NEW_OPTIMIZER}."
         )
 
 
@@ -370,7 +370,7 @@ def refuse_tf_strategy() -> None:
         raise AttachError(
             f"{type(tf.distribute.get_strategy()).__name__} averages gradients itself, and Gossamer would average them "
             "a second time. Build the model outside of strategy.scope(), and start one process for each replica: "
-            "gossamer run --workers 4 train.py. docs/how-to/integrations/tensorflow.md has the recipe of each strategy."
+            'gossamer run --workers 4 train.py. The recipe of each strategy: "TensorFlow" in the documentation.'
         )
 
 
@@ -435,14 +435,14 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._in_epoch = True
         if self.optimizer.built:
             self.optimizer.exchange.epoch = epoch
+            self._hold_statistics(frozen=True)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         exchange = self.optimizer.exchange
         exchange.raises = False
         exchange.raise_failure()
         self._agree_on_statistics()
-        if exchange.is_elastic and self.model.non_trainable_weights:
-            exchange.hold_statistics([_numpy(each.value) for each in self._statistics()])
+        self._hold_statistics()
         if exchange.session.should_stop:
             self.model.stop_training = True
 
@@ -452,6 +452,16 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if not exchange.began:
             variables = self._statistics()
             _assign(variables, exchange.begin_with([_numpy(each.value) for each in variables]))
+
+    def _hold_statistics(self, *, frozen: bool = False) -> None:
+        """Copy untrained weights for newcomers to an elastic run. frozen: also those of frozen layers, which steps do
+        not change."""
+        exchange = self.optimizer.exchange
+        if exchange.is_elastic and exchange.began and self.model.non_trainable_weights:
+            layers = () if frozen else self.model._flatten_layers()
+            unchanged = {id(each) for layer in layers for each in layer._trainable_variables}
+            weights = enumerate(self._statistics())
+            exchange.hold_statistics({at: _numpy(each.value) for at, each in weights if id(each) not in unchanged})
 
     def _statistics(self) -> list[Any]:
         """Weights that are not trained, without the states of random generators, which each rank has of its own."""
@@ -503,14 +513,15 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         optimizer.hold_moments()
 
     def _mean(self, logs: Mapping[str, float]) -> dict[str, float]:
-        told = [json.loads(text) for text in self.optimizer.session._group.all_gather_text(json.dumps(dict(logs)))]
-        return {name: sum(each[name] for each in told) / len(told) for name in logs}
+        gather_text = self.optimizer.session._group.all_gather_text
+        logs_of_ranks = [json.loads(text) for text in gather_text(json.dumps(dict(logs)))]
+        return {name: sum(each[name] for each in logs_of_ranks) / len(logs_of_ranks) for name in logs}
 
     # -- checkpoints
 
     def _save(self, epoch: int) -> None:
         optimizer, session = self.optimizer, self.optimizer.session
-        state, tell = session.state_dict(), session._group.all_gather_text
+        state, gather_text = session.state_dict(), session._group.all_gather_text
         del state["loop"]  # the optimizer's variables are there by themselves
         tree = {
             **coordinated.states({}),
@@ -523,9 +534,15 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
         def save() -> None:
             assert self.folder is not None
-            self._run = runs.agree_on_name(tell, self._run)
+            self._run = runs.agree_on_name(gather_text, self._run)
             coordinated.save(
-                self.folder, state["step"], optimizer.exchange.rank, tree, about(state, self._run), tell, self.keep
+                self.folder,
+                state["step"],
+                optimizer.exchange.rank,
+                tree,
+                about(state, self._run),
+                gather_text,
+                self.keep,
             )
 
         session._group.whole(save)
@@ -540,17 +557,17 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         session = optimizer.session
 
         def load() -> Any:
-            tell, world = session._group.all_gather_text, session._transport.world
+            gather_text, world = session._group.all_gather_text, session._transport.world
             assert self.folder is not None
-            return coordinated.load(self.folder, optimizer.exchange.rank, world, tell)
+            return coordinated.load(self.folder, optimizer.exchange.rank, world, gather_text)
 
         found = session._group.whole(load)
         if found is None:
             return
         folder = os.fspath(self.folder or "")
         self._run = found.run
-        beside = {"optimizer": optimizer.variables, "model": self.model.non_trainable_variables}
-        for part, variables in beside.items():
+        saved_variables = {"optimizer": optimizer.variables, "model": self.model.non_trainable_variables}
+        for part, variables in saved_variables.items():
             if [each.shape for each in found.tree[part].values()] != [tuple(each.shape) for each in variables]:
                 raise CheckpointError(
                     f"rank {optimizer.exchange.rank}: in the checkpoint in {folder!r} the {part} has "
@@ -559,7 +576,7 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 )
         coordinated.put_back({}, found.tree)
         optimizer.set_parameters(session.load_state_dict(*found.sessions))
-        for part, variables in beside.items():
+        for part, variables in saved_variables.items():
             _assign(variables, [*found.tree[part].values()])
         optimizer.hold_moments()
         self.model._initial_epoch = found.tree["mine"]["epoch"]  # as keras.callbacks.BackupAndRestore does

@@ -74,6 +74,11 @@ class DistributedGradientTape:
             within a tf.distribute strategy; under jit_compile=True; in an elastic run; for variables that the first
             call of a tf.function creates.
         LayoutError: where the list of variables changes.
+
+    Example:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = DistributedGradientTape(tape, "TopK(0.01)").gradient(loss, model.trainable_variables)
     """
 
     def __init__(self, tape: Any, recipe: Written = None, **options: Any) -> None:
@@ -116,6 +121,10 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int = 0) -> None:
     """Assign the values of rank `root_rank` to the variables of every rank, also within a tf.function.
 
     Every rank calls it with variables of the same shapes and dtypes in the same order.
+
+    Args:
+        variables: TensorFlow variables, such as model.variables.
+        root_rank: rank with the values to assign.
 
     Raises:
         MismatchError: where ranks make different calls.

@@ -28,6 +28,11 @@ class World(ShardFactory):
     current workers. Values are sent as JSON and as bytes of tensors, without pickle: numbers, text, None, bytes,
     tensors, NumPy arrays, and lists, tuples and dicts with text keys of them. Other types raise TypeError. All of them
     raise MismatchError if ranks made different calls, and PeerLost if a worker was lost that the recipe needs.
+
+    Example:
+        >>> world = gossamer.init()
+        >>> world.rank, world.size, world.is_first
+        (0, 1, True)
     """
 
     __slots__ = ("__weakref__", "_internal")
@@ -70,18 +75,32 @@ class World(ShardFactory):
     def within(self, mesh: MeshDimension) -> World:
         """Return this worker's world within one dimension of a DeviceMesh, to shard data.
 
-        within(mesh["replicate"]).shard(dataset) gives all ranks of a replica the same samples, as tensor parallelism
-        and pipelines need. Checkpoints contain these shards with this world's. Collectives must be called on the world
-        of all workers, not on this one.
+        All ranks of a replica then draw the same samples, as tensor parallelism and pipelines need. Checkpoints contain
+        these shards with this world's. Collectives must be called on the world of all workers, not on this one.
+
+        Args:
+            mesh: one dimension of a DeviceMesh.
+
+        Example:
+            shard = world.within(mesh["replicate"]).shard(dataset)
         """
         return World(self._state.within(mesh))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the positions of the shards in use, in the order they were made; session.save writes them."""
+        """Return the positions of the shards in use, in the order they were made; session.save writes them.
+
+        Example:
+            >>> world = gossamer.init()
+            >>> world.load_state_dict(world.state_dict())
+        """
         return self._state.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the shards in use from the saved positions; session.load does it."""
+        """Continue the shards in use from the saved positions; session.load does it.
+
+        Args:
+            state: the result of `state_dict` on this rank.
+        """
         self._state.load_state_dict(state)
 
     def barrier(self, timeout: timedelta | None = None) -> None:
@@ -93,6 +112,9 @@ class World(ShardFactory):
         Raises:
             PeerLost: A worker was lost, or some did not call it in time. After a timeout this worker's next calls wait
                 until the late workers have called it.
+
+        Example:
+            >>> gossamer.init().barrier()
         """
         world_calls.barrier(self._state, timeout)
 
@@ -100,6 +122,10 @@ class World(ShardFactory):
         """Return the `value` of rank `root` on every rank; other ranks may pass None.
 
         Tensors are returned as copies: on the CPU if they were there on `root`, else on this worker's device.
+
+        Args:
+            value: numbers, text, bytes, tensors, arrays, or containers of these.
+            root: the rank that sends.
 
         Example:
             >>> gossamer.init().broadcast({"learning_rate": 0.1, "layers": [3, 4]})
@@ -111,6 +137,9 @@ class World(ShardFactory):
         """Return the `value` of every worker, by rank. Types and shapes may differ between ranks.
 
         Tensors are returned as copies, as from `broadcast`. gossamer.gather requires equal names, shapes and dtypes.
+
+        Args:
+            value: numbers, text, bytes, tensors, arrays, or containers of these.
 
         Example:
             >>> gossamer.init().all_gather({"seen": 128})
@@ -159,6 +188,11 @@ def init(timeout: timedelta | None = None) -> World:
     Raises:
         ConnectError: Workers did not join in time. Raised within seconds for errors that waiting cannot fix: a worker
             failed, belongs to another run, or cannot be reached by another.
+
+    Example:
+        >>> world = gossamer.init()
+        >>> world.size
+        1
     """
     if timeout is not None:
         set_timeout(timeout)

@@ -62,7 +62,7 @@ def test_the_latest_operations_are_kept_with_their_states(recorder: FlightRecord
     assert recorder.waiting is NOTHING
 
 
-def test_who_waits_is_seen_from_another_thread(recorder: FlightRecorder) -> None:
+def test_a_rank_that_waits_is_seen_from_another_thread(recorder: FlightRecorder) -> None:
     group = Alone()
     thread = threading.Thread(target=run_script, args=(script(torch.ones(4), 0), group))
     thread.start()

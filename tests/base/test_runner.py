@@ -10,7 +10,7 @@ from gossamer.base.ops import AllGather, AllReduceMean, Coalesced, InGroup, Neig
 from gossamer.base.runner import run_script
 from gossamer.base.spans import active
 from gossamer.base.spans.record_format import EVERYONE, SpanKind, operation_text
-from gossamer.comm.replay import ReplayTransport
+from gossamer.comm.echo_transport import ReplayTransport
 from gossamer.observe.trace.span_files import ProcessSpans, read_run
 
 X = torch.ones(8)
@@ -60,7 +60,7 @@ def test_one_group_is_one_channel(tmp_path: Path) -> None:
     assert list(spans.of(SpanKind.OPERATION)["number"]) == [0, 1, 2, 3]
 
 
-def test_a_script_whose_recording_begins_amid_it_goes_on(tmp_path: Path) -> None:
+def test_a_script_whose_recording_begins_amid_it_continues(tmp_path: Path) -> None:
     def beginning() -> Script:
         first = yield AllReduceMean(X.clone())
         active.begin(tmp_path, 0, 4)

@@ -49,7 +49,7 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "train.py"
 
 
-def test_without_a_network_it_says_what_to_write(script: Path) -> None:
+def test_without_a_network_it_names_the_line_to_write(script: Path) -> None:
     assert "--network 100mbit,20ms" in refusal("advise", str(script))
 
 

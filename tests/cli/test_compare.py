@@ -176,6 +176,37 @@ def test_the_share_of_the_benefit_of_communication_has_an_interval_over_seeds(
     assert len(found["other_seeds"][0]) == 2
 
 
+def test_losses_over_seeds_have_a_mean_and_an_interval_in_the_table_and_in_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.csv"
+    said, found = _compared(monkeypatch, tmp_path, "--recipe", "Int8()", "--seeds", "3", "--csv", str(rows))
+    half = 4.303 * 0.01 / 3**0.5
+    loss = found["comparison"]["rows"][0]["loss_at_equal_steps"]
+    assert loss == {
+        "value": pytest.approx(1.26),
+        "points": 1,
+        "low": pytest.approx(1.26 - half, abs=1e-4),
+        "high": pytest.approx(1.26 + half, abs=1e-4),
+    }
+    assert f"1.26 ± {half:.4f}" in said
+    assert "95 % interval over 3 seeds" in said
+    with rows.open() as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["loss_at_equal_steps"]) == pytest.approx(1.26)
+    assert float(row["loss_at_equal_steps_high"]) == pytest.approx(1.26 + half, abs=1e-4)
+    assert row["loss_at_equal_steps_points"] == "1"
+
+
+def test_the_note_below_the_table_names_the_averaged_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "train_for_record", lambda recipe, *_: _record(recipe))
+    (tmp_path / "train.py").write_text("")
+    code, said = run("--recipe", "Dense()", str(tmp_path / "train.py"))
+    assert code == 0, said
+    assert "last 20 % of each run's steps (2 values)" in said
+    assert "--seeds 3" in said
+
+
 def test_a_single_seed_has_a_share_and_no_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said, found = _compared(monkeypatch, tmp_path, "--recipe", "Int8()", "--retained", "--rates", "0.03")
     assert "75 %" in said

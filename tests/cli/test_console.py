@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from support.paths import ROOT
 
 from gossamer.cli import console
-from gossamer.cli.console import FILE_COLUMNS, beside, columns, echo, say, wrapped
+from gossamer.cli.console import FILE_COLUMNS, columns, echo, in_columns, print_text, wrapped
 from gossamer.cli.main import main
 from gossamer.cli.recipes import recipes
 
@@ -20,7 +20,7 @@ SENTENCE = "it ended with exit code 7, and there is no-one (of them all) left to
 
 
 @pytest.mark.parametrize("width", [30, 80, 100, 120])
-def test_lines_break_between_words_and_go_on_below_their_beginning(width: int) -> None:
+def test_lines_break_between_words_and_continue_below_their_beginning(width: int) -> None:
     text = f"rank 1 failed: {SENTENCE}\n\n    {SENTENCE} {SENTENCE}"
     lines = wrapped(text, width).split("\n")
     assert max(map(len, lines)) <= width
@@ -31,7 +31,7 @@ def test_lines_break_between_words_and_go_on_below_their_beginning(width: int) -
 
 
 def test_what_commands_print_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    say("Error: client \x1b[2J7\x07 said: bad data")
+    print_text("Error: client \x1b[2J7\x07 said: bad data")
     echo("round 1, \x1b]0;title\x07clients 1\x1b[1A")
     said = capsys.readouterr()
     assert said.err == "Error: client 7 said: bad data\n"
@@ -65,7 +65,7 @@ def test_a_word_that_is_longer_stays_whole() -> None:
 @pytest.mark.parametrize("width", [40, 80])
 def test_sentences_stand_in_a_column_of_their_own_or_below(width: int) -> None:
     terms = [("TopK(density=0.01)", SENTENCE), ("Int8()", SENTENCE)]
-    lines = "\n".join(beside(terms, width)).split("\n")
+    lines = "\n".join(in_columns(terms, width)).split("\n")
     assert max(map(len, lines)) <= width
     assert [line.split()[0] for line in lines if line[2] != " "] == ["TopK(density=0.01)", "Int8()"]
     begins = {len(line) - len(line.lstrip()) for line in lines if line[2] == " "}
@@ -119,5 +119,5 @@ def test_what_is_said_goes_to_standard_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(console, "columns", lambda stream: 20)
-    say("one sentence of six words")
+    print_text("one sentence of six words")
     assert capsys.readouterr().err == "one sentence of six\nwords\n"

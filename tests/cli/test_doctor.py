@@ -100,7 +100,7 @@ def plain(line: str) -> str:
     return " ".join(line.split())
 
 
-def test_differing_versions_stand_out_and_problems_are_told() -> None:
+def test_differing_versions_stand_out_and_problems_are_reported() -> None:
     broken = PairReport(ranks=(0, 1), problems=("rank 0 cannot reach rank 1 at 10.77.0.2 (timed out)",))
     report = DoctorReport(hosts=(host(0, "2.13.0"), host(1, "2.12.0")), pairs=(broken,), seconds=1.0)
     lines = shown(report).splitlines()
@@ -113,7 +113,7 @@ def test_differing_versions_stand_out_and_problems_are_told() -> None:
     assert "\x1b[1;33m2.12.0" in shown(report, color=True)
 
 
-def test_missing_kernels_are_told_once_with_the_line_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kernels_are_reported_once_with_the_line_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "LIBRARY", Path("nowhere.so"))
     monkeypatch.setattr(library, "wanted_kernels", lambda: None)
     monkeypatch.setattr(library, "library", lambda: None)

@@ -13,6 +13,7 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base.kernels import coded_bytes
 from gossamer.cli import explain as explain_module
 from gossamer.cli.explain import explain
+from gossamer.observe.telemetry.stragglers import RankPace, straggler
 from gossamer.plan import retained_benefit
 from gossamer.plan.profile.synthetic_shapes import assumed_shapes
 from gossamer.plan.retained_benefit import MeasuredShare
@@ -147,7 +148,7 @@ def test_a_flag_takes_no_value(script):
     assert "2,500 in 1 tensors" in output
 
 
-def test_a_size_beside_a_script_is_refused(script):
+def test_a_size_next_to_a_script_is_refused(script):
     code, output = run("home", "--parameters", "5", script)
     assert code == 2
     assert "Leave out one of the two" in output
@@ -192,7 +193,7 @@ def test_every_step_is_said_in_one_line():
     assert "for the strategy" not in output
 
 
-def test_what_is_averaged_between_sites_in_every_pass_is_said():
+def test_what_is_averaged_between_sites_in_every_pass_is_reported():
     _, output = run("LocalSGD(1, per_site=2)", *MILLION, "--workers", "4")
     inside, between = (
         next(line for line in output.splitlines() if name in line) for name in ("by site", "parameters   ")
@@ -333,7 +334,7 @@ def foretold_of(tmp_path, *args):
     return json.loads(file.read_text())["foretold"], output
 
 
-def test_a_step_is_foretold_for_a_network(tmp_path):
+def test_a_step_is_estimated_for_a_network(tmp_path):
     told, output = foretold_of(tmp_path, "--network", "10mbit,20ms", "Dense")
     line = 2 * 3 / 4 * 800_000 * 8 / 10e6
     assert line < told["wire_seconds"] < 1.1 * line + 0.24
@@ -347,14 +348,14 @@ def test_a_step_is_foretold_for_a_network(tmp_path):
     assert "as given" in output
 
 
-def test_a_slower_network_is_foretold_to_be_slower(tmp_path):
+def test_a_slower_network_is_estimated_to_be_slower(tmp_path):
     slow, _ = foretold_of(tmp_path, "--network", "1mbit", "Dense")
     fast, _ = foretold_of(tmp_path, "--network", "1gbit", "Dense")
     saving, _ = foretold_of(tmp_path, "--network", "1mbit", "TopK(0.01)")
     assert fast["step_seconds"] < saving["step_seconds"] < slow["step_seconds"]
 
 
-def test_without_a_network_nothing_is_foretold(tmp_path):
+def test_without_a_network_nothing_is_estimated(tmp_path):
     file = tmp_path / "out.json"
     _, output = run("Dense", "--json", str(file))
     assert json.loads(file.read_text())["foretold"] is None
@@ -399,20 +400,20 @@ def test_a_period_hides_behind_all_its_steps_unless_workers_wait(tmp_path, text,
     assert ("Without a delay, workers wait" in output) == waits
 
 
-def test_without_a_steps_time_its_bits_are_told_and_what_to_say():
+def test_without_a_steps_time_its_bits_are_reported_and_what_to_say():
     _, output = run("Dense", *MILLION, "--workers", "2")
     assert f"{8 * shown(output, 'total'):,} bits" in output
     assert "name a SCRIPT or the compute time: --step-seconds 0.2" in output
     assert "To hide" not in run("Dense", *MILLION, "--workers", "1")[1], "nothing is sent"
 
 
-def test_a_script_that_cannot_be_timed_is_explained_and_says_why(script):
+def test_a_script_that_cannot_be_timed_is_explained_and_gives_the_reason(script):
     code, output = run("Dense", script, "--workers", "50")
     assert code == 0
     assert "--step-seconds 0.2\n(it made no step)" in output
 
 
-def test_seconds_beside_a_script_stand_for_other_machines(script):
+def test_seconds_next_to_a_script_stand_for_other_machines(script):
     """Shapes from the script, time from machines that are not here."""
     code, output = run("--network", "10mbit", "--step-seconds", "1", "Dense", script, "--workers", "50")
     assert code == 0, output
@@ -431,7 +432,7 @@ def test_a_script_is_timed_for_the_rate_it_needs(tmp_path):
     assert rates(output) == pytest.approx([rate / 1e6 for rate in record["bits_per_second_to_hide"].values()], rel=0.05)
 
 
-def test_talking_less_is_foretold_to_wait_less(tmp_path):
+def test_talking_less_is_estimated_to_wait_less(tmp_path):
     network = ("--network", "10mbit,20ms")
     every, _ = foretold_of(tmp_path, *network, "Dense")
     local, output = foretold_of(tmp_path, *network, "LocalSGD(10)")
@@ -478,3 +479,85 @@ def test_recipes_that_were_not_measured_have_no_share(monkeypatch):
 def test_measured_shares_are_of_readable_recipes():
     for each in retained_benefit.measured_shares():
         assert retained_benefit.measured_share(resolve(each.recipe, 4), 4) is not None
+
+
+def test_bytes_are_shown_by_codec(tmp_path):
+    there = tmp_path / "net.toml"
+    there.write_text('[[hosts]]\ncount = 3\nrate = "1gbit"\n[[hosts]]\nup = "5mbit"\ndown = "100mbit"\n')
+    sent = {text: explained(tmp_path, text, *MILLION)[1]["bytes_sent_per_step"] for text in ("Int8()", "OneBit()")}
+    for text, options in (
+        ("PerWorker(Int8(), ranks=3)", ()),
+        ("PerWorker(Int8(), below='20mbit')", ("--network", str(there), "--step-seconds", "0.1")),
+    ):
+        said, found = explained(tmp_path, text, *MILLION, *options)
+        assert found["bytes_sent_per_step_by_codec"] == sent
+        assert found["bytes_sent_per_step"] == (3 * sent["Int8()"] + sent["OneBit()"]) / 4
+        assert "ranks 0-2" in said
+        assert "rank 3" in said
+
+
+def test_an_unknown_selection_is_shown_for_both_codecs():
+    said = run("PerWorker(Int8(), hosts='laptop')", *MILLION)[1]
+    assert "a session selects the slow ones" in said
+    assert shown(said, "OneBit()") < shown(said, "Int8()")
+
+
+# -- unequal workers ---------------------------------------------------------------------------------------------------
+
+
+def uses(output):
+    """By name, the part of the speeds."""
+    lines = output.splitlines()
+    first = next(place for place, line in enumerate(lines) if "compute without communication" in line) + 1
+    rows = [line.strip().rsplit("  on ", 1)[0].split("   ") for line in lines[first:] if line]
+    return {row[0].strip(): float(next(cell for cell in row[1:] if cell)) for row in rows}
+
+
+def test_speeds_show_the_use_of_the_recipe_and_of_forms_by_speed():
+    code, output = run("Dense()", *MILLION, "--speeds", "1x3,0.2")
+    assert code == 0
+    assert uses(output) == {
+        "this recipe": 0.25,
+        "EveryStep(global_batch=256, batch=8, balance=True)": 1.0,
+        "LocalSGD(period=20, balance=True)": 1.0,
+        "AsyncDiLoCo(period=24)": 1.0,
+        "Gossip(mixing='pairwise')": 1.0,
+    }
+
+
+def test_the_explanation_and_the_finding_of_a_straggler_agree():
+    seconds = [1.0, 1 / 0.7, 2.0, 5.0]
+    _, output = run("Dense()", *MILLION, "--speeds", "1,0.7,0.5,0.2")
+    finding = straggler([RankPace(rank=n, step=9, seconds=5.0, waiting=5.0 - work) for n, work in enumerate(seconds)])
+    shown = uses(output)
+    assert f"use {shown['this recipe']:.2f} of what" in finding.evidence
+    for name, use in list(shown.items())[1:]:
+        assert name in finding.evidence
+        assert f"{use:.2f}" in finding.evidence
+
+
+def test_a_balanced_recipe_shows_its_shares_and_needs_no_proposal(tmp_path):
+    _, output = run("LocalSGD(20, balance=True)", *MILLION, "--speeds", "1,1,1,0.2")
+    assert "local steps 20, 20, 20, 4" in output
+    assert "AsyncDiLoCo" not in output
+    _, found = explained(tmp_path, "Dense()", *MILLION, "--speeds", "1,1,1,0.2")
+    assert found["speeds"]["use"]["this recipe"] == pytest.approx(0.25)
+
+
+def test_messages_reduce_the_use_of_the_speeds(tmp_path):
+    args = (*MILLION, "--speeds", "1,1,1,0.2", "--network", "100mbit,20ms", "--step-seconds", "0.1")
+    code, output = run("LocalSGD(20, balance=True)", *args)
+    assert code == 0
+    shown = uses(output.replace("   local steps 20, 20, 20, 4", ""))
+    assert 0.5 < shown["with its messages"] < shown["this recipe"]
+    _, record = explained(tmp_path, "LocalSGD(20, balance=True)", *args)
+    found = record["foretold"]
+    assert found["speed_use"] == pytest.approx((64 / 20) * 0.1 / found["step_seconds"] / 3.2)
+    assert found["interval"] is None
+
+
+def test_wrong_speeds_are_refused_in_one_line():
+    for text, reason in (("1,1", "of 2 workers"), ("1,1,0,1", "not a speed"), ("fast", "not a speed")):
+        code, output = run("Dense()", *MILLION, "--speeds", text)
+        assert code != 0
+        assert reason in output

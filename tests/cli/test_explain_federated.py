@@ -64,7 +64,7 @@ def test_what_is_sent_follows_from_the_recipe(tmp_path: Path) -> None:
     assert f"residuals {told['round']['residual_bytes']:,}" in output
 
 
-def test_asynchronous_rounds_and_masks_are_told() -> None:
+def test_asynchronous_rounds_and_masks_are_reported() -> None:
     output = run("FedBuff(20, fraction=0.3)", "--workers", "100")[1]
     assert "30 devices train concurrently; every 20 contributions make a version" in output
     assert "masked; keys" in run("FedAvg(secure=SecureAggregation())", "--workers", "100")[1]

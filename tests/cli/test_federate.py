@@ -168,7 +168,7 @@ def test_a_deadline_goes_with_every_kind_of_rounds(script: Path) -> None:
     assert code == 0, aside
 
 
-def test_a_spent_budget_is_said(script: Path) -> None:
+def test_a_spent_budget_is_reported(script: Path) -> None:
     private = "CentralPrivacy(noise=4.0, clip=1.0, delta=0.01, budget=0.7)"
     code, _, aside = federated(script, recipe=f"FedAvg(fraction=1.0, local_steps=2, privacy={private})")
     assert code == 0, aside

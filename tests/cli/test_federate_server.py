@@ -103,7 +103,7 @@ def test_a_federation_of_processes_ends_encrypted_and_hears_signals(tmp_path: Pa
 
 
 @pytest.mark.processes
-def test_a_server_and_a_device_that_are_killed_go_on_and_nothing_counts_twice(tmp_path: Path, start: Start) -> None:
+def test_a_server_and_a_device_that_are_killed_continue_and_nothing_counts_twice(tmp_path: Path, start: Start) -> None:
     number, record, rounds = port(), tmp_path / "record.json", 40
     arguments = serving(tmp_path, number, rounds=rounds, clients=2, json=record)
     server = start(*arguments)
@@ -183,7 +183,7 @@ def test_it_ends_where_it_was_told_to_and_the_model_is_saved(tmp_path: Path) -> 
     assert torch.load(model, weights_only=True)["bias"].item() >= 2
 
 
-def test_what_no_federation_can_be_is_said_without_a_traceback(tmp_path: Path) -> None:
+def test_what_no_federation_can_be_is_reported_without_a_traceback(tmp_path: Path) -> None:
     token_of(tmp_path)
     said = CliRunner().invoke(serve_command, [*map(str, serving(tmp_path, port(), fewest=4))][1:])
     assert said.exit_code == 1

@@ -58,14 +58,14 @@ def test_what_is_measured_lies_inside_or_outside(seconds: float, where: str) -> 
     assert said.endswith(f"it is {where}.")
 
 
-def test_where_nothing_was_foretold_or_measured_nothing_is_said() -> None:
+def test_where_nothing_was_estimated_or_measured_nothing_is_reported() -> None:
     assert verdict({}, {"seconds_per_step": {"median": 1.0}}) is None
     assert verdict(FORECAST, {"seconds_per_step": {"median": None}}) is None
     alone = verdict({"foretold_seconds_per_step": 0.5}, {"seconds_per_step": {"median": 0.4}})
     assert alone == "A step took 400 ms; estimated: 500 ms."
 
 
-def test_without_a_network_nothing_is_foretold(tmp_path: Path) -> None:
+def test_without_a_network_nothing_is_estimated(tmp_path: Path) -> None:
     with pytest.raises(click.BadParameter, match=r"no step time.*--network SPEC --json FILE"):
         read_forecast(explained(tmp_path))
 
@@ -85,7 +85,7 @@ def test_without_a_network_nothing_is_foretold(tmp_path: Path) -> None:
         "[" * 500,
     ],
 )
-def test_what_is_no_forecast_is_refused_before_a_run_begins(tmp_path: Path, content: Any) -> None:
+def test_an_invalid_forecast_is_refused_before_a_run_begins(tmp_path: Path, content: Any) -> None:
     file = tmp_path / "forecast.json"
     file.write_text(content)
     script = tmp_path / "train.py"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import click
 import pytest
 from support.command_line import refusal
 
+from gossamer.base.system import LOOPBACK_INTERFACE
 from gossamer.cli.emulation import PORT, Emulation
 from gossamer.cli.launchers import check_emulation, elastic_starter, read_elasticity
-from gossamer.cli.options import Machines, WorkerCount, read_address
-from gossamer.launcher.job import Elasticity, Job, WorkerRange, loopback, read_worker_range
+from gossamer.cli.options import Encryption, Machines, WorkerCount, read_address
+from gossamer.launcher.job import Elasticity, InvitationOptions, Job, Serving, WorkerRange, read_worker_range
 from gossamer.observe.live import LiveView
 from gossamer.observe.telemetry import MachineDesk
 from gossamer.plan.emulation import EmulationPlan
@@ -42,7 +45,7 @@ def test_a_range_listens_on_loopback_unless_an_interface_or_an_address_is_named(
     assert workers == WorkerRange(least=2, most=8, initial=8)
     for machines, listen, expected in (
         (ONE, None, ("127.0.0.1", 0)),
-        (Machines(loopback(), 1, 0, None), None, ("127.0.0.1", 0)),
+        (Machines(LOOPBACK_INTERFACE, 1, 0, None), None, ("127.0.0.1", 0)),
         (ONE, ("10.0.0.1", 29600), ("10.0.0.1", 29600)),
     ):
         found = read_elasticity(
@@ -52,7 +55,7 @@ def test_a_range_listens_on_loopback_unless_an_interface_or_an_address_is_named(
         assert (found.listen, found.coordinator, found.range) == (expected, None, workers)
 
 
-def test_who_joins_has_a_coordinator_elsewhere() -> None:
+def test_a_worker_that_joins_has_a_coordinator_elsewhere() -> None:
     found = read_elasticity(
         3, ONE, join=("10.0.0.1", 29600), listen=None, token_file=Path("token"), servers=0, network_text=None
     )
@@ -60,8 +63,66 @@ def test_who_joins_has_a_coordinator_elsewhere() -> None:
     assert (found.coordinator, found.listen, found.range.initial) == (("10.0.0.1", 29600), None, 3)
 
 
+INSIDE, OUTSIDE = ("10.0.0.1", 1), ("203.0.113.1", 1)
+
+
+@pytest.mark.parametrize(
+    ("listen", "public", "options", "seals"),
+    [
+        (("127.0.0.1", 1), (), {}, False),
+        (("::1", 1), (), {}, False),
+        (("localhost", 1), (), {}, False),
+        (INSIDE, (), {}, True),
+        (OUTSIDE, (), {}, True),
+        (("name.invalid", 1), (), {}, True),
+        (INSIDE, (), {"plaintext": True}, False),
+        (INSIDE, (), {"private": ("10.0.0.0/8",)}, False),
+        (INSIDE, (), {"private": ("192.168.0.0/16", "10.0.0.0/24")}, False),
+        (INSIDE, (), {"private": ("10.0.1.0/24",)}, True),
+        (("fd00::1", 1), (), {"private": ("10.0.0.0/8",)}, True),
+        (("fd00::1", 1), (), {"private": ("fd00::/8",)}, False),
+        (INSIDE, (OUTSIDE,), {"private": ("10.0.0.0/8",)}, True),
+        (INSIDE, (("name.invalid", 1),), {"private": ("10.0.0.0/8",)}, True),
+        (("127.0.0.1", 1), (OUTSIDE,), {}, True),
+    ],
+)
+def test_workers_encrypt_once_a_run_leaves_the_machine_and_each_named_private_network(
+    listen: tuple[str, int], public: tuple[tuple[str, int], ...], options: dict[str, Any], seals: bool
+) -> None:
+    private = tuple(ipaddress.ip_network(each) for each in options.get("private", ()))
+    found = read_elasticity(
+        WorkerCount().convert("2:8", None, None),
+        ONE,
+        join=None,
+        listen=listen,
+        invitation=InvitationOptions(addresses=public),
+        encryption=Encryption(options.get("plaintext", False), private),
+        token_file=None,
+        servers=0,
+        network_text=None,
+    )
+    assert found is not None
+    assert found.seals is seals
+
+
+def test_a_relay_seals_everywhere_and_certificates_replace_sealing() -> None:
+    for options, seals in (({"relays": True}, True), ({"tls": Path("certificates")}, False)):
+        found = read_elasticity(
+            WorkerCount().convert("2:8", None, None),
+            ONE,
+            join=None,
+            listen=OUTSIDE if not seals else ("127.0.0.1", 1),
+            token_file=None,
+            servers=0,
+            network_text=None,
+            **options,
+        )
+        assert found is not None
+        assert found.seals is seals
+
+
 @pytest.mark.parametrize("text", ["10.0.0.1", "10.0.0.1:", ":80", "a:b", "a:70000", "a:" + "9" * 5000, "a:²"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="Write HOST:PORT"):
         read_address(text)
     assert read_address("[::1]:80") == ("::1", 80)
@@ -80,16 +141,23 @@ TOKEN = ("--token-file", "token")
         (("--workers", "0"), "0 is not in the range x>=1"),
         (JOIN, "add --token-file FILE"),
         ((*JOIN, *TOKEN, "--workers", "2:4"), "such as --workers 4"),
-        ((*JOIN, *TOKEN, "--servers", "1"), "--servers is for a fixed number of workers"),
+        ((*JOIN, *TOKEN, "--servers", "1"), "the run's first launcher starts its servers"),
         ((*JOIN, *TOKEN, "--network", "1gbit"), "other machines cannot reach them: leave out --join"),
         (("--workers", "2:4", "--listen", "10.0.0.1:1", "--network", "1gbit"), "leave out --listen"),
-        ((*JOIN, *TOKEN, "--listen", "10.0.0.1:1"), "leave out --listen"),
+        ((*JOIN, *TOKEN, "--listen", "10.0.0.1:1"), "write --relay and --listen"),
         ((*JOIN, *TOKEN, "--nnodes", "2", "--rendezvous", "a:1"), "and the others with --join HOST:PORT"),
         (("--join", "10.0.0.1", *TOKEN), "Write HOST:PORT"),
         ((*JOIN, "--token-file", "none"), "Create one"),
-        (("--workers", "2:4", "--servers", "1"), "one by one, and --workers 2:4 is for recipes in lock step"),
+        (("--workers", "2:4", "--servers", "1", "--relay"), "leave out --relay"),
+        (("--workers", "2:4", "--servers", "1", "--listen", "10.0.0.1:1"), "Add --tls FOLDER"),
         (("--workers", "2:4", "--rendezvous", "a:1"), "start the first with --workers 2:4 --listen HOST:PORT"),
         (("--listen", "10.0.0.1:1"), "add --workers MIN:MAX"),
+        (("--plaintext",), "--plaintext is for elastic runs"),
+        (("--private-network", "10.0.0.0/8"), "--private-network is for elastic runs"),
+        (("--workers", "2:4", "--private-network", "10.0.0.0/33"), "such as 10.0.0.0/8"),
+        (("--workers", "2:4", "--private-network", "10.0.0.1/8"), "such as 10.0.0.0/8"),
+        (("--workers", "2:4", "--relay", "--plaintext"), "leave out --plaintext"),
+        ((*JOIN, *TOKEN, "--plaintext"), "first launcher decides about encryption"),
         (("--workers", "2:4", "--fault", "kill(4, at=1)"), "there is no 4; 4 workers are numbered from 0 to 3"),
     ],
 )
@@ -112,6 +180,16 @@ def test_on_emulated_hosts_the_coordinator_is_on_the_first_and_workers_meet_nowh
     assert (elastic.listen, elastic.network) == (("10.77.0.1", PORT), DIRECTORY / "lab-1")
     plain = elastic_starter(job, elasticity, Emulation(), LiveView(tmp_path, ()), MachineDesk())
     assert plain.args[1] == elasticity  # type: ignore[attr-defined]
+
+
+def test_on_emulated_hosts_the_servers_of_an_elastic_run_follow_the_most_workers(tmp_path: Path) -> None:
+    hosts = [SimpleNamespace(address=f"10.77.0.{k}", namespace=f"lab-{k}", interface="eth0") for k in range(1, 5)]
+    testbed = SimpleNamespace(hosts=hosts, prefix=lambda number: ("enter", number), header_bytes=14)
+    emulation = Emulation(testbed=testbed)  # type: ignore[arg-type]
+    job, elasticity = Job(script=Path("train.py"), logs=tmp_path), Elasticity(range=read_worker_range("1:3:1"))
+    live = LiveView(tmp_path, ())
+    start = elastic_starter(job, elasticity, emulation, live, None, serving=Serving(servers=1))
+    assert start.keywords["serving"].endpoints == (f"10.77.0.4:{PORT + 1}",)  # type: ignore[attr-defined]
 
 
 def test_an_emulation_that_would_slow_nothing_is_refused() -> None:

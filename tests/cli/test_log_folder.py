@@ -58,24 +58,24 @@ def test_a_lock_on_a_file_that_was_removed_is_not_taken_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run before ends between this one's opening and locking its file."""
-    flock = log_folder.fcntl.flock
+    lock = log_folder.system.lock_file
     removed: list[Path] = []
 
-    def ends_first(handle: int, how: int) -> None:
+    def ends_first(handle: int) -> None:
         if not removed:
             removed.append(tmp_path / LOCK_FILE)
             removed[0].unlink()
-        flock(handle, how)
+        lock(handle)
 
-    monkeypatch.setattr(log_folder.fcntl, "flock", ends_first)
+    monkeypatch.setattr(log_folder.system, "lock_file", ends_first)
     with private_directory(tmp_path):
         assert (tmp_path / LOCK_FILE).read_text().startswith(f"pid {os.getpid()} on ")
 
 
 def test_a_file_system_without_locks_is_used_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(handle: int, how: int) -> None:
+    def refuse(handle: int) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(log_folder.fcntl, "flock", refuse)
+    monkeypatch.setattr(log_folder.system, "lock_file", refuse)
     with private_directory(tmp_path) as directory:
         assert directory.is_dir()

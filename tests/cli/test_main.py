@@ -18,7 +18,7 @@ from gossamer.base import units
 from gossamer.cli import main
 from gossamer.cli.main import STAND_INS, write_plainly
 from gossamer.errors import LoopError
-from gossamer.plan.cost.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS
+from gossamer.plan.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS
 
 
 def test_notes_of_an_error_stand_under_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.command_line import refusal
 
 from gossamer.cli import options, run
-from gossamer.comm.mesh.collective_selector import WISHES
+from gossamer.comm.mesh.collective_selector import REQUESTABLE
 
 
 def test_a_package_that_workers_need_is_missed_before_they_start(
@@ -45,4 +45,4 @@ def test_a_place_to_log_to_that_is_none_is_refused_before_workers_start(
 
 
 def test_the_help_names_every_collective() -> None:
-    assert ", ".join(WISHES) == run.WAYS
+    assert ", ".join(REQUESTABLE) == run.WAYS

@@ -68,7 +68,7 @@ def test_a_file_named_python_is_a_script() -> None:
         ([], "Missing argument 'SCRIPT [ARGUMENTS]...'"),
     ],
 )
-def test_what_is_not_there_is_answered_with_what_to_write(words: list[str], answer: str) -> None:
+def test_a_missing_name_is_answered_with_what_to_write(words: list[str], answer: str) -> None:
     assert answer in said(*words)
 
 
@@ -121,7 +121,7 @@ def test_an_error_without_a_misplaced_option_has_no_hint() -> None:
 
 
 @pytest.mark.processes
-def test_a_run_whose_script_rejects_an_option_of_the_command_says_where_it_belongs() -> None:
+def test_a_run_whose_script_rejects_an_option_of_the_command_reports_where_it_belongs() -> None:
     Path("parses.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()")
     with engine_files_left_open():
         done = CliRunner().invoke(gossamer, ["run", "--workers", "1", "parses.py", "--network", "100mbit,20ms"])

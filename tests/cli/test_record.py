@@ -53,7 +53,7 @@ def test_a_run_that_was_killed_with_its_launcher_has_its_record_yet(tmp_path: Pa
     assert (record["ended"], record["workers"], len(record["metrics"]["loss"])) == ("interrupted", 2, 50)
 
 
-def test_an_event_log_beside_a_record_is_newer(tmp_path: Path) -> None:
+def test_an_event_log_next_to_a_record_is_newer(tmp_path: Path) -> None:
     (tmp_path / "loss.json").write_text("{}")
     train(tmp_path / "loss.events.jsonl", 0, 20)
     assert show(tmp_path / "loss.events.jsonl").exit_code == 0
@@ -72,7 +72,7 @@ def test_a_record_is_shown_again_and_drawn(tmp_path: Path) -> None:
     assert not (tmp_path / "loss.json").exists()
 
 
-def test_nothing_to_show_is_said_with_what_to_name(tmp_path: Path) -> None:
+def test_nothing_to_show_is_reported_with_what_to_name(tmp_path: Path) -> None:
     assert "Name a run's folder" in show(tmp_path).output
     (tmp_path / "notes.txt").write_text("no JSON")
     assert "is not a record" in show(tmp_path / "notes.txt").output

@@ -13,7 +13,7 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.cli.main import gossamer
 from gossamer.cli.rehearse import _steps
 from gossamer.observe.rank_record import warm_up
-from gossamer.plan.cost.workload_profile import BucketProfile, WorkloadProfile
+from gossamer.plan.estimate.workload_profile import BucketProfile, WorkloadProfile
 
 SHAPES = [["embedding", [1000, 64], 1.0], ["norm", [64], 0.6], ["head", [64, 500], 0.25]]
 NUMEL = 64 * 1000 + 64 + 64 * 500
@@ -65,7 +65,7 @@ class FakeRun:
         sys.exit(0)
 
 
-def test_a_network_is_foretold_and_handed_on(shapes, tmp_path, monkeypatch):
+def test_a_network_is_estimated_and_handed_on(shapes, tmp_path, monkeypatch):
     """A worker whose only bucket of 4 kB is ready at once: two of them exchange it within the round trip's time."""
     bucket = BucketProfile(
         dtype="float32", shapes={"a": (1000,)}, ready_seconds=0.1, computing_seconds=(0, 0), engine_seconds=(0,)
@@ -109,7 +109,7 @@ def test_whole_periods_are_rehearsed(text: str, fewest: int, steps: int) -> None
 
 @pytest.mark.nightly
 @pytest.mark.processes
-def test_recipes_that_talk_less_are_rehearsed(shapes, tmp_path):
+def test_recipes_that_communicate_less_are_rehearsed(shapes, tmp_path):
     recipes = ["DiLoCo(4, fragments=2, delay=1) + Int8()", "EveryStep(accumulate=2)"]
     options = [op for recipe in recipes for op in ("--recipe", recipe)]
     done = subprocess.run(

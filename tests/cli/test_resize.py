@@ -33,7 +33,7 @@ def test_of_a_run_that_was_killed_the_token_is_gone() -> None:
     assert "was killed" in refusal("resize", "logs", "4")
 
 
-def test_a_card_is_written_anew() -> None:
+def test_a_card_is_written_again() -> None:
     for port in (1, 2):
         RunCard(("::1", port), Path("token")).write(Path("logs"))
     assert find_run("logs", None).address == ("::1", 2)
@@ -50,11 +50,11 @@ def test_a_card_is_written_anew() -> None:
         (("10.0.0.1:x", "4"), "Write HOST:PORT"),
     ],
 )
-def test_who_cannot_be_found_is_told_how(arguments: tuple[str, ...], hint: str) -> None:
+def test_a_worker_that_cannot_be_found_is_told_how(arguments: tuple[str, ...], hint: str) -> None:
     assert hint in " ".join(refusal("resize", *arguments).split())
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"coordinator": 3, "token_file": "t"}', '{"coordinator": "a:1"}'])
-def test_a_card_that_cannot_be_read_says_what_to_write(text: str) -> None:
+def test_a_card_that_cannot_be_read_names_the_line_to_write(text: str) -> None:
     Path("logs", RUN_CARD).write_text(text)
     assert "gossamer resize HOST:PORT N --token-file FILE" in " ".join(refusal("resize", "logs", "4").split())

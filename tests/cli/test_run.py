@@ -100,7 +100,7 @@ def test_a_session_that_the_script_left_open_is_closed(tmp_path: Path, monkeypat
 
 
 @pytest.mark.processes
-def test_a_run_sends_what_explain_foretells(tmp_path: Path) -> None:
+def test_a_run_sends_what_explain_estimates(tmp_path: Path) -> None:
     recipe = "TopK(density=0.25)"
     done = run(tmp_path, ATTACHED, "--workers", "3", "--recipe", recipe, "--json", "out.json")
     assert done.exit_code == 0, done.output
@@ -116,7 +116,7 @@ def test_a_run_sends_what_explain_foretells(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_failed_run_says_once_why_and_how_to_go_on(tmp_path: Path) -> None:
+def test_a_failed_run_says_once_why_and_how_to_continue(tmp_path: Path) -> None:
     done = run(tmp_path, TRAINING, "--recipe", "Dense()", "--json", "out.json", arguments=("fail",))
     assert done.exit_code == 1
     assert (done.stdout + done.stderr).count("Traceback") == 1
@@ -243,7 +243,7 @@ if os.environ["RANK"] == "1":
 
 
 @pytest.mark.processes
-def test_a_worker_that_ends_with_an_exit_code_ends_all_that_runs_beside_servers(
+def test_a_worker_that_ends_with_an_exit_code_ends_all_that_runs_next_to_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ("--servers", "1", "--workers", "3", "--recipe", "Dense()")
@@ -271,7 +271,7 @@ while Path(f"/proc/{pid}").exists():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at a process by /proc")
 @pytest.mark.processes
-def test_a_run_beside_servers_outlives_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_next_to_servers_outlives_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ("--servers", "1", "--recipe", "Dense()", "--json", "out.json")
     exit_code, said = run_beside_servers(tmp_path, monkeypatch, DIES + TRAINING, *options)
     assert exit_code == 0, said

@@ -43,7 +43,7 @@ elif rank == 2:
     raise SystemExit(0)
 elif not attempt:
     train(1, 10)
-    events.emit(events.ResidualTold(step=8, norm=0.4142))
+    events.emit(events.ResidualMeasured(step=8, norm=0.4142))
     wait_for("left")
     os.kill(os.getpid(), signal.SIGKILL)
 else:
@@ -111,7 +111,7 @@ def test_only_those_who_were_in_the_run_at_its_end_are_compared(tmp_path: Path, 
     assert (record["lost"], record["workers_agree"]) == ([1], not differs)
 
 
-def test_a_run_that_is_too_small_ends_with_75_and_says_how_to_go_on(
+def test_a_run_that_is_too_small_ends_with_75_and_explains_how_to_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GOSSAMER_TIMEOUT", "0.5")

@@ -106,6 +106,44 @@ def test_usr1_and_usr2_to_the_launcher_reach_a_script_that_handles_them(tmp_path
     assert "SIGUSR2 was forwarded to rank 0" in done.stderr
 
 
+PREEMPTED = """
+import gossamer, pathlib, torch
+world = gossamer.init()
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = gossamer.attach(model, optimizer)
+try:
+    while True:
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        if session.steps == 3:
+            pathlib.Path("notice").write_text("maintenance at noon")
+except KeyboardInterrupt:
+    session.save("checkpoints")
+"""
+
+
+@watched
+@pytest.mark.processes
+def test_a_preemption_notice_stops_the_run_in_time_to_save(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PREEMPTED)
+    arguments = ["run", "--workers", "1", "--logs", "logs", "--preemption-notice", "cat notice", "train.py"]
+    with chdir(tmp_path), engine_files_left_open():
+        done = CliRunner().invoke(gossamer, arguments)
+    assert done.exit_code == 128 + signal.SIGINT, done.output
+    assert list((tmp_path / "checkpoints").iterdir())
+    record = json.loads((tmp_path / "logs" / "record.json").read_text())
+    assert record["ended"] == "interrupted"
+    assert "maintenance at noon" in record["preempted"]
+    assert "maintenance at noon" in done.stderr
+
+
+def test_without_the_option_no_source_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_training, "notices_of", lambda text: pytest.fail("asked"))
+    with run_training.preemption_watch(None, print) as watch:
+        assert watch is None
+
+
 THREE_STEPS = """
 import gossamer, torch
 world = gossamer.init()

@@ -62,7 +62,7 @@ def test_it_ends_where_it_is_told_or_the_script_ends(tmp_path: Path) -> None:
     assert 0.1 < json.loads(record.read_text())["runs"][0]["seconds"] <= 0.35
 
 
-def test_a_failure_is_told_and_others_are_shown(tmp_path: Path) -> None:
+def test_a_failure_is_reported_and_others_are_shown(tmp_path: Path) -> None:
     text = "import gossamer, torch\nmodel = torch.nn.Linear(2, 1)\n"
     text += "gossamer.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))\nraise ValueError('no data')\n"
     code, shown, aside = simulated("--recipe", "Dense()", str(script(tmp_path, text)))
@@ -75,7 +75,7 @@ def test_a_failure_is_told_and_others_are_shown(tmp_path: Path) -> None:
     ("arguments", "reason"),
     [
         (("--network", "100mbit; 10mbit", "--recipe", "Dense()"), "has no time"),
-        (("--network", "100mbit", "--recipe", "ParameterServer(mode='async')"), "cannot be simulated"),
+        (("--network", "100mbit", "--recipe", "FedAvg(local_steps=2)"), "gossamer federate"),
         (("--network", "100mbit", "--recipe", "Dense()", "--recipe", "EveryStep()"), "are the same recipe"),
         (("--network", "100mbit", "--recipe", "Dens()"), "Dens"),
     ],
@@ -96,3 +96,46 @@ def test_steps_are_timed_once_for_each_recipe(tmp_path: Path, monkeypatch: pytes
     found = CliRunner().invoke(gossamer, ["simulate", *options, str(script(tmp_path)), "9"])
     assert found.exit_code == 0, found.output
     assert [workers for _, workers in asked] == [2, 2]
+
+
+BY_SPEED = """
+import sys, torch, gossamer
+world = gossamer.init()
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+session = gossamer.attach(model, optimizer)
+while session.steps < 40:
+    loss = model(torch.randn(2, 3)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    session.log(loss=loss.item())
+session.close()
+"""
+
+
+def test_speeds_show_the_used_part_of_them(tmp_path: Path) -> None:
+    file, record = script(tmp_path, BY_SPEED), tmp_path / "simulated.json"
+    recipes = ("--recipe", "LocalSGD(10)", "--recipe", "LocalSGD(10, balance=True)")
+    code, shown, aside = simulated(*recipes, "--speeds", "1x2,0.5", "--json", str(record), str(file))
+    assert code == 0, aside
+    header, plain, balanced = shown.strip().splitlines()
+    assert header.endswith("used speed")
+    found = json.loads(record.read_text())
+    assert found["speeds"] == [1.0, 1.0, 0.5]
+    waiting, dividing = found["runs"]
+    assert (waiting["parts"], dividing["parts"]) == (120, 30 + 3 * 25)
+    assert waiting["speed_use"] < dividing["speed_use"] < 1
+    for line, run in ((plain, waiting), (balanced, dividing)):
+        assert line.endswith(f"{run['speed_use']:.2f}")
+
+
+def test_shapes_of_unequal_workers_wait_for_the_slowest_or_for_none(tmp_path: Path) -> None:
+    record = tmp_path / "costs.json"
+    recipes = ("Dense()", "LocalSGD(10, balance=True)", "ParameterServer('async')", "ParameterServer('sync')")
+    asked = [word for recipe in recipes for word in ("--recipe", recipe)]
+    options = ["--workers", "4", "--network", "10gbit", "--step-seconds", "1", "--parameters", "10000"]
+    found = CliRunner().invoke(gossamer, ["simulate", *options, "--speeds", "1x3,0.2", *asked, "--json", str(record)])
+    assert found.exit_code == 0, found.output
+    seconds = [each["seconds"] for each in json.loads(record.read_text())]
+    assert seconds == pytest.approx([5.0, 1.0, 4 / 3.2, 5.0], rel=0.01)

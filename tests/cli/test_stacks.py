@@ -52,6 +52,6 @@ def test_a_worker_that_is_stuck_is_named_by_its_line(tmp_path: Path) -> None:
     assert "in load_a_batch" in (tmp_path / "logs" / "rank-1.log").read_text()
 
 
-def test_a_run_that_was_never_asked_says_how_to_ask(tmp_path: Path) -> None:
+def test_a_run_that_was_never_asked_explains_how_to_ask(tmp_path: Path) -> None:
     said = refusal("stacks", str(tmp_path))
     assert "kill -USR1 PID" in said

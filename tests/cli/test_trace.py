@@ -58,7 +58,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_read(run: Path, tm
     assert "Missing option" in refusal("trace", str(run))
 
 
-def test_what_cannot_be_read_is_refused(run: Path, tmp_path: Path) -> None:
+def test_an_unreadable_text_is_refused(run: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "t.json")
     assert "gossamer run --trace all" in refusal("trace", str(tmp_path), "-o", out)
     assert "the trace has 1 to 10" in refusal("trace", str(run), "-o", out, "--steps", "11:12")
@@ -66,7 +66,7 @@ def test_what_cannot_be_read_is_refused(run: Path, tmp_path: Path) -> None:
     assert not Path(out).exists()
 
 
-def test_torn_files_and_missing_ranks_are_told(run: Path, tmp_path: Path) -> None:
+def test_torn_files_and_missing_ranks_are_reported(run: Path, tmp_path: Path) -> None:
     torn = next(run.glob("trace-1-*"))
     torn.write_bytes(torn.read_bytes()[:-5])
     next(run.glob("trace-3-*")).unlink()

@@ -35,3 +35,16 @@ def test_a_run_whose_page_could_not_be_served_is_refused_before_it_begins(
     code, text = output_of(run, "--watch", str(script))
     assert code != 0
     assert 'pip install "gossamer[watch]"' in text
+
+
+def test_control_c_ends_the_page_without_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gossamer.cli.watch._serve", interrupted)
+    monkeypatch.setattr("gossamer.cli.watch.PageServer", lambda *_: None)
+    monkeypatch.setattr("gossamer.cli.watch.watch_in_terminal", interrupted)
+    made(tmp_path, KINDS["crashed"])
+    for options in ([], ["--terminal"]):
+        code, text = output_of(watch_command, *options, str(tmp_path))
+        assert (code, "The runs continue" in text) == (0, True), text

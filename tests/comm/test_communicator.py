@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import DistBackendError
 
 from gossamer.comm.communicator import ABORTED, Communicator
-from gossamer.comm.peer_watch import PeerWatch
+from gossamer.comm.device_wait import DeviceWait
 from gossamer.errors import PeerLost
 
 
@@ -21,7 +21,7 @@ class Scene:
     def __init__(self, kind: type[Communicator] = Communicator, gone_at: float = float("inf")) -> None:
         self.now, self.gone_at, self.aborted = 0.0, gone_at, 0
         self.plan: dict[float, Callable[[], object]] = {}
-        self.communicator = kind(self.abort, PeerWatch(self, lambda: self.now, self.sleep), 60.0)
+        self.communicator = kind(self.abort, DeviceWait(self, lambda: self.now, self.sleep), 60.0)
 
     def abort(self) -> None:
         self.aborted += 1
@@ -146,7 +146,7 @@ def test_aborting_is_over_for_whoever_asks_second_too() -> None:
         assert may_end.wait(20)
         over.set()
 
-    communicator = Communicator(abort, PeerWatch(Scene()), 60.0)
+    communicator = Communicator(abort, DeviceWait(Scene()), 60.0)
     first = threading.Thread(target=communicator.abort)
     first.start()
     assert began.wait(20)

@@ -9,7 +9,7 @@ from gossamer.comm.detached import DetachedTransport
 from gossamer.errors import PeerLost
 
 
-def test_who_came_back_is_alike_with_everyone_and_keeps_its_tensors() -> None:
+def test_a_peer_that_came_back_is_alike_with_everyone_and_keeps_its_tensors() -> None:
     transport: Transport = DetachedTransport(1, 3)
     assert (transport.rank, transport.world) == (1, 3)
     assert transport.all_gather_text("mine") == ["mine"] * 3

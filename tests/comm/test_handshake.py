@@ -316,3 +316,35 @@ def test_parts_of_a_keyed_hash_cannot_be_shifted() -> None:
     assert keyed_hash(KEY, b"a", b"bc") != keyed_hash(KEY, b"ab", b"c")
     assert keyed_hash(KEY, b"a") != keyed_hash(OTHER_KEY, b"a")
     assert keyed_hash(b"", b"a") == keyed_hash(b"", b"a")
+
+
+def test_a_listener_that_has_opened_the_connection_knocks_and_then_takes_its_role() -> None:
+    """The other end has accepted the connection, so it has sent a challenge, and becomes the dialer."""
+    accepting, knocking = Listener(PURPOSE, limit_bytes=100, takes_knocks=True), Listener(PURPOSE, knock=b"rank 3")
+    rest = feed(accepting, knocking.output())
+    assert (accepting.knocked, accepting.claims) == (b"rank 3", None)
+    assert feed(knocking, accepting.output()) == b""
+    dialer = a_dialer()
+    feed(dialer, rest)
+    feed(knocking, dialer.output())
+    knocking.accept(KEY, ANSWER)
+    feed(dialer, knocking.output())
+    assert dialer.accepted == ANSWER
+
+
+def test_ends_that_have_opened_one_connection_at_the_same_time_ignore_the_knock() -> None:
+    dialer, knocking = Dialer(PURPOSE, KEY, CLAIMS, takes_knocks=True), Listener(PURPOSE, knock=b"rank 3")
+    assert not dialer.was_challenged
+    feed(dialer, knocking.output())
+    assert dialer.was_challenged
+    feed(knocking, dialer.output())
+    assert knocking.is_proven(KEY)
+
+
+def test_a_knock_is_refused_where_it_is_not_expected_and_a_second_challenge_always() -> None:
+    with pytest.raises(MalformedError, match="expected HELLO"):
+        feed(a_listener(), Listener(PURPOSE, knock=b"rank 3").output())
+    knocking, challenge = Listener(PURPOSE, knock=b"rank 3"), a_listener().output()
+    feed(knocking, challenge)
+    with pytest.raises(MalformedError, match="expected HELLO"):
+        feed(knocking, challenge)

@@ -16,6 +16,7 @@ from gossamer.base.ops import (
     InGroup,
     NeighborAllGather,
     Script,
+    payload_form,
 )
 from gossamer.base.runner import ScriptRun
 from gossamer.comm import throttled
@@ -82,6 +83,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         AllReduceMean(ONE.half()),
         AllGather((ONE,)),
         AllToAll((((ONE),),) * 4),
+        AllGather((ONE,), tuple(payload_form((ONE[: 500 * rank],)) for rank in range(1, 5))),
+        InGroup((0, 1), AllToAll(((ONE,),) * 2, (payload_form((ONE,)), payload_form((ONE, ONE))))),
         NeighborAllGather((ONE,), ((0, 0.5), (2, 0.5))),
         InGroup((0, 1), AllReduceMean(ONE)),
         Coalesced((AllReduceMean(ONE), AllGather((ONE[:10],)))),
@@ -186,7 +189,7 @@ def test_other_ways_to_share_are_noticed(
         check_arrivals(rule, clock)
 
 
-def test_two_buckets_that_go_on_at_once_save_round_trips(clock: Clock) -> None:
+def test_two_buckets_that_continue_at_once_save_round_trips(clock: Clock) -> None:
     """Two ops each, of few bytes: the second ones are begun when the first answers are there."""
 
     def took(window: int) -> float:
@@ -214,6 +217,14 @@ def test_what_does_not_fill_the_line_is_no_way() -> None:
     clean, lossy = (ThrottledTransport(Instant(), read_network(f"1gbit,80ms{loss}", 4)) for loss in ("", ",loss=1%"))
     assert lossy._price(op).way_seconds == pytest.approx(clean._price(op).way_seconds, rel=0.01)
     assert lossy._price(op).line_seconds > 2 * clean._price(op).line_seconds
+
+
+def test_the_latency_of_unequal_payloads_is_that_of_one_entry() -> None:
+    network = read_network("1mbit,20ms", 4)
+    alike, unequal = AllGather((ONE,)), AllGather((ONE,), (payload_form((ONE,)),) * 3 + (payload_form((ONE, ONE)),))
+    first, second = (ThrottledTransport(Instant(), network)._price(op) for op in (alike, unequal))
+    assert first.way_seconds == second.way_seconds
+    assert first.line_seconds < second.line_seconds
 
 
 def test_it_does_sleep() -> None:

@@ -37,7 +37,7 @@ def test_the_function_is_told_the_version_and_its_round() -> None:
     assert seen[0].seed != seen[1].seed
 
 
-def test_what_is_no_update_is_said() -> None:
+def test_what_is_no_update_is_reported() -> None:
     with pytest.raises(LoopError, match="The evaluation returned None"):
         evaluator(lambda model, told: None).metrics(1, torch.ones(5, dtype=torch.float64))
 

@@ -31,7 +31,7 @@ def test_versions_that_come_down_in_parts_come_to_what_they_are() -> None:
     assert torch.allclose(run.parameters, whole.parameters, rtol=0, atol=1e-6)
 
 
-def test_the_twin_that_feeds_back_what_comes_down_is_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mutant_that_feeds_back_what_comes_down_is_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = type(recipe_terms("FedAvg()").strategy)
     fed_back = property(lambda self: self.pull and Route(Feedback(self.pull.inner), rest=Feedback(self.pull.rest)))
     whole = federate("FedAvg(fraction=1.0, local_steps=1)", clients=4, rounds=120)

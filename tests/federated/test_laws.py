@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.command_line import refusal
 from support.federations import RATE, Federation, data_of, federate, model_of
 from support.quadratics import RATE as QUADRATIC_RATE
 from support.quadratics import fedavg_fixed_point, joined_minimum, quadratic
 from support.virtual_workers import Worker, agree, cluster, parameters
 from torch import Tensor, nn
 
+import gossamer
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.algorithms.strategies.federated import (
+from gossamer.algorithms.strategies.federated_rules import (
     SCAFFOLD,
     CohortSummary,
     FedAvg,
@@ -23,12 +26,15 @@ from gossamer.algorithms.strategies.federated import (
     FedNova,
     LocalWork,
 )
-from gossamer.algorithms.strategies.federated.base import Memory
-from gossamer.algorithms.strategies.federated.scaffold import VARIATE
+from gossamer.algorithms.strategies.federated_rules.base import Memory
+from gossamer.algorithms.strategies.federated_rules.scaffold import VARIATE
 from gossamer.comm.simulation.faulty_network import VirtualNetwork
+from gossamer.errors import AttachError
 from gossamer.federated.client.functions import Round, Update
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.server.global_model import GlobalModel
+from gossamer.plan.profile.synthetic_shapes import assumed
+from gossamer.train.traffic.traffic import estimate_traffic
 
 SHARP, FLAT = (4.0, 1.0), (-1.0, 3.0)  # curvatures and minima of two devices
 
@@ -275,7 +281,7 @@ def test_averaged_buffers_are_averaged_whatever_becomes_of_parameters() -> None:
         "FedAvg(fraction=0.5, aggregator=MultiKrum()) + TopK(0.5)",
     ],
 )
-def test_rounds_of_every_strategy_go_on_over_a_bad_network(recipe: str) -> None:
+def test_rounds_of_every_strategy_continue_over_a_bad_network(recipe: str) -> None:
     bad = VirtualNetwork(round_trip_seconds=0.1, jitter_seconds=0.2, loss=0.2, duplicate=0.2, dead_after_seconds=1e9)
     found = federate(recipe, clients=4, rounds=3, net=bad)
     assert [len(each.reports) for each in found.commits] == [2, 2, 2]
@@ -287,3 +293,48 @@ def test_a_weight_is_never_zero() -> None:
     for strategy in (FedNova(), FedAvg(), SCAFFOLD()):
         assert isinstance(strategy, FederatedStrategy)
         assert strategy.weight(LocalWork(samples=1, steps=0), staleness=1000) > 0
+
+
+# -- Whatever is for workers that stay says so of a federated recipe, in one line, and starts nothing ------------------
+
+RECIPE = "FedAvg(fraction=0.5) + TopK(0.01)"
+SAID = "FedAvg(fraction=0.5) is a federated strategy"
+INSTEAD = "Run `gossamer federate --recipe ... SCRIPT`, or write LocalSGD(period=8) here."
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text("raise AssertionError('it was started')")
+    return str(path)
+
+
+COMMANDS = [
+    ("run", "--workers", "2", "--recipe", RECIPE, "SCRIPT"),
+    ("compare", "--recipe", "Dense()", "--recipe", RECIPE, "SCRIPT"),
+    ("rehearse", "--shapes", "resnet50", "--step-seconds", "0.1", "--recipe", RECIPE),
+    ("simulate", "--workers", "4", "--network", "100mbit,20ms", "--recipe", RECIPE, "SCRIPT"),
+    ("simulate", "--workers", "4", "--network", "100mbit,20ms", "--recipe", RECIPE, "--parameters", "1000"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_commands_refuse_it_before_anything_starts(command: tuple[str, ...], script: str) -> None:
+    said = " ".join(refusal(*(script if each == "SCRIPT" else each for each in command)).split())
+    assert SAID in said
+    assert INSTEAD in said
+    assert "it was started" not in said
+
+
+@pytest.mark.parametrize(
+    "strategy", ["FedAvg()", "SCAFFOLD()", "FedBuff()", "FedOpt('yogi')", "FedProx(0.1)", "FedNova()"]
+)
+def test_sessions_and_estimates_refuse_it(strategy: str) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(AttachError, match="is a federated strategy"):
+        gossamer.attach(model, optimizer, recipe=strategy)
+    dense = assumed(1000, resolve("Dense()"))
+    with pytest.raises(AttachError, match="Run `gossamer federate"):
+        estimate_traffic(resolve(strategy), dense, workers=4)
+    gossamer.attach(model, optimizer, recipe="Dense()").close()  # nothing is left of what was refused

@@ -41,7 +41,7 @@ def test_what_goes_without_saying_is_not_said() -> None:
         "[" * 10_000,
     ],
 )
-def test_what_is_no_report_is_refused_by_its_sender(text: str) -> None:
+def test_an_invalid_report_is_refused_by_its_sender(text: str) -> None:
     with pytest.raises(MalformedError, match="client 3"):
         decode(text, Report, SENDER)
 

@@ -10,7 +10,7 @@ import torch
 from support.federations import federate, model_of
 
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.algorithms.strategies.federated import FedAvg, Privacy
+from gossamer.algorithms.strategies.federated_rules import FedAvg, Privacy
 from gossamer.base.layout import Layout
 from gossamer.base.ops import payload_bytes
 from gossamer.base.peer_ops import Peer
@@ -50,7 +50,7 @@ def test_compression_variates_and_kept_contributions_are_counted() -> None:
     assert foretold("FedBuff(buffer=25)").cohort == 25
 
 
-def test_what_travels_in_a_federation_is_what_was_foretold() -> None:
+def test_what_travels_in_a_federation_is_what_was_estimated() -> None:
     """Payload bytes of dense messages exactly; text beside them is all that is not counted."""
     clients, rounds = 4, 3
     run = federate("SCAFFOLD(fraction=1.0)", clients=clients, rounds=rounds)
@@ -104,7 +104,7 @@ class Costly(Privacy):
         """Anything goes together with it."""
 
 
-def test_the_privacy_of_a_plan_is_foretold() -> None:
+def test_the_privacy_of_a_plan_is_estimated() -> None:
     make: Any = Costly
     private = FedAvg(fraction=0.2, privacy=make(**({"noise": 1.0} if "noise" in Costly.__dataclass_fields__ else {})))
     assert foretold(private).epsilon == ((10, 2.0), (100, 20.0), (1000, 200.0))

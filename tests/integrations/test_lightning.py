@@ -53,7 +53,7 @@ def test_validation_and_checkpoints_have_what_workers_agree_on(said: Said) -> No
     assert first["metrics"] == second["metrics"]
 
 
-def test_a_resumed_fit_has_the_bits_of_one_that_went_on(said: Said) -> None:
+def test_a_resumed_fit_has_the_bits_of_one_that_continued(said: Said) -> None:
     for mine in said:
         for whole, resumed, without_what_lies_beside in mine["resumed"].values():
             assert resumed == whole

@@ -16,9 +16,8 @@ import pytest
 
 from gossamer.comm.elastic.agent import MembershipAgent
 from gossamer.comm.elastic.remote_control import ask_status, resize
-from gossamer.comm.environment.run_settings import tls_contexts
+from gossamer.comm.environment.run_settings import Tls, tls_contexts
 from gossamer.comm.membership.journal import ViewLog
-from gossamer.comm.rpc.sockets import Tls
 from gossamer.errors import ConnectError, PeerLost
 from gossamer.launcher import coordinator as coordinator_module
 from gossamer.launcher.coordinator import LocalCoordinator, check_joinable
@@ -94,7 +93,7 @@ def tls(tmp_path: Path) -> Tls:
     files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
     subprocess.run([*making.split(), *files], check=True, capture_output=True)
     shutil.copy(folder / "cert.pem", folder / "ca.pem")
-    return Tls(*tls_contexts(str(folder)))
+    return tls_contexts(str(folder))
 
 
 def test_an_encrypted_run_is_joined_encrypted(tmp_path: Path, tls: Tls) -> None:
@@ -120,7 +119,7 @@ def test_each_request_for_another_number_is_heard_once(coordinator: LocalCoordin
     check_each_request_is_heard_once(coordinator.asked, coordinator.address)
 
 
-def test_the_check_of_requests_notices_who_only_sees_changes(coordinator: LocalCoordinator) -> None:
+def test_the_check_of_requests_detects_a_mutant_that_only_sees_changes(coordinator: LocalCoordinator) -> None:
     known = [4]
 
     def changed() -> int | None:
@@ -211,7 +210,7 @@ def test_a_new_run_begins_at_once_where_all_workers_ended_with_the_launcher(tmp_
         assert again.address == killed.address
 
 
-def test_promise_22_workers_that_come_too_late_are_refused_and_the_new_run_goes_on(
+def test_promise_22_workers_that_come_too_late_are_refused_and_the_new_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_module, "SURVIVOR_SECONDS", 0.0)

@@ -26,7 +26,7 @@ def test_a_lost_worker_is_started_again_alone_as_another_member() -> None:
     check_a_loss_is_restarted_alone(VirtualRun(4, least=2, restarts=5))
 
 
-def test_the_check_of_losses_notices_who_restarts_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_of_losses_detects_a_mutant_that_restarts_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def restarts_all(self: ElasticPolicy, worker: ElasticWorker, failure: Failure, now: float) -> None:
         for each in self.workers:
             each.start()
@@ -36,7 +36,7 @@ def test_the_check_of_losses_notices_who_restarts_all(monkeypatch: pytest.Monkey
         check_a_loss_is_restarted_alone(VirtualRun(4, least=2, restarts=5))
 
 
-def test_who_dies_again_within_seconds_waits_longer_each_time() -> None:
+def test_a_worker_that_dies_again_within_seconds_waits_longer_each_time() -> None:
     run = VirtualRun(2, restarts=6).attach()
     for wait in (0.0, 1.0, 2.0, 4.0):
         run.workers[1].end(KILLED)
@@ -51,7 +51,7 @@ def test_who_dies_again_within_seconds_waits_longer_each_time() -> None:
     assert "restarting it in 4 s (4 of at most 6)" in run.notes[3]
 
 
-def test_restarts_end_and_the_others_go_on() -> None:
+def test_restarts_end_and_the_others_continue() -> None:
     run = VirtualRun(3, restarts=1).attach()
     run.workers[2].end(KILLED)
     run.after(30.0)
@@ -65,7 +65,7 @@ def test_restarts_end_and_the_others_go_on() -> None:
     assert run.policy.outcome({}) == Outcome(restarts=1)
 
 
-def test_the_first_loss_says_what_to_write_for_restarts() -> None:
+def test_the_first_loss_names_the_line_to_write_for_restarts() -> None:
     run = VirtualRun(3).attach()
     for place in (1, 2):
         run.workers[place].end(KILLED)
@@ -146,7 +146,7 @@ def test_an_error_that_all_meet_ends_the_run_with_the_first() -> None:
     check_the_same_error_in_all_ends_the_run(VirtualRun(3, restarts=5))
 
 
-def test_the_check_of_common_errors_notices_who_restarts_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_of_common_errors_detects_a_mutant_that_restarts_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ElasticPolicy, "_is_stranding", property(lambda self: False))
     with pytest.raises(AssertionError):
         check_the_same_error_in_all_ends_the_run(VirtualRun(3, restarts=5))
@@ -175,7 +175,7 @@ def test_an_error_ends_a_run_that_is_too_small_without_its_worker() -> None:
     assert run.policy.outcome({}).exit_code == 1
 
 
-def test_a_loss_leaves_those_who_only_began_again_nothing_to_go_on_from() -> None:
+def test_a_loss_leaves_those_who_only_began_again_nothing_to_continue_from() -> None:
     run = VirtualRun(2, restarts=5).attach()
     run.workers[0].end(KILLED)
     run.after()
@@ -239,7 +239,7 @@ def test_fewer_than_the_least_wait_for_others_and_end_resumable() -> None:
     check_too_few_wait_and_end_resumable(VirtualRun(2, least=2))
 
 
-def test_the_check_of_too_few_notices_who_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_of_too_few_detects_a_mutant_that_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ElasticPolicy, "_watch_least", lambda self, now: None)
     with pytest.raises(AssertionError):
         check_too_few_wait_and_end_resumable(VirtualRun(2, least=2))
@@ -348,7 +348,7 @@ def test_members_elsewhere_keep_the_coordinator_alive() -> None:
     assert not run.after()
 
 
-def test_of_a_worker_that_is_put_out_it_is_known_that_it_does_not_train() -> None:
+def test_of_a_worker_that_is_evicted_it_is_known_that_it_does_not_train() -> None:
     run = VirtualRun(3).attach()
     assert run.policy.training == 3
     run.coordinator.members = {worker.member for worker in run.workers[:2]}
@@ -392,3 +392,74 @@ def test_a_launcher_that_joined_leaves_the_run_to_its_coordinator() -> None:
         worker.end(0, left=True)
     assert not run.after()
     assert run.policy.outcome({}).exit_code == 0
+
+
+# -- who goes on, and what is lost; in virtual time --------------------------------------------------------------------
+
+
+def test_what_is_lost_with_a_worker_is_said_as_far_as_it_told() -> None:
+    run = VirtualRun(4, least=2, restarts=5).attach()
+    run.workers[3].lost_residual = "Its residual, of norm 0.41 after step 1200, is lost with it"
+    run.workers[3].end(KILLED)
+    run.after(60.0)
+    assert run.notes == [
+        "rank 3 was lost (signal SIGKILL). The other 3 continue; restarting it (1 of at most 5). Its residual, of norm "
+        "0.41 after step 1200, is lost with it."
+    ]
+
+
+def check_only_members_go_on(run: VirtualRun) -> None:
+    """Of four processes three are members, and the last is on its way to join them."""
+    run.attach(0, 1, 2)
+    run.coordinator.members |= {worker.member for worker in run.workers[:3]}
+    run.workers[1].end(KILLED)
+    run.after()
+    assert run.notes[0].startswith("rank 1 was lost (signal SIGKILL). The other 2 continue; restarting")
+    run.workers[3].end(KILLED)
+    run.after()
+    assert run.notes[1].startswith("rank 3 was lost (signal SIGKILL). The other 2 continue; restarting")
+    run.workers[2].end(KILLED)
+    run.after()
+    assert run.notes[2].startswith("rank 2 was lost (signal SIGKILL). The other one waits for more; restarting")
+
+
+def test_only_members_continue() -> None:
+    check_only_members_go_on(VirtualRun(4, least=2, restarts=5))
+
+
+def test_the_check_of_members_detects_a_mutant_that_counts_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counts_processes(self: ElasticPolicy) -> str:
+        return f"The other {sum(worker.lives for worker in self.workers)} continue"
+
+    monkeypatch.setattr(ElasticPolicy, "_going_on", counts_processes)
+    with pytest.raises(AssertionError):
+        check_only_members_go_on(VirtualRun(4, least=2, restarts=5))
+
+
+# -- with servers, which have the parameters ---------------------------------------------------------------------------
+
+
+def test_with_servers_the_loss_of_all_workers_is_restarted() -> None:
+    run = VirtualRun(2, restarts=1, served=True).attach()
+    for worker in run.workers:
+        worker.end(KILLED)
+    assert run.after(60.0)
+    assert run.living == [0, 1]
+    for worker in run.workers:
+        worker.end(0)
+    assert not run.after()
+    assert run.policy.outcome({}) == Outcome(restarts=2)
+    without = VirtualRun(2, restarts=1).attach()
+    for worker in without.workers:
+        worker.end(KILLED)
+    assert not without.after(60.0)
+
+
+def test_with_servers_no_worker_waits_for_another_one() -> None:
+    run = VirtualRun(2, least=2, served=True).attach()
+    run.workers[1].end(KILLED)
+    assert run.after()
+    assert "The other one continues" in run.notes[0]
+    assert "so the run ends without more workers" in run.notes[1]
+    assert not run.after(1800.0)
+    assert run.policy.outcome({}).resumable

@@ -6,16 +6,27 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.elastic_launches import MemberRun
+from support.elastic_launches import WORKER, MemberRun
 from support.signals import check_ignored_hangup
 
 from gossamer.base.run_files import RunFiles
+from gossamer.comm.environment.run_token import make_token
+from gossamer.launcher import process
 from gossamer.launcher.coordinator import RUN_CARD, read_run_card
+from gossamer.launcher.elastic_run import INVITED, NO_WAY_BACK, journal_path, server_endpoints
 from gossamer.launcher.failure import Outcome
+from gossamer.launcher.job import Elasticity, Job, WorkerRange
+from gossamer.launcher.process import StandbyProcess
+from gossamer.launcher.served_run import free_endpoints
 
 pytestmark = pytest.mark.processes
 
@@ -62,6 +73,39 @@ def test_the_check_of_losses_notices_numbers_that_are_used_twice(
     monkeypatch.setattr("gossamer.launcher.elastic_run.secrets.randbits", lambda bits: 7)
     with pytest.raises(AssertionError):
         check_one_loss_is_made_good(run)
+
+
+REPLACED = """
+reach("entered")
+if place == 1 and not attempt:
+    wait_for("standbys", run)
+    os.kill(os.getpid(), signal.SIGKILL)
+print(attempt, os.getpid(), os.environ["GOSSAMER_MEMBER"], flush=True)
+if place == 1:
+    tell("replaced")
+wait_for("replaced")
+"""
+
+
+def check_a_standby_takes_the_place_of_a_lost_worker(run: MemberRun, **job: Any) -> None:
+    assert run(REPLACED, max_restarts=2, **job) == Outcome(restarts=1)
+    pids = (run.private / "standbys").read_text().split()
+    members = {(rank, *line.split()) for rank, line in run.lines}
+    assert [pid for rank, attempt, pid, _ in members if (rank, attempt) == (1, "1")] == pids[:1]
+    assert len({member for *_, member in members}) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "a standby outlived its run"
+
+
+def test_a_standby_takes_the_place_of_a_lost_worker(run: MemberRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 0.0)
+    check_a_standby_takes_the_place_of_a_lost_worker(run, keeps_standby=True)
+
+
+def test_the_check_of_standbys_notices_one_that_is_not_used(run: MemberRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(StandbyProcess, "take", lambda self, *given: process.spawn(*given))
+    with pytest.raises(AssertionError):
+        check_a_standby_takes_the_place_of_a_lost_worker(run, keeps_standby=True)
 
 
 def test_workers_know_their_coordinator_and_no_fixed_world(run: MemberRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,3 +223,101 @@ def test_a_worker_that_leaves_is_no_loss(run: MemberRun) -> None:
         ["rank 1 has left the run. The other one continues."],
         ["rank 1 has left the run. No worker is left to train."],
     )
+
+
+# -- killed ------------------------------------------------------------------------------------------------------------
+
+# The first launcher of an elastic run is killed, and the same command is written again, with real processes.
+
+
+MEMBER = """
+from gossamer.comm.environment.run_token import run_token
+from gossamer.comm.elastic.agent import MembershipAgent, read_address
+agent = MembershipAgent(
+    read_address(os.environ["GOSSAMER_COORDINATOR"]), run_token(), number=int(os.environ["GOSSAMER_MEMBER"])
+)
+agent.here(("127.0.0.1", 1))
+if agent.formed:
+    agent.ready('{}')
+view = agent.view_after(0, 60)
+agent.caught_up() if agent.formed else agent.attached('{}')
+reach("attached")
+if not agent.formed:
+    tell("begun")
+    signal.pause()
+before = view.numbers
+is_survivor = not os.path.exists(os.path.join(here, "killed"))
+if is_survivor:
+    tell("joined")
+    while view.world != 2 or view.numbers == before:
+        view = agent.view_after(view.number, 60)
+print("survived" if is_survivor else "came later", flush=True)
+agent.leave(finished=True), agent.close()
+"""
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+
+
+def test_promise_22_the_same_command_continues_the_run_of_a_launcher_that_was_killed(tmp_path: Path) -> None:
+    """One worker beside the coordinator, and one of another launcher, whose process outlives the first launcher."""
+    (endpoint,) = free_endpoints("127.0.0.1", 1)
+    make_token(tmp_path / "token")
+    (tmp_path / "script.py").write_text(WORKER + MEMBER)
+    common = [sys.executable, "-m", "gossamer", "run", "--token-file", "token"]
+    first = [*common, "--workers", "1:2:1", "--listen", endpoint, str(tmp_path / "script.py")]
+
+    def start(*command: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    started = [start(*first)]
+    try:
+        wait_for(tmp_path / "begun", started[0])
+        started.append(start(*common, "--join", endpoint, "--workers", "1", str(tmp_path / "script.py")))
+        wait_for(tmp_path / "joined", started[1])
+        (tmp_path / "killed").touch()
+        started[0].send_signal(signal.SIGKILL)
+        started[0].communicate()
+        started.append(start(*first))
+        survivor, again = (each.communicate(timeout=150)[0] for each in started[1:])
+        assert [each.returncode for each in started[1:]] == [0, 0], survivor + again
+        assert "survived" in survivor
+        assert "so it continues" in again
+        assert "came later" in again
+        assert not list((tmp_path / "runs").glob(".coordinator-journal-*"))
+    finally:
+        for each in started:
+            if each.poll() is None:
+                each.kill()
+                each.communicate()
+
+
+def test_a_launcher_that_the_same_command_would_not_continue_reports_it(tmp_path: Path) -> None:
+    """The port and the token are new in each start."""
+    run = MemberRun(tmp_path)
+    run.coordinator.address = "192.0.2.1", 7
+    assert run("pass", interface="lo").exit_code == 0
+    assert run.notes[:2] == [
+        INVITED.format(path=run.logs / "invitation", program=run.directory / "script.py"),
+        NO_WAY_BACK,
+    ]
+    assert run.secrets == ["gossamer:86400.0-None"]
+    assert not any("gossamer:" in note for note in run.notes)
+
+
+def test_servers_listen_at_the_ports_after_that_of_the_coordinator() -> None:
+    assert server_endpoints("10.0.0.1", 29700, 2) == ("10.0.0.1:29701", "10.0.0.1:29702")
+    free = server_endpoints("127.0.0.1", 0, 2)
+    assert len({*free}) == 2
+    assert all(endpoint.startswith("127.0.0.1:") for endpoint in free)
+
+
+def test_a_run_with_servers_is_not_continued_by_the_same_command(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    job = Job(script=Path("train.py"), logs=tmp_path / "logs", token_file=token)
+    lock_step = Elasticity(range=WorkerRange(least=1, most=2, initial=2), listen=("10.0.0.1", 29700))
+    assert journal_path(job, lock_step, b"") is not None
+    assert journal_path(job, replace(lock_step, servers=("10.0.0.1:29701",)), b"") is None

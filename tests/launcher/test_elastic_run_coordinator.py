@@ -52,7 +52,7 @@ def run(tmp_path: Path) -> Iterator[MemberRun]:
             assert not Path(f"/proc/{started['pid']}").exists(), "a process outlived its run"
 
 
-def test_a_lost_worker_comes_back_while_the_other_goes_on(run: MemberRun) -> None:
+def test_a_lost_worker_comes_back_while_the_other_continues(run: MemberRun) -> None:
     outcome = run(
         MEMBER
         + """
@@ -75,7 +75,7 @@ agent.leave(finished=True), agent.close()
     assert not any("is over" in note for note in run.notes), "who finishes is no news"
 
 
-def test_workers_of_another_launcher_come_in_and_the_newest_is_put_out(run: MemberRun, tmp_path: Path) -> None:
+def test_workers_of_another_launcher_come_in_and_the_newest_is_evicted(run: MemberRun, tmp_path: Path) -> None:
     """`gossamer run --join` beside the first launcher, then `gossamer resize`."""
     joined: list[subprocess.Popen[str]] = []
     asked: list[str] = []

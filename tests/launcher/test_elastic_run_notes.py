@@ -35,7 +35,7 @@ def test_what_was_said_as_the_workers_finished_is_dropped(now: list[float]) -> N
     check_ends_are_no_news(DelayedNotes(said.append), said, now)
 
 
-def test_the_check_of_delays_notices_who_says_all_at_once(now: list[float]) -> None:
+def test_the_check_of_delays_detects_a_mutant_that_says_all_at_once(now: list[float]) -> None:
     class Hasty(DelayedNotes):
         def __call__(self, text: str) -> None:
             self._note(text)

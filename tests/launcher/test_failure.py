@@ -62,7 +62,7 @@ def test_workers_that_left_no_word(exit_code: int, stopped: bool, origin: Origin
     assert from_exit(0, exit_code, 0.0, stopped).origin is origin
 
 
-def test_who_was_asked_alone_to_end_is_the_cause_of_what_the_others_met() -> None:
+def test_a_worker_that_was_asked_alone_to_end_is_the_cause_of_what_the_others_met() -> None:
     ended = from_exit(1, -signal.SIGTERM, 1.0, stopped=False)
     assert cause([failed(0, Origin.ECHO, 0.5), ended]).rank == 1
     assert "rank 1 failed: it ended with signal SIGTERM. It alone received a request to end" in str(ended)

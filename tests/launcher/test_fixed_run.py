@@ -143,7 +143,7 @@ def test_a_killed_worker_is_named_and_stubborn_ones_do_not_delay_the_end(run: Ru
     assert "rank 0 was stopped" in run.log(0)
 
 
-def test_who_was_asked_alone_to_end_is_blamed_and_not_who_met_it(run: Run) -> None:
+def test_a_worker_that_was_asked_alone_to_end_is_blamed_and_not_who_met_it(run: Run) -> None:
     os.mkfifo(run.directory / "life")
     outcome = run(
         """
@@ -165,7 +165,7 @@ def test_who_was_asked_alone_to_end_is_blamed_and_not_who_met_it(run: Run) -> No
     assert "rank 2 was stopped (signal SIGTERM)" in run.log(2)
 
 
-def test_who_was_asked_alone_to_end_is_blamed_while_it_still_imports(run: Run) -> None:
+def test_a_worker_that_was_asked_alone_to_end_is_blamed_while_it_still_imports(run: Run) -> None:
     (run.directory / "importing.py").write_text(
         "import os, signal, time\n"
         "if os.environ['RANK'] == '2':\n"

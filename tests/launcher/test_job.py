@@ -1,22 +1,24 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gossamer.launcher.job import Job, interfaces, loopback
+from gossamer.base.system import LOOPBACK_INTERFACE
+from gossamer.launcher.job import Job, WorkerRange, interfaces, read_worker_range
 
 
 def job(**changes: Any) -> Job:
     return Job(**{"script": Path("train.py"), "logs": Path("logs")} | changes)
 
 
-def test_one_machine_talks_over_loopback() -> None:
+def test_one_machine_communicates_over_loopback() -> None:
     added = job().environment(Path("/run"), {})
-    assert added["GLOO_SOCKET_IFNAME"] == loopback()
-    assert loopback() in interfaces()
+    assert added["GLOO_SOCKET_IFNAME"] == LOOPBACK_INTERFACE
+    assert LOOPBACK_INTERFACE in interfaces()
     assert added["GOSSAMER_RUN_DIRECTORY"] == "/run"
     assert "GOSSAMER_RECIPE" not in added
 
@@ -50,3 +52,48 @@ def test_ranks_of_the_second_machine() -> None:
 def test_jobs_that_cannot_be(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"workers|machines|node_rank"):
         job(**wrong)
+
+
+def test_a_job_that_restarts_single_workers_has_a_standby() -> None:
+    job = partial(Job, script=Path("train.py"), arguments=("--lr", "1"), logs=Path("logs"), max_restarts=1)
+    command = job(keeps_standby=True).standby_command
+    assert command[-4:] == ("--standby", "train.py", "--lr", "1")
+    assert not job().standby_command
+    assert not job(keeps_standby=True, max_restarts=0).standby_command
+    assert not job(keeps_standby=True, prefix=("ip", "netns")).standby_command, "each place has a command of its own"
+
+
+# -- test_job_worker_range ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("2:8", (2, 8, 8)), ("2:8:4", (2, 8, 4)), ("1:1", (1, 1, 1)), ("3:3:3", (3, 3, 3))]
+)
+def test_a_range_names_the_least_the_most_and_perhaps_the_first(text: str, numbers: tuple[int, int, int]) -> None:
+    found = read_worker_range(text)
+    assert (found.least, found.most, found.initial) == numbers
+    assert str(found) == ":".join(text.split(":")[:2])
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("8:2", "write 2:8"),
+        ("0:2", "at least 1 worker"),
+        ("2:8:9", "write 2:8:8"),
+        ("2:8:1", "write 2:8:2"),
+        ("2:", "such as 2:8"),
+        ("-1:2", "such as 2:8"),
+        ("2:3:4:5", "such as 2:8"),
+        ("٢:٣", "such as 2:8"),
+        ("1:" + "9" * 5000, "at most 65536"),
+    ],
+)
+def test_a_range_that_cannot_be_names_the_line_to_write(text: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=hint):
+        read_worker_range(text)
+
+
+def test_a_range_is_checked_however_it_is_made() -> None:
+    with pytest.raises(ValueError, match="2:4:4"):
+        WorkerRange(least=2, most=4, initial=5)

@@ -106,7 +106,7 @@ def test_of_a_killed_launcher_s_directory_only_event_logs_that_hold_something_st
     assert [path.name for path in tmp_path.iterdir()] == ["events-1.jsonl"]
 
 
-def test_a_run_goes_on_without_its_guard(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_continues_without_its_guard(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     enter = OrphanReaper.__enter__
 
     def killed(self: OrphanReaper) -> OrphanReaper:

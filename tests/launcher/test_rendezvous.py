@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from support.processes import free_port
@@ -11,7 +14,8 @@ from torch.distributed import TCPStore
 from gossamer.comm.environment import listening
 from gossamer.errors import ConnectError
 from gossamer.launcher import rendezvous
-from gossamer.launcher.rendezvous import reach, serve_store, split_endpoint
+from gossamer.launcher.job import Job
+from gossamer.launcher.rendezvous import MachineRendezvous, reach, serve_store, split_endpoint
 from gossamer.launcher.served_run import PORTS, free_endpoints
 
 
@@ -58,7 +62,7 @@ def test_an_address_of_another_machine_is_refused_on_the_first(monkeypatch: pyte
         listen(f"192.0.2.1:{free_port()}", several_machines=True)
 
 
-def test_who_comes_late_finds_the_first_machine() -> None:
+def test_a_worker_that_comes_late_finds_the_first_machine() -> None:
     with socket.create_server(("127.0.0.1", 0)) as first:
         reach(f"127.0.0.1:{first.getsockname()[1]}", 5.0, print)
 
@@ -72,7 +76,7 @@ def test_who_comes_late_finds_the_first_machine() -> None:
         (socket.gaierror("unknown"), "write the address instead"),
     ],
 )
-def test_in_vain_it_says_where_how_and_why(monkeypatch: pytest.MonkeyPatch, problem: OSError, cause: str) -> None:
+def test_in_vain_it_reports_where_how_and_why(monkeypatch: pytest.MonkeyPatch, problem: OSError, cause: str) -> None:
     monkeypatch.setattr(rendezvous, "_dial", lambda host, port, seconds: problem)
     with pytest.raises(ConnectError, match=f"machine 0 at 127.0.0.1:9, interface .+: {problem}.*{cause}"):
         reach("127.0.0.1:9", 0.0, print)
@@ -128,3 +132,62 @@ def test_the_store_listens_where_it_was_asked_to_and_nowhere_else() -> None:
     anywhere = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with pytest.raises(AssertionError):
         check_it_listens_at_one_address_only(f"127.0.0.1:{anywhere.port}")
+
+
+# -- ranks follow from their numbers of workers, and machine 0 waits for all ends --------------------------------------
+
+
+def job(tmp_path: Path, port: int, node_rank: int, workers: int, nodes: int = 2) -> Job:
+    place = f"127.0.0.1:{port}" if nodes > 1 else None
+    return Job(
+        script=Path("train.py"), workers=workers, nodes=nodes, node_rank=node_rank, rendezvous=place, logs=tmp_path
+    )
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> tuple[MachineRendezvous, MachineRendezvous]:
+    """Two that have met; machine 0 has one worker and machine 1 has three."""
+    port = free_port()
+    first = MachineRendezvous(job(tmp_path, port, 0, 1))
+    second = MachineRendezvous(job(tmp_path, port, 1, 3))
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(MachineRendezvous.meet, (first, second)))
+    return first, second
+
+
+def test_ranks_follow_from_the_workers_of_all_machines(both: tuple[MachineRendezvous, MachineRendezvous]) -> None:
+    assert [machine.first_rank for machine in both] == [0, 1]
+    assert [machine.world for machine in both] == [4, 4]
+    assert both[0].run == both[1].run
+    assert len(both[0].run) == 16
+    assert both[0].port == both[1].port
+
+
+def test_a_machine_waits_for_the_end_of_the_other(both: tuple[MachineRendezvous, MachineRendezvous]) -> None:
+    ended = threading.Event()
+
+    def first() -> bool:
+        both[0].wait_for_ends()
+        return ended.is_set()
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(first)
+        ended.set()
+        both[1].wait_for_ends()
+        assert waiting.result(30)
+
+
+def test_one_machine_meets_nobody_and_waits_for_no_rank(tmp_path: Path) -> None:
+    met: list[str] = []
+    alone = MachineRendezvous(job(tmp_path, 0, 0, 2, nodes=1), lambda store, address: met.append(address))
+    alone.meet()
+    alone.wait_for_ends()
+    assert (alone.first_rank, alone.world, met) == (0, 2, ["127.0.0.1"])
+
+
+def test_machines_that_do_not_come_are_an_error_with_the_line_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOSSAMER_TIMEOUT", "1")
+    with pytest.raises(ConnectError, match="--node-rank 0"):
+        MachineRendezvous(job(tmp_path, free_port(), 0, 1)).meet()

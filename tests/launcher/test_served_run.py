@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
+import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 from support.served_launches import Run
 from support.signals import check_ignored_hangup
 
-from gossamer.launcher import process
+from gossamer.base.run_files import RunFiles
+from gossamer.comm.environment.run_token import TOKEN_BYTES, check_token_file, make_token_file
+from gossamer.errors import ConnectError, PeerLost
+from gossamer.launcher import process, served_run
 from gossamer.launcher.failure import Outcome
-from gossamer.launcher.process import ManagedProcess
+from gossamer.launcher.process import ManagedProcess, StandbyProcess
 from gossamer.launcher.served_run import ServedRun
 
 pytestmark = pytest.mark.processes
@@ -44,7 +51,34 @@ def test_a_killed_worker_is_named_once_and_the_others_finish(run: Run) -> None:
     check_one_loss_ends_nobody_else(run)
 
 
-def test_the_check_of_losses_notices_who_takes_them_for_errors(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standby_takes_the_place_of_a_lost_worker(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 0.0)
+    outcome = run(
+        """
+        attempt, private = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["GOSSAMER_RUN_DIRECTORY"]
+        open(os.path.join(private, f"entered-{attempt}-{rank}"), "w").close()
+        if rank == 1 and not attempt:
+            while not os.path.exists(os.path.join(private, "standbys")):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 1:
+            print(os.getpid(), os.environ["GOSSAMER_REJOIN"], flush=True)
+            tell("replaced")
+        wait_for("replaced")
+        """,
+        workers=2,
+        max_restarts=1,
+        keeps_standby=True,
+    )
+    assert outcome == Outcome(restarts=1)
+    pids = (run.private / "standbys").read_text().split()
+    assert run.lines == [(1, f"{pids[0]} 1")]
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids), "a standby outlived its run"
+
+
+def test_the_check_of_losses_detects_a_mutant_that_takes_them_for_errors(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def takes_for_errors(self: ServedRun, worker: ManagedProcess, exit_code: int, now: float) -> None:
         self.failed += [worker.failure(exit_code)] if exit_code else []
 
@@ -87,7 +121,9 @@ def test_an_error_in_a_worker_ends_all_whatever_was_lost_before(run: Run) -> Non
     check_an_error_ends_all(run)
 
 
-def test_the_check_of_errors_notices_who_takes_them_for_losses(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_of_errors_detects_a_mutant_that_takes_them_for_losses(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def takes_for_losses(self: ServedRun, worker: ManagedProcess, exit_code: int, now: float) -> None:
         self._lost += [worker.failure(exit_code)] if exit_code else []
         (run.directory / "overlooked").touch()
@@ -173,3 +209,209 @@ def test_an_error_while_showing_ends_the_run(run: Run) -> None:
     run.tick = tick
     with pytest.raises(BrokenPipeError):
         run("time.sleep(60)")
+
+
+# -- each its own place, and the run's secret nowhere but in its file --------------------------------------------------
+
+
+SHOW = 'print(*sys.argv, *(f"{name}={value}" for name, value in os.environ.items()), sep="\\n", flush=True)\n'
+
+
+def check_nobody_has_the_secret(run: Run) -> None:
+    assert run(SHOW + "ask(0)", server=SHOW, workers=2) == Outcome()
+    path = run.private / "token"
+    token = path.read_bytes()
+    assert (stat.S_IMODE(path.stat().st_mode), len(token)) == (0o600, TOKEN_BYTES)
+    elsewhere = b"".join(file.read_bytes() for file in run.directory.rglob("*") if file.is_file() and file != path)
+    assert b"GOSSAMER_TOKEN_FILE=%s\n" % bytes(path) in elsewhere
+    assert not any(form in elsewhere for form in (token, token.hex().encode(), repr(token).encode()))
+
+
+def test_the_secret_is_in_its_file_and_nowhere_else(run: Run) -> None:
+    check_nobody_has_the_secret(run)
+
+
+def test_the_check_of_secrets_notices_one_in_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tells(*arguments: Any) -> dict[str, str]:
+        return dict(surroundings(*arguments)) | {"TOLD": (run.private / "token").read_bytes().hex()}
+
+    surroundings = served_run._shared_environment
+    monkeypatch.setattr(served_run, "_shared_environment", tells)
+    with pytest.raises(AssertionError):
+        check_nobody_has_the_secret(run)
+
+
+def test_every_process_knows_its_place_and_not_an_outer_launchers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("GOSSAMER_REJOIN", "1")
+    assert run(SHOW + "ask(0)", server=SHOW, workers=2, recipe="Dense()") == Outcome()
+    worker = [line for rank, line in run.lines if rank == 1]
+    server = [note.removeprefix("server 0: ") for note in run.notes]
+    for lines in (worker, server):
+        found = dict(line.split("=", 1) for line in lines if "=" in line)
+        assert (found["WORLD_SIZE"], found["LOCAL_WORLD_SIZE"], found["MASTER_ADDR"]) == ("2", "2", "127.0.0.1")
+        assert (found["TORCHELASTIC_USE_AGENT_STORE"], found["GOSSAMER_RECIPE"]) == ("True", "Dense()")
+        assert found["GOSSAMER_SERVERS"].startswith("127.0.0.1:")
+        assert int(found["MASTER_PORT"]) > 0
+        assert len(found["GOSSAMER_RUN"]) == 16
+        assert "GOSSAMER_REJOIN" not in found
+    assert {"RANK=1", "LOCAL_RANK=1"} <= set(worker)
+    assert {"GOSSAMER_SERVER=0", f"GOSSAMER_JOURNAL={run.private / 'journal-0'}"} <= set(server)
+    assert not any(line.startswith(("RANK=", "LOCAL_RANK=")) for line in server)
+
+
+def test_a_secret_of_ones_own_is_checked_and_used(run: Run) -> None:
+    mine = make_token_file(run.directory)
+    run(f"assert os.environ['GOSSAMER_TOKEN_FILE'] == {str(mine)!r}", token_file=mine)
+    assert not (run.private / "token").exists()
+    with pytest.raises(ConnectError, match="No such file"):
+        check_token_file(run.directory / "none")
+    mine.chmod(0o640)
+    with pytest.raises(ConnectError, match=f"chmod 600 {mine}"):
+        check_token_file(mine)
+    mine.chmod(0o600)
+    mine.write_bytes(b"short")
+    with pytest.raises(ConnectError, match="at least 32 bytes"):
+        check_token_file(mine)
+    with pytest.raises(ConnectError, match="at least 32 bytes"):
+        check_token_file(run.directory)
+
+
+# -- Servers of a launched run: restarts, standbys, and when the run ends with them ------------------------------------
+KILL_SERVER = """
+first = ask(0)
+os.kill(first[1], signal.SIGKILL)
+again = first
+while again[1] == first[1]:
+    again = ask(0)
+print(first[2], again[2])
+"""
+
+
+def check_a_server_returns(run: Run) -> None:
+    assert run(KILL_SERVER, workers=1, serving={"servers": 2}) == Outcome()
+    assert run.lines == [(0, "1 2")]
+    (note,) = run.notes
+    assert note.startswith("server 0 ended with signal SIGKILL. Restarting it at 127.0.0.1:")
+    assert "1 of at most 10" in note
+    assert run.log("server-0").count("# server 0 starts") == 2
+    assert run.log("server-1").count("# server 1 starts") == 1
+
+
+def test_promise_2_a_killed_server_returns_to_its_port_and_its_journal(run: Run) -> None:
+    check_a_server_returns(run)
+
+
+def test_the_check_of_servers_detects_a_mutant_that_loses_the_journal(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = ManagedProcess.start
+
+    def forgets(self: ManagedProcess) -> None:
+        if self.attempt >= 0:  # again: at the first start a server may be writing it
+            for journal in run.private.glob("journal-*/starts"):
+                journal.unlink()
+        start(self)
+
+    monkeypatch.setattr(ManagedProcess, "start", forgets)
+    with pytest.raises(AssertionError):
+        check_a_server_returns(run)
+
+
+SPARE = """
+import json, os, runpy, sys
+with open(os.path.join(os.path.dirname(__file__), "waits"), "a") as file:
+    print(os.getpid(), file=file)
+if line := sys.stdin.readline():
+    os.environ.update(json.loads(line))
+    runpy.run_path(os.path.join(os.path.dirname(__file__), "server.py"))
+"""
+KILL_SERVERS = """
+pids = [ask(0)[1], ask(1)[1]]
+for server in (1, 0):
+    waiting = lambda: open(os.path.join(os.path.dirname(__file__), "waits")).readlines()[1 - server:]
+    wait_for("waits")
+    while not waiting():
+        time.sleep(0.01)
+    os.kill(pids[server], signal.SIGKILL)
+    while (again := ask(server))[1] == pids[server]:
+        pass
+    print(server, *again[::2], again[1] == int(waiting()[0]))
+while len(open(os.path.join(os.path.dirname(__file__), "waits")).readlines()) < 3:  # the last, whom nobody takes
+    time.sleep(0.01)
+"""
+
+
+def check_the_spare_takes_any_servers_place(run: Run) -> None:
+    (run.directory / "spare.py").write_text(SPARE)
+    command = (sys.executable, "-S", "-u", str(run.directory / "spare.py"))
+    assert run(KILL_SERVERS, workers=1, serving={"servers": 2, "standby": command}) == Outcome()
+    assert run.lines == [(0, "1 1 2 True"), (0, "0 0 2 True")]
+    pids = (run.directory / "waits").read_text().split()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "a spare outlived its run"
+
+
+def test_a_spare_takes_the_place_of_any_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 0.0)
+    check_the_spare_takes_any_servers_place(run)
+
+
+def test_the_check_of_spares_detects_a_mutant_that_does_not_end_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[StandbyProcess] = []
+    monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(StandbyProcess, "close", lambda self: kept.append(self))
+    try:
+        with pytest.raises(AssertionError, match="a spare outlived"):
+            check_the_spare_takes_any_servers_place(run)
+    finally:
+        waiting = [each._process for each in kept if each._process is not None]  # without that of workers
+        assert waiting
+        for each_process in waiting:
+            each_process.communicate()  # the guard has ended it
+
+
+def test_on_hosts_of_their_own_each_server_has_a_spare_of_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 0.0)
+    (run.directory / "spare.py").write_text(SPARE)
+    command = (sys.executable, "-S", "-u", str(run.directory / "spare.py"))
+    script = """
+        wait_for("waits")
+        while len(open(os.path.join(os.path.dirname(__file__), "waits")).readlines()) < 2:
+            time.sleep(0.01)
+    """
+    prefix = ("env", "HOST=${local_rank}")
+    assert run(script, workers=1, prefix=prefix, serving={"servers": 2, "standby": command}) == Outcome()
+    assert sorted(path.name for path in run.private.glob("spare-?.txt")) == ["spare-1.txt", "spare-2.txt"]
+
+
+def test_a_server_that_never_stays_ends_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_run, "SERVER_RESTARTS", 2)
+    with pytest.raises(PeerLost, match=r"Server 0 ended 3 times, the last time with signal SIGKILL.*--servers 2"):
+        run("time.sleep(60)", server="os.kill(os.getpid(), signal.SIGKILL)")
+    assert len(run.notes) == 2
+    assert (run.private / "journal-0" / "starts").read_text() == "xxx"
+
+
+def test_a_server_that_cannot_start_is_not_started_again(run: Run) -> None:
+    with pytest.raises(PeerLost, match=r"failed at its start \(exit code 1\)"):
+        run("time.sleep(60)", server="raise RuntimeError('no such recipe')")
+    assert "server 0: RuntimeError: no such recipe" in run.notes
+    assert (run.private / "journal-0" / "starts").read_text() == "x"
+
+
+def test_a_server_that_served_and_then_failed_is_started_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_run, "SETTLED_SECONDS", 0.0)
+    fails_once = "if os.path.getsize(journal) == 1: raise RuntimeError('once')"
+    assert run("print(ask(0)[2])", workers=1, server=fails_once) == Outcome()
+    assert run.lines == [(0, "2")]
+
+
+def test_faults_find_servers_after_the_workers(run: Run) -> None:
+    def tick() -> None:
+        started = RunFiles(run.private).newest_start(2)
+        if started is not None and run.lines and not run.notes:
+            os.killpg(started["pid"], signal.SIGKILL)
+
+    run.tick = tick
+    assert run("ask(0); print('up', flush=True)\nwhile ask(0)[2] < 2: pass", workers=2) == Outcome()
+    assert len(run.notes) == 1

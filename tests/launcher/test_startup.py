@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.base.run_files import RunFiles, Stage, read_json
-from gossamer.events import Attached, Joined, LeftRun, Logged, ResidualTold, WithoutSession
+from gossamer.events import Attached, Joined, LeftRun, Logged, ResidualMeasured, WithoutSession
 from gossamer.launcher.job import Job
 from gossamer.launcher.startup import StageMarks, Startup
 
@@ -60,7 +60,7 @@ def test_workers_that_need_no_session_are_not_told_to_attach(files: RunFiles) ->
     assert str(startup) == "1 worker attached, before the first step · 0 s"
 
 
-def test_a_worker_that_is_started_again_begins_anew(files: RunFiles) -> None:
+def test_a_worker_that_is_started_again_begins_again(files: RunFiles) -> None:
     startup = Startup(Job(script=Path("train.py"), workers=1, logs=Path("logs")), files, lambda: 0.0)
     for attempt in range(11):
         files.report_start(0, attempt, 4711)
@@ -70,12 +70,12 @@ def test_a_worker_that_is_started_again_begins_anew(files: RunFiles) -> None:
 
 
 def test_a_full_disk_ends_no_training(files: RunFiles) -> None:
-    StageMarks(RunFiles(files.directory / "none"), 1, 0)(ResidualTold(step=3, norm=0.5))
-    StageMarks(files, 1, 0)(ResidualTold(step=3, norm=0.5))
+    StageMarks(RunFiles(files.directory / "none"), 1, 0)(ResidualMeasured(step=3, norm=0.5))
+    StageMarks(files, 1, 0)(ResidualMeasured(step=3, norm=0.5))
     assert read_json(files.residual(1, 0)) == {"norm": 0.5, "step": 3}
 
 
-def test_who_leaves_an_elastic_run_is_marked(files: RunFiles) -> None:
+def test_a_worker_that_leaves_an_elastic_run_is_marked(files: RunFiles) -> None:
     files.report_start(1, 0, 4711)
     assert not files.has_reached(Stage.LEFT, 1)
     StageMarks(files, 1, 0)(LeftRun())

@@ -110,7 +110,7 @@ def test_one_that_still_imports_is_not_interrupted_but_ended(clock: Clock, files
     assert importing.asked == [signal.SIGTERM]
 
 
-def test_who_has_not_ended_in_time_is_killed_and_named(clock: Clock, files: RunFiles) -> None:
+def test_a_worker_that_has_not_ended_in_time_is_killed_and_named(clock: Clock, files: RunFiles) -> None:
     quick, stuck = Worker(0, clock, 5.0), Worker(3, clock, None)
     _, killed = end(clock, files, signal.SIGINT, quick, stuck, grace_seconds=10.0)
     assert killed == "killed, because they had not ended by then: rank 3"

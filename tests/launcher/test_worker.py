@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
+import os
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from gossamer.base.run_files import RunFiles
 from gossamer.comm.runtime import open_sessions
 from gossamer.launcher import worker
+from gossamer.train.parameter_server import standby
 
 SCRIPT = """
 import gc, sys
@@ -76,3 +80,28 @@ def test_an_error_that_a_full_disk_keeps_from_the_launcher_is_in_the_log(
     said = capsys.readouterr().err
     assert "ValueError: bad data" in said
     assert "no report of this error ([Errno 28] No space left on device)" in said
+
+
+@pytest.mark.parametrize(("orders", "has_place"), [('{"RANK": "3"}\n', True), ("", False)])
+def test_a_standby_becomes_the_worker_whose_place_it_is_given(
+    orders: str, has_place: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, ready = ["worker", "--standby", "train.py"], list[bool]()
+    monkeypatch.setenv("RANK", "none")
+    monkeypatch.setattr(worker, "warm_up", lambda: ready.append(True))
+    monkeypatch.setattr(standby.wait_for_role, "__defaults__", (io.StringIO(orders), os.environ))
+    assert worker.wait_for_place(arguments) is has_place
+    assert (arguments, ready) == (["worker", "train.py"], [True])
+    assert os.environ["RANK"] == ("3" if has_place else "none")
+
+
+def test_a_worker_that_is_no_standby_does_not_wait() -> None:
+    arguments = ["worker", "train.py", "--standby"]
+    assert worker.wait_for_place(arguments)
+    assert arguments == ["worker", "train.py", "--standby"]
+
+
+def test_warming_up_draws_no_number() -> None:
+    before = torch.get_rng_state()
+    worker.warm_up()
+    assert torch.equal(torch.get_rng_state(), before)

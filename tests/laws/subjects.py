@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from laws import differences, hierarchical, momentum, quantisers, rotated, same_places, sharded, sparse, sparse_sum
+from laws import (
+    differences,
+    hierarchical,
+    momentum,
+    per_worker,
+    quantisers,
+    rotated,
+    same_places,
+    sharded,
+    sparse,
+    sparse_sum,
+)
 
 from gossamer.algorithms.compressors import Dense, Feedback, PowerSGD, RandomProjection, Route, TopK
 from gossamer.algorithms.compressors.int8 import Int8
@@ -30,7 +41,18 @@ EXACT = [
     Feedback(Route(TopK(density=0.1))),
 ]
 ROUNDED = [Dense(dtype="bfloat16"), Dense(dtype="float16"), Feedback(Dense(dtype="bfloat16"))]
-FAMILIES = (quantisers, sparse, momentum, sharded, hierarchical, sparse_sum, same_places, rotated, differences)
+FAMILIES = (
+    quantisers,
+    sparse,
+    momentum,
+    sharded,
+    hierarchical,
+    sparse_sum,
+    same_places,
+    rotated,
+    differences,
+    per_worker,
+)
 for family in FAMILIES:
     EXACT += family.EXACT
     ROUNDED += family.ROUNDED

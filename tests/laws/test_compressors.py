@@ -28,7 +28,16 @@ from support.nightly import nightly, once_each
 from torch import Tensor
 
 from gossamer.algorithms import compressors
-from gossamer.algorithms.compressors import Compressor, Dense, Feedback, PowerSGD, RandomProjection, Route, TopK
+from gossamer.algorithms.compressors import (
+    Compressor,
+    Dense,
+    Feedback,
+    PowerSGD,
+    RandomProjection,
+    Route,
+    SharedMask,
+    TopK,
+)
 from gossamer.algorithms.compressors.error_feedback import RESIDUAL
 from gossamer.algorithms.compressors.int8 import Int8
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
@@ -83,8 +92,35 @@ def test_in_place(compressor: Compressor) -> None:
     check_in_place(compressor, 3)
 
 
+def check_resumes(compressor: Compressor, keep: Callable[[State], State]) -> None:
+    """Its state, its inputs and its context are all that an aggregation reads."""
+    whole, resumed = Group(compressor, 3), Group(compressor, 3)
+    for _ in range(3):
+        whole.aggregate(whole.gradients())
+    resumed.step, resumed.states = whole.step, [keep(state) for state in whole.states]
+    for _ in range(3):
+        gradients = whole.gradients()
+        assert torch.equal(resumed.aggregate(gradients)[0].mean, whole.aggregate(gradients)[0].mean)
+
+
+def copied(state: State) -> State:
+    return State({key: packed.clone() for key, packed in state.items()})
+
+
 @pytest.mark.parametrize("compressor", EVERY, ids=repr)
-def test_it_works_where_its_input_lies_whatever_the_default_device(compressor: Compressor) -> None:
+def test_a_resumed_group_has_the_same_bits(compressor: Compressor) -> None:
+    check_resumes(compressor, copied)
+
+
+@pytest.mark.parametrize("compressor", [Feedback(TopK(density=0.1)), SharedMask(density=0.1)], ids=repr)
+def test_resuming_catches_a_state_that_is_lost(compressor: Compressor) -> None:
+    blank = Group(compressor, 3).states[0]
+    with pytest.raises(AssertionError):
+        check_resumes(compressor, lambda state: copied(blank))
+
+
+@pytest.mark.parametrize("compressor", EVERY, ids=repr)
+def test_it_works_where_its_input_lies_regardless_of_the_default_device(compressor: Compressor) -> None:
     here = Group(compressor, 2, dtype=torch.float32)
     gradients = here.gradients()
     wanted = here.aggregate(gradients)[0].mean

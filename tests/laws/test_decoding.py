@@ -145,7 +145,7 @@ def test_a_message_names_its_sender() -> None:
 
 
 @pytest.mark.parametrize("compressor", [RandomK(density=0.5), PowerSGD(rank=1)], ids=repr)
-def test_a_mean_that_is_not_finite_is_told(compressor: Compressor) -> None:
+def test_a_mean_that_is_not_finite_is_reported(compressor: Compressor) -> None:
     """Means of few numbers, in which no sender can be told apart, are looked at; a dense one would cost a pass."""
     layout, at = Layout.of({"m": (16, 8)}), AggregationContext(world=2)
     x = FlatTensors(torch.randn(128), layout)

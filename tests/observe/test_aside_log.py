@@ -29,7 +29,7 @@ from gossamer.observe.aside_log import (
 from gossamer.observe.event_log import Entry, read_entries
 
 
-def test_what_no_record_has_is_told_with_its_moment() -> None:
+def test_what_no_record_has_is_reported_with_its_moment() -> None:
     told: list[Entry] = []
     log = AsideLog(told.append, clock=lambda: 12.5)
     log(Noticed(message="slow"))
@@ -50,7 +50,7 @@ def test_a_loop_that_warns_in_every_step_fills_no_disk() -> None:
     assert len(told) == MOST_WARNINGS
 
 
-def test_warnings_are_told_and_shown_as_before() -> None:
+def test_warnings_are_reported_and_shown_as_before() -> None:
     told: list[tuple[str, str, str]] = []
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
@@ -63,7 +63,7 @@ def test_warnings_are_told_and_shown_as_before() -> None:
     assert [str(each.message) for each in shown][-1] == "unheard"
 
 
-def test_an_error_that_ends_a_thread_is_told_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_ends_a_thread_is_reported_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[object] = []
     monkeypatch.setattr(threading, "excepthook", shown.append)
     told: list[Entry] = []
@@ -247,7 +247,7 @@ def test_many_peers_take_turns_and_no_byte_is_lost(peers: int) -> None:
     assert watch.sample() == []  # a closed group is forgotten
 
 
-def test_two_groups_of_the_same_peer_are_told_apart_and_add_up() -> None:
+def test_two_groups_of_the_same_peer_are_distinguished_and_add_up() -> None:
     watch, one, two = LinkWatch(), CountedLinks(), CountedLinks()
     watch.opened(one.opened)
     watch.opened(two.opened)

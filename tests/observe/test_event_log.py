@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.events import Attached, Closed, Event, LeftRun, Logged, Saved, StepEnded, TensorCost, TensorsTold
+from gossamer.events import Attached, Closed, Event, LeftRun, Logged, Saved, StepEnded, TensorCost, TensorsMeasured
 from gossamer.observe.event_log import PENDING_BYTES, Entry, EventLog, LineFile, read_entries
 
 ATTACHED = Attached(
@@ -42,7 +42,7 @@ def test_what_is_rare_comes_at_once_and_after_what_was_before() -> None:
     assert kinds(ATTACHED, *early, saved, closed)[11:] == ["steps", "saved", "closed"]
 
 
-def test_who_leaves_says_so_after_the_steps_before() -> None:
+def test_a_rank_that_leaves_reports_it_after_the_steps_before() -> None:
     steps = [step(number, number / 100) for number in range(1, 13)]
     assert kinds(ATTACHED, *steps, LeftRun())[11:] == ["steps", "left"]
 
@@ -64,7 +64,7 @@ def numbered(path: Path) -> list[int]:
     return [entry["number"] for entry in read_entries(path)]
 
 
-def test_a_torn_line_is_passed_over_and_the_next_start_goes_on_below_it(tmp_path: Path) -> None:
+def test_a_torn_line_is_passed_over_and_the_next_start_continues_below_it(tmp_path: Path) -> None:
     path = tmp_path / "events"
     path.write_text('{"number": 1}\n{"number": 2}\n{"numb')
     assert numbered(path) == [1, 2]
@@ -81,7 +81,7 @@ def test_lines_are_there_before_the_file_is_closed(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_full_disk_is_said_once_and_nothing_is_lost_when_there_is_room_again(
+def test_a_full_disk_is_reported_once_and_nothing_is_lost_when_there_is_room_again(
     tmp_path: Path, room: Callable[[int | None], None]
 ) -> None:
     said: list[str] = []
@@ -108,13 +108,13 @@ def test_a_disk_that_stays_full_does_not_fill_the_memory(tmp_path: Path, room: C
     file.close()
 
 
-def test_a_restarted_worker_goes_on_or_begins_anew(tmp_path: Path) -> None:
-    for anew, expected in ((False, [1, 1]), (True, [1])):
+def test_a_restarted_worker_continues_or_begins_again(tmp_path: Path) -> None:
+    for truncate, expected in ((False, [1, 1]), (True, [1])):
         for _ in range(2):
-            file = LineFile(tmp_path / str(anew), pytest.fail, anew=anew)
+            file = LineFile(tmp_path / str(truncate), pytest.fail, truncate=truncate)
             file.append({"number": 1})
             file.close()
-        assert numbered(tmp_path / str(anew)) == expected
+        assert numbered(tmp_path / str(truncate)) == expected
 
 
 def test_norms_that_are_not_finite_are_null_in_the_file(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_norms_that_are_not_finite_are_null_in_the_file(tmp_path: Path) -> None:
     )
     file = LineFile(tmp_path / "events-0.jsonl", pytest.fail)
     log = EventLog(file.append)
-    for event in (ATTACHED, TensorsTold(step=1, tensors=(cost,))):
+    for event in (ATTACHED, TensorsMeasured(step=1, tensors=(cost,))):
         log(event)
     file.close()
     *_, told = [

@@ -32,7 +32,7 @@ def said(*lines: dict[str, Any]) -> str:
     return str(progress)
 
 
-def test_one_line_says_where_the_run_is() -> None:
+def test_one_line_reports_where_the_run_is() -> None:
     assert said() == "starting"
     assert said(ATTACHED) == "starting"
     assert said(ATTACHED, step(1, 0.5)) == "step 1 · 40.1 kB/step · 25 % waiting · 0 s"
@@ -41,7 +41,7 @@ def test_one_line_says_where_the_run_is() -> None:
     assert "loss nan" in said(ATTACHED, step(1, 1.0, loss="nan"))
 
 
-def test_where_workers_come_and_go_the_line_says_how_many_are_there(tmp_path: Path) -> None:
+def test_where_workers_come_and_go_the_line_reports_how_many_are_there(tmp_path: Path) -> None:
     view = LiveView(tmp_path, range(1))
     live_path(tmp_path, 2).write_text(json.dumps(step(7, 1.0)) + "\n")
     view.look()
@@ -125,13 +125,13 @@ def test_what_every_rank_says_is_shown_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_who_skips_without_a_scaler_hears_how_to_give_one(scaled: bool) -> None:
+def test_a_rank_that_skips_without_a_scaler_hears_how_to_give_one(scaled: bool) -> None:
     said = Progress().take({"kind": "skipped", "step": 3, "rank": 1, "tensor": "head", "scaled": scaled})
     assert said is not None
     assert said.endswith("With a GradScaler write attach(..., scaler=scaler).") is not scaled
 
 
-def test_lines_still_being_written_wait_and_a_file_that_began_anew_is_read_again(tmp_path: Path) -> None:
+def test_lines_still_being_written_wait_and_a_file_that_began_again_is_read_again(tmp_path: Path) -> None:
     path, view = live_path(tmp_path, 0), LiveView(tmp_path, [0])
     assert view.look() == []
     text = json.dumps({"kind": "noticed", "message": "one"}) + "\n"
@@ -143,7 +143,7 @@ def test_lines_still_being_written_wait_and_a_file_that_began_anew_is_read_again
     assert view.look() == ["6"]
 
 
-def test_a_file_that_began_anew_and_is_longer_already_is_read_from_its_beginning(tmp_path: Path) -> None:
+def test_a_file_that_began_again_and_is_longer_already_is_read_from_its_beginning(tmp_path: Path) -> None:
     path, view = live_path(tmp_path, 0), LiveView(tmp_path, [0])
     path.write_text(json.dumps({"kind": "noticed", "message": "before"}) + "\n")
     assert view.look() == ["before"]

@@ -56,7 +56,7 @@ def test_recipes_are_named_at_their_curves_ends_and_nothing_covers_another() -> 
     assert "waiting 5 ms" in said
 
 
-def test_without_matplotlib_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_error_explains_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "find_spec", lambda name: None)
     with pytest.raises(GossamerError, match=r'pip install "gossamer\[plot\]"'):
         check_matplotlib()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.events import Attached, Closed, Event, LeftRun, Logged, ResidualTold, StepEnded
+from gossamer.events import Attached, Closed, Event, LeftRun, Logged, ResidualMeasured, StepEnded
 from gossamer.observe.event_log import Entry, EventLog
 from gossamer.observe.rank_record import RankRecord, replay, warm_up
 
@@ -67,7 +67,7 @@ def test_after_a_kill_everything_but_the_last_second_is_there() -> None:
 
 
 @pytest.mark.parametrize("steps", [41, 43, 160])
-def test_a_resumed_session_tells_where_it_went_on(steps: int) -> None:
+def test_a_resumed_session_tells_where_it_continued(steps: int) -> None:
     found = record(logged(*training(steps, first=41), ends=True))
     assert (found.resumed_at, found.steps, found.seconds) == (40, steps, (steps - 40) / 4)
     assert record(logged(*training(3))).resumed_at == 0
@@ -93,7 +93,9 @@ def test_a_worker_that_was_restarted_is_complete_by_its_last_session_alone() -> 
 def test_the_last_that_a_lost_start_told_of_its_residual_stays_known() -> None:
     def told(*norms: float, began: float = 100.0) -> list[Event]:
         first, *steps = training(3 * len(norms), began=began)
-        parts = ([*steps[6 * n : 6 * n + 6], ResidualTold(step=3 * n + 3, norm=each)] for n, each in enumerate(norms))
+        parts = (
+            [*steps[6 * n : 6 * n + 6], ResidualMeasured(step=3 * n + 3, norm=each)] for n, each in enumerate(norms)
+        )
         return [first, *(event for part in parts for event in part)]
 
     closed = Closed(steps=3, digest="d", residual_bytes=1, bucket_bytes=1)

@@ -31,14 +31,15 @@ def ranked(rank: int, **changes: Any) -> RankRecord:
 def test_the_record_has_exactly_the_promised_fields() -> None:
     merged = merge([ranked(0), ranked(1)])
     assert set(merged) == {
-        "gossamer", "recipe", "workers", "ended", "lost", "left", "truncated", "lost_residuals", "network", "emulation",
+        "gossamer", "recipe", "workers", "ended", "preempted", "lost", "left", "truncated", "lost_residuals",
+        "network", "emulation",
         "parameters", "steps", "resumed_at", "skipped_steps", "seconds", "seconds_per_step", "compute_seconds_per_step",
         "waiting_seconds_per_step", "communication_seconds_per_step", "bytes_sent_per_step", "memory_bytes",
         "metrics", "final", "checkpoints", "switches", "collectives", "servers", "workers_agree", "workers_hold_merged",
         "differing_tensor",
     }  # fmt: skip
     assert merged["communication_seconds_per_step"] == {"encode": 0.1, "wire": 0.2, "decode": 0.3}
-    assert merged["network"] is merged["emulation"] is merged["servers"] is None
+    assert merged["network"] is merged["emulation"] is merged["servers"] is merged["preempted"] is None
 
 
 def test_of_servers_the_record_has_what_the_last_to_leave_was_told() -> None:
@@ -154,7 +155,7 @@ def test_a_rank_that_ended_on_a_full_disk_is_not_lost(tmp_path: Path, room: Call
     killed.close()
 
 
-def test_who_left_a_finished_run_is_named_and_neither_disagrees_nor_counts() -> None:
+def test_a_rank_that_left_a_finished_run_is_named_and_neither_disagrees_nor_counts() -> None:
     def merged(**changes: Any) -> dict[str, Any]:
         left = ranked(0, world=3, steps=2, digest=None, bytes_sent=1e9, **changes)
         return merge([left, ranked(1, world=3), ranked(2, world=3)])

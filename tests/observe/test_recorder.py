@@ -121,7 +121,7 @@ def test_without_a_session_there_is_no_record(tmp_path: Path) -> None:
     assert read_ranks(tmp_path) == []
 
 
-def test_who_came_back_too_late_remains_lost(tmp_path: Path) -> None:
+def test_a_rank_that_came_back_too_late_remains_lost(tmp_path: Path) -> None:
     """A session that raised Stopped as it began was neither closed nor made a step."""
     late = Recorder(tmp_path, 1)
     late(attached())

@@ -86,7 +86,7 @@ def test_a_line_every_ten_seconds_and_one_at_the_end(report: Report, said: io.St
     assert last == "gossamer: finished after 50 steps in 25 s · 2.00 steps/s · loss 0.0200 · 4.0 MB/step · 20 % waiting"
 
 
-def test_who_is_quiet_says_nothing_and_records(report: Report, said: io.StringIO, tmp_path: Path) -> None:
+def test_a_rank_that_is_quiet_reports_nothing_and_records(report: Report, said: io.StringIO, tmp_path: Path) -> None:
     report(tmp_path / "new" / "loss.json", lines=False)
     happen(*training(50), closed("finished"))
     assert said.getvalue() == ""
@@ -113,7 +113,9 @@ def test_how_it_ended_is_said_by_what_left_the_block_or_the_interpreter(
     assert said.getvalue().count(f"gossamer: {ended} after 3 steps") == 2
 
 
-def test_after_a_kill_the_record_is_a_minute_old_and_the_log_beside_it_a_second(report: Report, tmp_path: Path) -> None:
+def test_after_a_kill_the_record_is_a_minute_old_and_the_log_next_to_it_a_second(
+    report: Report, tmp_path: Path
+) -> None:
     report(tmp_path / "loss.json")
     seen: list[int] = []
     for event in training(2000, step_seconds=0.3):
@@ -146,7 +148,7 @@ def test_rewriting_costs_a_small_share_of_the_time(
     assert 2 * len(written) <= 0.01 * 5000
 
 
-def test_an_older_record_is_not_touched_before_training_goes_on(report: Report, tmp_path: Path) -> None:
+def test_an_older_record_is_not_touched_before_training_continues(report: Report, tmp_path: Path) -> None:
     (tmp_path / "loss.json").write_text("older")
     report(tmp_path / "loss.json").close()
     failed = report(tmp_path / "loss.json")
@@ -156,7 +158,7 @@ def test_an_older_record_is_not_touched_before_training_goes_on(report: Report, 
     assert [path.name for path in tmp_path.iterdir()] == ["loss.json"]
 
 
-def test_a_full_disk_is_said_once_and_what_was_logged_stays(
+def test_a_full_disk_is_reported_once_and_what_was_logged_stays(
     report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(path: Path, record: records.Record) -> None:
@@ -226,7 +228,7 @@ def test_a_terminal_s_line_is_overwritten() -> None:
 
 def test_a_sentence_does_not_steer_the_terminal() -> None:
     stream = Terminal()
-    StatusLine(0.0, lambda: stream).say("step 3 was skipped: layer\x1b[2J")
+    StatusLine(0.0, lambda: stream).print_line("step 3 was skipped: layer\x1b[2J")
     assert stream.getvalue() == "gossamer: step 3 was skipped: layer\n"
 
 
@@ -235,7 +237,7 @@ def test_a_line_that_stays_takes_the_place_of_the_other(monkeypatch: pytest.Monk
     stream = Terminal()
     line = StatusLine(0.0, lambda: stream)
     line.show("0123456789abcdef", 2.0)
-    line.say("a sentence")
+    line.print_line("a sentence")
     line.show("x", 3.0)
     line.leave()
     line.leave()
@@ -247,7 +249,7 @@ def test_a_closed_stream_ends_no_training() -> None:
     stream = io.StringIO()
     line = StatusLine(0.0, lambda: stream)
     stream.close()
-    line.say("x")
+    line.print_line("x")
     line.show("x", 2.0)
     StatusLine(0.0, lambda: None).show("x", 2.0)  # type: ignore[arg-type, return-value]  # as under pythonw
 
@@ -371,7 +373,7 @@ def test_where_numbers_go_is_the_arguments_or_the_variables(monkeypatch: pytest.
     assert log_destinations(["jsonl:a"]) == ()
 
 
-def test_what_is_no_destination_is_refused_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_destination_is_refused_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(AttachError, match="log_to: 'runs' is not a destination"):
         gossamer.attach(model, SGD(model.parameters(), lr=0.1), log_to=["runs"])

@@ -37,7 +37,7 @@ def sleeping(line: int = 27) -> str:
 {START}"""
 
 
-def test_who_differs_is_named_with_the_users_line_and_equal_ones_are_merged() -> None:
+def test_a_rank_that_differs_is_named_with_the_users_line_and_equal_ones_are_merged() -> None:
     texts = {0: waiting(), 1: sleeping(), 2: waiting("Thread"), 3: waiting()}
     lines = side_by_side({rank: newest_dump(text) for rank, text in texts.items()}, {0: 119, 1: 119, 2: 119, 3: 120})
     assert lines == [

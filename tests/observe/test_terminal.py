@@ -55,7 +55,7 @@ def plain(tmp_path: Path) -> Shown:
     return Shown(tmp_path, is_terminal=False)
 
 
-def test_lines_are_shown_as_they_are_whatever_their_length(plain: Shown) -> None:
+def test_lines_are_shown_as_they_are_regardless_of_their_length(plain: Shown) -> None:
     with plain.terminal.progress():
         plain.terminal.line(1, "[bold]no markup[/bold] " + "x" * 100)
         plain.terminal.line(0, "")
@@ -121,7 +121,7 @@ def test_without_a_terminal_the_bar_stands_below_the_line_of_progress(plain: Sho
     assert plain.err.getvalue() == "gossamer: starting\n[rank 0]  40% of all\n"
 
 
-def test_notes_stand_beside_the_output(plain: Shown) -> None:
+def test_notes_stand_next_to_the_output(plain: Shown) -> None:
     plain.tell(kind="noticed", message="several workers [began] with the very same batch, " * 3)
     plain.terminal.tick()
     assert plain.err.getvalue() == "gossamer: " + "several workers [began] with the very same batch, " * 3 + "\n"
@@ -165,6 +165,7 @@ def test_the_tensor_that_differs_is_named_with_the_ranks_that_hold_it(plain: Sho
     plain.terminal.table(RECORD | {"workers_agree": False, "differing_tensor": differing}, {})
     held = "aaaaaaaa on ranks 0, 2; cccccccc on rank 1; absent on rank 3"
     assert f'workers agree             no: "1.running_mean" differs ({held}), and 2 more' in plain.out.getvalue()
+    assert "gossamer.average_([b for b in model.buffers()" in plain.out.getvalue()
 
 
 def test_one_machine_of_several_does_not_claim_to_know_the_others(plain: Shown) -> None:
@@ -178,7 +179,7 @@ def test_ranks_whose_numbers_a_full_disk_cut_off_are_named(plain: Shown) -> None
     assert "unknown: the disk was full, so the final parameters of ranks 0, 2" in plain.out.getvalue()
 
 
-def test_of_a_run_that_did_not_finish_it_says_so_and_nothing_of_agreement(plain: Shown) -> None:
+def test_of_a_run_that_did_not_finish_it_reports_it_and_nothing_of_agreement(plain: Shown) -> None:
     plain.terminal.table({**RECORD, "ended": "interrupted", "workers_agree": None}, {})
     said = plain.out.getvalue()
     assert "ended                     interrupted" in said

@@ -42,7 +42,7 @@ def test_between_two_densities_a_line_runs_through_logarithms() -> None:
     assert [CURVE.loss_for(sent) for sent in (100.0, 400.0, 800.0)] == pytest.approx([4.0, 2.0, 2.0])
 
 
-def test_the_line_goes_on_beyond_its_ends_and_bytes_are_not_guessed_there() -> None:
+def test_the_line_continues_beyond_its_ends_and_bytes_are_not_guessed_there() -> None:
     assert CURVE.loss_for(25.0) == pytest.approx(8.0)
     assert CURVE.bytes_for(1.9) is None
     assert CURVE.bytes_for(4.5) is None
@@ -54,7 +54,7 @@ def test_a_table_tells_losses_and_what_top_k_would_have_taken() -> None:
     assert "less loss in 1 of 1 cases, between 0.556 and 0.556" in text
 
 
-def test_it_says_so_where_it_is_worse() -> None:
+def test_it_reports_it_where_it_is_worse() -> None:
     assert "less loss in 0 of 1 cases, between 1.333 and 1.333" in summary(kept(5.5), ARGS)
     assert "less loss in 0 of 1 cases" in summary(kept(None), ARGS)  # diverged
 

@@ -22,7 +22,7 @@ from benchmarks.calibration_report import conformal, halves, one_network_out, pa
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.comm.network import read_network
 from gossamer.observe.rank_record import warm_up
-from gossamer.plan.cost.calibration import COVERAGE, Calibration, PastForecast
+from gossamer.plan.estimate.calibration import COVERAGE, Calibration, PastForecast
 
 pytestmark = pytest.mark.nightly
 

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from typing import Any
 import pytest
 from support.page_commands import Line, check_line, read_script, read_torchrun
 from support.paths import ROOT
+from support.slurm_cluster import slurm_cluster
 
 CLUSTERS = ROOT / "examples" / "clusters"
 TEXT: dict[str, Any] = {"type": "string"}
@@ -142,64 +140,8 @@ print("worker", world.rank, "of", world.size, "mean", total, flush=True)
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a cluster of this machine alone, with its own key, sockets and files."""
-    if not all(map(shutil.which, ("munged", "slurmctld", "slurmd", "sbatch"))) or os.geteuid():
-        pytest.skip("Slurm (slurmctld, slurmd, munge) is not installed here, or this is not root")
-    host = os.uname().nodename.split(".")[0]
-    key = tmp_path / "munge.key"
-    key.write_bytes(os.urandom(128))
-    key.chmod(0o600)
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        ports = [each.getsockname()[1] for each in (one, other)]
-    for folder in ("state", "spool"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "slurm.conf").write_text(
-        f"""ClusterName=one
-SlurmctldHost={host}(127.0.0.1)
-SlurmUser=root
-SlurmdUser=root
-SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
-AuthInfo=socket={tmp_path}/munge.socket
-CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
-StateSaveLocation={tmp_path}/state
-SlurmdSpoolDir={tmp_path}/spool
-SlurmctldPidFile={tmp_path}/slurmctld.pid
-SlurmdPidFile={tmp_path}/slurmd.pid
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-ReturnToService=2
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-NodeName={host} NodeAddr=127.0.0.1 CPUs={os.cpu_count()} State=UNKNOWN
-PartitionName=all Nodes=ALL Default=YES State=UP
-""",
-        encoding="utf-8",
-    )
-    environ = {**os.environ, "SLURM_CONF": str(tmp_path / "slurm.conf")}
-    munge = [f"--{name}-file={tmp_path}/munged.{name}" for name in ("pid", "log", "seed")]
-    commands = [
-        ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={tmp_path}/munge.socket", *munge],
-        ["slurmctld", "-D", "-i"],
-        ["slurmd", "-D"],
-    ]
-    log = (tmp_path / "daemons.log").open("wb")
-    daemons = [subprocess.Popen(command, env=environ, stdout=log, stderr=log) for command in commands]
-    try:
-        for _ in range(300):
-            nodes = subprocess.run(
-                ["sinfo", "-h", "-o", "%t"], env=environ, capture_output=True, text=True, check=False
-            )
-            if nodes.stdout.strip() == "idle":
-                break
-            threading.Event().wait(0.1)
+    with slurm_cluster(tmp_path) as environ:
         yield environ
-    finally:
-        for daemon in reversed(daemons):
-            daemon.terminate()
-            daemon.wait()
-        log.close()
 
 
 @pytest.mark.processes

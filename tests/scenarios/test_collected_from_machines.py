@@ -120,7 +120,7 @@ def test_the_first_store_has_both_machines_and_the_failure_on_the_second(tmp_pat
     assert found[1]["caused_by"] is None
 
 
-def test_the_first_launcher_goes_on_when_the_second_is_killed(tmp_path: Path) -> None:
+def test_the_first_launcher_continues_when_the_second_is_killed(tmp_path: Path) -> None:
     """Training ends with the worker that the kill takes along; the store and what it had do not."""
     with two_launchers(tmp_path) as running:
         assert eventually(lambda: steps(tmp_path, 1) > 20, 90), running

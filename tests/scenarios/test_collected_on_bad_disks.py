@@ -104,7 +104,7 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
             check_all_is_there(disk.folder / "logs", made + 1)
 
 
-def test_a_folder_that_is_removed_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_folder_that_is_removed_while_the_run_continues(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     with training(tmp_path, logs) as launcher:
         assert trains_on(tmp_path, seconds=START_SECONDS), said(tmp_path)

@@ -137,11 +137,11 @@ def test_tasks_can_be_trained(name: str) -> None:
         ("DGC(density=0.01)", None),
     ],
 )
-def test_biased_compressors_have_a_twin(text: str, twin: str | None) -> None:
+def test_biased_compressors_have_a_mutant(text: str, twin: str | None) -> None:
     assert without_feedback(text) == twin
 
 
-def test_twins_forget() -> None:
+def test_mutants_forget() -> None:
     for text in case_texts(COMPRESSORS):
         twin = without_feedback(text)
         assert twin is None or "Feedback" not in repr(with_feedback(twin))
@@ -314,7 +314,7 @@ def test_the_gap_under_sgd_stands_beside() -> None:
     assert "With SGD and momentum `TopK(density=0.01)` ends 0.250 above `Dense()`, with AdamW 1.000. A likely" in found
 
 
-def test_where_nothing_closes_a_gap_it_says_so() -> None:
+def test_where_nothing_closes_a_gap_it_reports_it() -> None:
     assert "No change reduces the gap" in closing_part(closing_runs(2.05), [])
 
 

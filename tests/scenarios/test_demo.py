@@ -36,7 +36,7 @@ def test_seconds_count_until_a_loss_was_first_there() -> None:
     assert demo_report.seconds_to(found, 2.4) is None
 
 
-def test_the_table_says_how_much_sooner_and_who_never_came() -> None:
+def test_the_table_reports_how_much_sooner_and_who_never_came() -> None:
     slow = [record((10.0, 3.0), (25.0, 2.5), steps=100), record((10.0, 3.0), (24.0, 2.4), steps=110)]
     soon = [record((5.0, 2.5), (25.0, 2.1)), record((4.0, 2.3), (25.0, 2.2))]
     never = [record((5.0, 2.9), (25.0, 2.6)), record((5.0, 2.4), (25.0, 2.3))]

@@ -1,49 +1,65 @@
-"""Checkpoints and a journal written by an earlier commit load, and training resumes from them bit for bit.
+"""Checkpoints and journals written by earlier commits load, and training resumes from them bit for bit.
 
-Run as a program it writes them: in a checkout of the commit whose formats must stay readable, never of one under test.
+Each archive of golden/checkpoints has the files that the case's commit wrote, and the parameters that its code reached
+after it resumed from them. `python test_earlier_checkpoints.py NAME ...` writes archives: in a checkout of the commit
+whose formats must stay readable, never of one under test.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import sys
+import tarfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from shutil import copytree, rmtree
+from shutil import copytree
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from support.federated_faults import SAMPLES, WholeMomentum, WholeNumbers, sparse
+from support.killed_server import Desk
 from support.paths import TESTS
 from support.server_runs import Run, run, sgd
 from support.virtual_workers import Worker, cluster, parameters
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from gossamer.algorithms.compressors import TopK
 from gossamer.base.kernels import Factoring, back_project, expand, project
+from gossamer.federated.server import journal
 
 FOLDER = TESTS / "golden" / "checkpoints"
 EXPECTED = "expected.safetensors"  # the parameters RESUMED_STEPS later, by rank
 WORLD, RESUMED_STEPS = 2, 6
 SHAPES = [(16, 16), (16,), (4, 16)]  # only the first is large enough to be compressed
 RNG_STATE = (3, (*(i % 10 for i in range(624)), 624), None)  # of Python's generator; few digits keep checkpoints small
-PARAMETER_SERVER = "parameter_server"
+PARAMETER_SERVER, FEDERATION = "parameter_server", "federation"
+FIRST_COMMIT, FEDERATED_COMMIT = "d8ad6ccb", "87fed1c3"  # of 2026-11-22 and 2026-11-23
+
+
+class Stopped(BaseException):
+    """A server ended in the middle of a round."""
 
 
 @dataclass(frozen=True)
 class Case:
     """A run that was saved after `steps` steps.
 
-    tensor: one in rank 0's file that the resumed run depends on; matmul: whether it multiplies matrices, whose last
-    digits depend on the machine.
+    tensor: one in rank 0's file that the resumed run depends on; commit: the code that wrote the archive; matmul:
+    whether it multiplies matrices, whose last digits depend on the machine.
     """
 
     recipe: str
     steps: int
     tensor: str
+    commit: str = FIRST_COMMIT
     matmul: bool = False
 
 
@@ -60,6 +76,17 @@ CASES = {
     "gossip": Case("Gossip() + Ring()", 5, "model.0"),
     "dgc": Case("DGC(density=0.1)", 5, "session.state.0.0.momentum"),
     "delay": Case("EveryStep(delay=1)", 5, "session.progress.flights.0.means.0"),
+    "sharded": Case("Route(Feedback(Sharded(OneBit())), smallest=0)", 5, "session.state.0.0.owed"),
+    "delayed_averaging": Case("DelayedAveraging(1, period=4)", 6, "session.state.0.merging.from"),
+    "warmup": Case("Warmup(TopK(density=0.1), steps=8)", 5, "session.state.0.0.residual"),
+    "choco": Case("Gossip() + Ring() + TopK(density=0.2)", 5, "session.state.0.mixing.hat"),
+    "ef21": Case(
+        "Feedback(TopK(density=0.1), rule='ef21')", 5, "session.state.0.0.known_mean", commit=FEDERATED_COMMIT
+    ),
+    "first_moment": Case(
+        "LocalSGD(2, first_moment_period=4)", 5, "session.state.0.merging.agreed", commit=FEDERATED_COMMIT
+    ),
+    FEDERATION: Case("", 2, "model.parameters", commit=FEDERATED_COMMIT),
     PARAMETER_SERVER: Case(
         "ParameterServer('sync', pull=TopK(0.3)) + Route(Feedback(TopK(0.2)), smallest=0)",
         6,
@@ -121,10 +148,25 @@ def train_served(recipe: str, last: int, directory: Path) -> Run:
     )
 
 
+def federation(rounds: int, directory: Path) -> WholeNumbers:
+    """Devices without a past, and a server that resumes from its journal in `directory`, or begins one there."""
+    return WholeNumbers(
+        WholeMomentum(fraction=1.0, pull=TopK(density=0.2)),
+        sparse(),
+        rounds=rounds,
+        options={"fewest": len(SAMPLES)},
+        keep=lambda rounds: journal.keep(directory, rounds),
+    )
+
+
 def resume(name: str, directory: Path) -> list[Tensor]:
     """The parameters by rank, RESUMED_STEPS after what was saved in `directory`."""
     case = CASES[name]
     last = case.steps + RESUMED_STEPS
+    if name == FEDERATION:
+        done = federation(last, directory)
+        Desk(done).run()
+        return [done.parameters.float()]
     if name == PARAMETER_SERVER:
         return train_served(case.recipe, last, directory).go()
     return cluster(lambda worker: train(worker, case.recipe, case.steps, last, load=directory), WORLD)
@@ -143,15 +185,6 @@ def products() -> Tensor:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def write(name: str, directory: Path) -> None:
-    rmtree(directory, ignore_errors=True)
-    (write_journal if name == PARAMETER_SERVER else write_checkpoint)(CASES[name], directory)
-    copy = copytree(directory, directory.with_suffix(".copy"))  # resuming appends to a journal
-    expected = {str(rank): values for rank, values in enumerate(resume(name, copy))}
-    rmtree(copy)
-    save_file({**expected, **({"products": products()} if CASES[name].matmul else {})}, directory / EXPECTED)
-
-
 def write_checkpoint(case: Case, directory: Path) -> None:
     random.setstate(RNG_STATE)
     cluster(lambda worker: train(worker, case.recipe, 0, case.steps, save=directory), WORLD)
@@ -167,6 +200,35 @@ def write_journal(case: Case, directory: Path) -> None:
     train_served(case.recipe, case.steps, directory).go()
 
 
+def write_rounds(case: Case, directory: Path) -> None:
+    """The version of round `steps`, and the log of a round in which some devices have their tasks."""
+    done = federation(case.steps + 1, directory)
+    versions = done.ledger.commits
+
+    def stop_later(op: object) -> float:
+        if len(versions) == case.steps and len(done.ledger.given) % len(SAMPLES) == 2:
+            raise Stopped
+        return 0.0
+
+    done.train_seconds = stop_later
+    directory.mkdir()
+    with suppress(Stopped):
+        Desk(done).run()
+
+
+WRITERS = {PARAMETER_SERVER: write_journal, FEDERATION: write_rounds}
+
+
+def write(name: str, folder: Path) -> None:
+    directory = folder / name
+    WRITERS.get(name, write_checkpoint)(CASES[name], directory)
+    copy = copytree(directory, folder / "copy")  # resuming appends to a journal
+    expected = {str(rank): values for rank, values in enumerate(resume(name, copy))}
+    save_file({**expected, **({"products": products()} if CASES[name].matmul else {})}, directory / EXPECTED)
+    with tarfile.open(FOLDER / f"{name}.tar.xz", "w:xz") as archive:
+        archive.add(directory, name)
+
+
 # -- verifying ---------------------------------------------------------------------------------------------------------
 
 
@@ -177,6 +239,12 @@ def _global_generators_are_restored() -> Iterator[None]:
     yield
     random.setstate(python_state)
     torch.set_rng_state(torch_state)
+
+
+def extract(name: str, folder: Path) -> Path:
+    with tarfile.open(FOLDER / f"{name}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / name
 
 
 def verify(name: str, directory: Path) -> None:
@@ -204,19 +272,19 @@ def corrupt(directory: Path, tensor: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_promise_17_training_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
-    verify(name, copytree(FOLDER / name, tmp_path / name))
+    verify(name, extract(name, tmp_path))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_changed_entry_is_detected(name: str, tmp_path: Path) -> None:
-    directory = copytree(FOLDER / name, tmp_path / name)
+    directory = extract(name, tmp_path)
     corrupt(directory, CASES[name].tensor)
     with pytest.raises(AssertionError, match="resumed differently"):
         verify(name, directory)
 
 
 def test_a_lost_log_is_detected(tmp_path: Path) -> None:
-    directory = copytree(FOLDER / PARAMETER_SERVER, tmp_path / PARAMETER_SERVER)
+    directory = extract(PARAMETER_SERVER, tmp_path)
     (log,) = directory.glob("server-0/log-*")
     log.unlink()
     with pytest.raises(AssertionError, match="resumed differently"):
@@ -225,5 +293,6 @@ def test_a_lost_log_is_detected(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for each in CASES:
-        write(each, FOLDER / each)
+    for each in sys.argv[1:]:
+        with TemporaryDirectory() as temporary:
+            write(each, Path(temporary))

@@ -145,7 +145,7 @@ def test_changes_are_reported_to_the_loop_and_to_events() -> None:
 # -- the state of the loop ---------------------------------------------------------------------------------------------
 
 
-def test_twin_a_newcomer_that_received_no_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_a_newcomer_that_received_no_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     take_up = ArraySession._take_up
 
     def forgetful(self: ArraySession, alike: Any, own: Any) -> None:
@@ -175,7 +175,7 @@ def test_a_newcomer_that_does_not_take_over_the_state_is_refused() -> None:
     assert "session.state" in told[0]
 
 
-def test_a_newcomer_without_state_says_so() -> None:
+def test_a_newcomer_without_state_reports_it() -> None:
     def train(worker: Worker) -> Any:
         return Loop(worker, "LocalSGD(2)", hands_state=False).run()
 

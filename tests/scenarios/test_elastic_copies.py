@@ -15,7 +15,7 @@ from support.virtual_workers import Worker, loss_of, network
 from torch import Tensor
 
 from gossamer.comm.elastic import transport
-from gossamer.comm.elastic.operation_log import OperationLog
+from gossamer.comm.elastic.interrupted_operations import OperationLog
 from gossamer.train.engine.bucket import Bucket, KeptInputs
 
 
@@ -102,7 +102,7 @@ def test_clipped_means_are_given_as_they_were() -> None:
     check_clipped()
 
 
-def test_twin_a_log_of_means_that_the_loop_clips_parts_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_a_log_of_means_that_the_loop_clips_parts_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bucket, "keep_inputs", lambda self: None)
     monkeypatch.setattr(OperationLog, "_copy", lambda self, at, tensor: tensor)
     with pytest.raises(AssertionError, match="different bits"):
@@ -122,7 +122,7 @@ def test_a_step_copies_neither_inputs_nor_means() -> None:
     check_little_is_copied()
 
 
-def test_twin_means_over_their_inputs_are_copied_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_means_over_their_inputs_are_copied_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bucket, "keep_inputs", lambda self: None)
     with pytest.raises(AssertionError):
         check_little_is_copied()

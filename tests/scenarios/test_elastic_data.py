@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from random import Random
+from typing import Any
 
 import pytest
+from support import elastic_data
 from support.elastic_data import BATCH, check_data
 from support.elastic_groups import Join, Loss
 
 from gossamer.comm.elastic.change import Base
 from gossamer.comm.elastic.transport import ElasticTransport
+from gossamer.train.synchronizers import speed_balance
+from gossamer.train.world_state import WorldState
 
 
-@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)"])
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "Gossip() + Ring()"])
 def test_nothing_is_lost_without_a_loss(recipe: str) -> None:
     assert check_data(recipe, 3) == 0
     for op in (3, 9, 14):
@@ -20,14 +25,17 @@ def test_nothing_is_lost_without_a_loss(recipe: str) -> None:
         assert check_data(recipe, 2, join=Join(op=op), newcomers=2) == 0
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_samples_are_used_once_through_losses(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "recipes"),
+    [*((seed, ["Dense()", "TopK(0.1)"]) for seed in range(12)), *((seed, ["Gossip() + Ring()"]) for seed in range(3))],
+)
+def test_samples_are_used_once_through_losses(seed: int, recipes: list[str]) -> None:
     random = Random(seed)
     losses = [
         Loss(victim=random.randrange(4), op=random.randrange(3, 20), answered=seed % 3 > 0, deaf=frozenset({seed % 4})),
         Loss(victim=random.randrange(4), op=random.randrange(12), answered=seed % 2 > 0, group=4),
     ]
-    assert check_data(random.choice(["Dense()", "TopK(0.1)"]), 4, losses) <= 4 * BATCH
+    assert check_data(random.choice(recipes), 4, losses) <= 4 * BATCH
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -39,16 +47,68 @@ def test_samples_are_used_once_where_some_learn_of_newcomers_and_others_do_not(s
     check_data(random.choice(["Dense()", "TopK(0.1)"]), 3, [loss], Join(op=random.randrange(3, 16)), 2)
 
 
-def test_twin_members_that_move_from_where_they_are_do_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def divisions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shares by which data were divided. Worker r needs r + 1 virtual seconds between two calls of the clock."""
+    pace, shares = threading.local(), list[tuple[int, ...]]()
+    train, divide = elastic_data.train_epochs, WorldState.divide
+
+    def now() -> float:
+        pace.now = getattr(pace, "now", 0.0) + pace.seconds
+        return float(pace.now)
+
+    def paced(recipe: Any, diaries: Any, worker: Any) -> Any:
+        pace.seconds = worker.rank + 1.0
+        return train(recipe, diaries, worker)
+
+    def divided(self: WorldState, new: Any, parts: Any, rank: int) -> None:
+        shares.append(tuple(new))
+        divide(self, new, parts, rank)
+
+    monkeypatch.setattr(elastic_data, "train_epochs", paced)
+    monkeypatch.setattr(elastic_data, "SAMPLES", 150)
+    monkeypatch.setattr(WorldState, "divide", divided)
+    monkeypatch.setattr(speed_balance, "now", now)
+    monkeypatch.setattr(speed_balance, "REVIEW_STEPS", 1)
+    monkeypatch.setattr(speed_balance, "WARM_UP", 0)
+    return shares
+
+
+BALANCED = "EveryStep(global_batch=24, batch=2, balance=True)"
+
+
+@pytest.mark.parametrize("op", [8, 11, 15])
+def test_newcomers_join_while_shares_follow_the_speed(op: int, divisions: list[tuple[int, ...]]) -> None:
+    assert check_data(BALANCED, 3, join=Join(op=op), newcomers=1) == 0
+    assert {len(each) for each in divisions} == {3, 4}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_losses_while_shares_follow_the_speed(seed: int, divisions: list[tuple[int, ...]]) -> None:
+    random = Random(seed)
+    deaf = frozenset({seed % 4})
+    loss = Loss(victim=random.randrange(4), op=random.randrange(5, 40), answered=seed % 3 > 0, deaf=deaf)
+    check_data(BALANCED, 4, [loss], passes=9)
+    assert divisions
+
+
+@pytest.mark.parametrize("op", range(5, 10))
+def test_a_loss_while_the_data_are_divided(op: int, divisions: list[tuple[int, ...]]) -> None:
+    """One of these operations is the exchange of positions, which is then repeated without the lost worker."""
+    check_data(BALANCED, 4, [Loss(victim=2, op=op)], passes=9)
+    assert divisions
+
+
+def test_mutant_members_that_move_from_where_they_are_do_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss right when some had let a newcomer in and others had not."""
     losses = [Loss(victim=1, op=op, answered=True, deaf=frozenset({0, 3}), group=5) for op in range(4, 9)]
 
-    def bases(self: ElasticTransport, group: object) -> object:
+    def own_base(self: ElasticTransport) -> object:
         self._base = None
-        return told(self, group)  # type: ignore[arg-type]
+        return remembered(self)
 
-    told = ElasticTransport._bases
-    monkeypatch.setattr(ElasticTransport, "_bases", bases)
+    remembered = ElasticTransport._own_base
+    monkeypatch.setattr(ElasticTransport, "_own_base", own_base)
     monkeypatch.setattr("support.elastic_groups.SECONDS", 4.0)
 
     def fails(loss: Loss) -> bool:

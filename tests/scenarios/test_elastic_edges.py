@@ -117,6 +117,7 @@ def with_uneven_inputs(recipe: str, worker: Worker) -> Told:
     return done
 
 
+GOSSIP = "Gossip() + TopK(0.2) + Ring()"
 WORKS: list[Work] = [with_bad_numbers, with_scaler, with_buffers, with_sparse_rows, with_quiet_passes]
 
 
@@ -126,7 +127,12 @@ def test_promise_9_and_others_hold_through_losses_and_joins(work: Work, recipe: 
     everywhere(work, recipe)
 
 
-@pytest.mark.parametrize("recipe", ["TopK(0.1)", "LocalSGD(2)", *nightly("Dense()")])
+@pytest.mark.parametrize("work", [with_bad_numbers, *nightly(with_sparse_rows, with_quiet_passes)])
+def test_gossip_through_losses_and_joins(work: Work) -> None:
+    everywhere(work, GOSSIP)
+
+
+@pytest.mark.parametrize("recipe", ["TopK(0.1)", "LocalSGD(2)", GOSSIP, *nightly("Dense()")])
 def test_uneven_inputs_through_losses(recipe: str) -> None:
     everywhere(with_uneven_inputs, recipe, STEPS, joins=False)
 

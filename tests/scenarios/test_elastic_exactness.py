@@ -92,7 +92,7 @@ def test_promise_21_a_lost_workers_gradients_count_fully_or_not_at_all(
         check_counted_whole(op, deaf is not None, deaf or frozenset(), weights)
 
 
-def test_twin_without_kept_inputs_gradients_are_weighted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_without_kept_inputs_gradients_are_weighted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found at one moment of a loss at least: whether a bucket was weighted already when it came is a race."""
 
     def check_at_all_moments() -> None:
@@ -126,7 +126,7 @@ def test_what_is_held_back_is_conserved_over_a_loss(recipe: str, world: int, bou
         check_conserved(recipe, world, op, bound)
 
 
-def test_twin_without_rescaling_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_without_rescaling_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def kept_as_it_is(self: Any, factor: float) -> None:
         """Nothing is multiplied."""
 

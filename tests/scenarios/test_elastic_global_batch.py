@@ -119,7 +119,7 @@ def test_in_a_fixed_group_every_step_has_all_samples(world: int) -> None:
     assert all(len(told) == world for told in seen.steps.values())
 
 
-def test_twin_passes_that_do_not_follow_the_workers_are_seen() -> None:
+def test_mutant_passes_that_do_not_follow_the_workers_are_seen() -> None:
     seen = Seen()
     cluster(partial(trained, seen, "EveryStep(accumulate=3)"), 3)
     assert seen.check() == [3 * 3 * BATCH] * STEPS
@@ -139,7 +139,7 @@ def test_a_run_that_begins_with_one_worker() -> None:
     assert [len(seen.steps[step]) for step in (1, STEPS)] == [1, 4]
 
 
-def test_twin_a_worker_that_comes_into_the_exchange_of_a_step_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_a_worker_that_comes_into_the_exchange_of_a_step_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its passes are on top of all that the others have made."""
     init = AdmissionGate.__init__
     monkeypatch.setattr(AdmissionGate, "__init__", lambda self, context, *, gates: init(self, context, gates=False))
@@ -158,7 +158,7 @@ def test_four_workers_then_three_then_four(op: int, answered: bool) -> None:
     assert [len(seen.steps[step]) for step in (1, STEPS // 2, STEPS)] == [4, 3, 4]
 
 
-def test_more_workers_than_batches_go_on_and_it_is_said() -> None:
+def test_more_workers_than_batches_continue_and_it_is_reported() -> None:
     with notices() as said:
         _, sizes = run(f"EveryStep(global_batch={2 * BATCH}, batch={BATCH})", 2, join=Join(op=5), newcomers=1)
     assert {*sizes} == {2 * BATCH, 3 * BATCH}

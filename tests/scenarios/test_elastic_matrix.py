@@ -56,7 +56,7 @@ def test_promise_1_losses_within_a_recovery(recipe: str) -> None:
 
 
 @each_recipe
-def test_a_world_of_one_goes_on(recipe: str) -> None:
+def test_a_world_of_one_continues(recipe: str) -> None:
     op = Random(recipe).randrange(operations(recipe) - 1)
     assert len(check_run(recipe, 2, [loss(1, op, "by nobody", 2)])) == 1
     assert len(check_run(recipe, 2, [loss(0, op, "by some", 2)])) == 1
@@ -77,7 +77,7 @@ def caught(recipe: str, heard: str) -> bool:
     return any(fails(recipe, [loss(1, op, heard)]) for op in range(3, operations(recipe) - 1))
 
 
-def test_twin_without_agreement_the_bits_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_without_agreement_the_bits_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has not heard the answer makes the step again, the others go on."""
 
     def alone(self: ElasticTransport, group: object, view: object, began: float) -> bool:
@@ -95,7 +95,7 @@ def test_twin_without_agreement_the_bits_differ(monkeypatch: pytest.MonkeyPatch)
     assert caught("Dense()", "by some")
 
 
-def test_twin_answers_of_another_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_answers_of_another_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     complete = ElasticTransport.complete
 
     def stale(self: ElasticTransport) -> None:
@@ -109,7 +109,7 @@ def test_twin_answers_of_another_transaction(monkeypatch: pytest.MonkeyPatch) ->
     assert caught("TopK(0.1)", "by some")
 
 
-def test_replays_are_told() -> None:
+def test_replays_are_reported() -> None:
     """Whatever fails says how to see it again."""
 
     def unequal(recipe: str, worker: Worker) -> Told:

@@ -15,7 +15,7 @@ from support.nightly import nightly
 from gossamer.comm.elastic.transport import ElasticTransport
 from gossamer.comm.runtime.transaction import Transaction
 from gossamer.errors import PeerLost
-from gossamer.train.engine.reduction import PendingReduction
+from gossamer.train.engine.bucket_reduction import PendingReduction
 
 LOSS = Loss(victim=1, op=9, answered=False, deaf=frozenset())
 

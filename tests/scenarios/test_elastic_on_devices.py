@@ -21,9 +21,9 @@ from support.standalone_group import StandaloneGroup, connected
 from gossamer.algorithms.collectives import DirectAllReduce
 from gossamer.base.kernels.library import library
 from gossamer.base.ops import AllGather, AllReduceMean, Coalesced
-from gossamer.comm.elastic import operation_log
-from gossamer.comm.elastic.operation_log import handed_out
-from gossamer.comm.elastic.value_transfer import broadcast_value, hand_over_value
+from gossamer.comm.elastic import interrupted_operations
+from gossamer.comm.elastic.interrupted_operations import handed_out
+from gossamer.comm.elastic.value_transfer import Outgoing, broadcast_value, receive_values, send_values
 from gossamer.comm.elastic.view_engines import ViewEngine
 from gossamer.comm.mesh import device_transport
 from gossamer.comm.mesh.device_transport import DeviceTransport
@@ -89,7 +89,7 @@ def on_devices(kind: type[StagedView] = StagedView) -> Iterator[list[Any]]:
 
 @pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.2)", "LocalSGD(2) + TopK(0.1)"])
 @pytest.mark.parametrize("op", [3, 6])
-def test_survivors_of_a_loss_go_on_with_the_bits_that_they_have_without_devices(recipe: str, op: int) -> None:
+def test_survivors_of_a_loss_continue_with_the_bits_that_they_have_without_devices(recipe: str, op: int) -> None:
     loss = Loss(victim=1, op=op)
     simulated = ElasticRun(3, loss)(partial(trained, recipe))
     with on_devices() as views:
@@ -127,9 +127,14 @@ def test_a_state_goes_from_a_device_to_a_member_that_has_none() -> None:
             operations = each._operations
             each._staged = staged(operations, device) if rank == 1 else StagedOperations(operations, everything=True)
         heard = group.all(lambda rank: broadcast_value(group.transports[rank], 1, value if rank == 1 else None))
-        told = group.all(
-            lambda rank: hand_over_value(group.transports[rank], [1], [0, 2], value if rank == 1 else None)
-        )
+
+        def act(rank: int) -> Any:
+            if rank != 1:
+                return receive_values(group.transports[rank], None, [[1]])[1].values[0]
+            send_values(group.transports[rank], None, Outgoing(1, [(value, [1])]), [0, 2])
+            return value
+
+        told = group.all(act)
     for found in (*heard, *told):
         assert torch.equal(found[1][0], value[1][0])
         assert torch.equal(found[1][1], value[1][1])
@@ -137,7 +142,7 @@ def test_a_state_goes_from_a_device_to_a_member_that_has_none() -> None:
 
 def test_answers_that_others_gave_lie_where_the_operation_does(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[Any] = []
-    monkeypatch.setattr(operation_log, "_beside", lambda payload, like: moved.append((payload, like)) or payload)
+    monkeypatch.setattr(interrupted_operations, "moved", lambda payload, like: moved.append((payload, like)) or payload)
     mine, theirs = (torch.zeros(2),), (torch.ones(2),)
     op = Coalesced((AllReduceMean(torch.zeros(3)), AllGather(mine)))
     mean, heard = handed_out(op, [torch.ones(3), [mine, theirs]])

@@ -62,6 +62,6 @@ def test_who_has_what_is_drawn(tmp_path: Path) -> None:
     assert picture.stat().st_size > 10_000
 
 
-def test_the_profiles_beside_the_examples_can_be_read() -> None:
+def test_the_profiles_next_to_the_examples_can_be_read() -> None:
     phones = read_profiles(ROOT / "examples" / "devices" / "phones.toml", 10)
     assert sum(not each.is_always_present for each in phones) == 8

@@ -11,14 +11,13 @@ from support.deployed_federations import join, server
 from support.page_commands import FENCE
 from support.paths import ROOT
 
-from gossamer.comm.environment.run_settings import tls_contexts
-from gossamer.comm.rpc.sockets import Tls
+from gossamer.comm.environment.run_settings import Tls, tls_contexts
 
 PAGE = (ROOT / "docs" / "how-to" / "federated-deployment.md").read_text(encoding="utf-8")
 
 
 def tls(folder: Path) -> Tls:
-    return Tls(*tls_contexts(str(folder)))
+    return tls_contexts(str(folder))
 
 
 def test_certificates_are_made_by_the_lines_that_the_page_shows(tmp_path: Path) -> None:

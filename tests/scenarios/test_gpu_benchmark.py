@@ -67,7 +67,7 @@ def test_the_model_has_the_size_it_says() -> None:
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6) == 124
 
 
-def test_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_there_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match=r"torch finds no GPU here.*--device cpu --small"):
         refuse_missing(torch.device("cuda", 0))

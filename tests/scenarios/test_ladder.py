@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from math import isnan, log
+from math import isnan, log, sqrt
 from pathlib import Path
 
 import pytest
@@ -205,6 +205,32 @@ def test_task_without_a_price_of_silence_is_not_admitted() -> None:
     (found,) = results(flat, [SMALL], 3)
     assert not found.is_admitted
     assert "cannot rank recipes" in page_part([found], [])
+
+
+def with_losses(silent: list[float], dense: list[float]) -> dict[Job, LadderRun]:
+    """Planted runs whose reported losses of both baselines are these, by seed."""
+    own = {SILENCE: silent, LOCK_STEP: dense}
+    return {
+        job: {**run, "held_out": own[job.arm][job.seed]} if job.arm in own and job.seed not in TUNING_SEEDS else run
+        for job, run in planted({SMALL: {FEW: 0.8}}, seeds=len(silent)).items()
+    }
+
+
+def test_what_a_seed_adds_to_both_baselines_is_no_spread_of_the_gap() -> None:
+    (found,) = results(with_losses([2.0, 2.1, 2.2], [1.5, 1.61, 1.7]), [SMALL], 3)
+    assert found.gap_in_spreads == pytest.approx((1.49 / 3) / (sqrt(1e-4 / 3) / sqrt(2)))
+    assert found.is_admitted
+
+
+def test_spread_of_the_gap_between_baselines_is_counted() -> None:
+    (found,) = results(with_losses([2.0, 2.1, 2.0], [1.6, 1.5, 1.6]), [SMALL], 3)
+    assert found.gap == pytest.approx(6.1 / 4.7 - 1)
+    assert not found.is_admitted
+
+
+def test_two_seeds_admit_no_task() -> None:
+    (found,) = results(with_losses([2.0, 2.1], [1.5, 1.6]), [SMALL], 2)
+    assert not found.is_admitted
 
 
 def test_rung_without_both_baselines_has_no_results() -> None:

@@ -64,7 +64,7 @@ def test_averages_in_every_step_are_lock_step() -> None:
     assert run("LocalSGD(period=4)")["held_out"] != pytest.approx(run(DENSE)["held_out"], rel=1e-4)
 
 
-def test_who_never_talks_is_alone() -> None:
+def test_a_worker_that_never_communicates_is_alone() -> None:
     apart, mixed = run(APART), run("DiLoCo(period=4, mix=1.0)")
     assert apart["alone"] == mixed["alone"], "mix=1 keeps a worker's own parameters, bit for bit"
     assert apart["bytes_sent"] == 0 < mixed["bytes_sent"]

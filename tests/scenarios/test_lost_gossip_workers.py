@@ -159,7 +159,7 @@ def let_go(heard: list[Any]) -> None:
 
 
 @pytest.mark.processes
-def test_the_loss_of_a_neighbour_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_of_a_neighbour_ends_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(worker_registry, "trains", lambda store, rank, attempt: True)
     outcome, heard = launched(tmp_path, DIES, let_go, workers=3, max_restarts=1)
@@ -198,7 +198,7 @@ def test_a_loss_before_all_have_met_ends_the_run(
 
 
 @pytest.mark.processes
-def test_who_takes_workers_that_have_not_met_for_trained_ones_is_found(
+def test_a_mutant_that_takes_workers_that_have_not_met_for_trained_ones_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ServedRun, "_is_stranding", False)
@@ -239,12 +239,14 @@ def check_nobody_returns_to_nobody(directory: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.processes
-def test_who_is_lost_after_the_end_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_lost_after_the_end_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check_nobody_returns_to_nobody(tmp_path, monkeypatch)
 
 
 @pytest.mark.processes
-def test_who_starts_it_again_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_that_starts_it_again_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServedRun, "_has_way_back", True)
     with pytest.raises(AssertionError):
         check_nobody_returns_to_nobody(tmp_path, monkeypatch)

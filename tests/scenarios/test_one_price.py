@@ -20,8 +20,8 @@ from gossamer.errors import GossamerError
 from gossamer.events import Attached
 from gossamer.plan.advise import prices as candidate_prices
 from gossamer.plan.advise.prices import StepPricer
-from gossamer.plan.cost.step_cost import step_cost
-from gossamer.plan.cost.step_time import estimate_step_time
+from gossamer.plan.estimate.step_cost import step_cost
+from gossamer.plan.estimate.step_time import estimate_step_time
 from gossamer.plan.profile import profile_runs
 from gossamer.plan.profile.profile_runs import assume_profile
 from gossamer.plan.profile.synthetic_shapes import assumed

@@ -97,7 +97,7 @@ def test_a_wrong_command_is_noticed(right: str, wrong: str) -> None:
 
 def test_a_sentence_may_leave_arguments_out() -> None:
     check_line(Line("gossamer run --tls FOLDER", fragment=True))
-    check_line(Line("gossamer compare --no-foretell --recipe ... examples/bytelm.py --size base", fragment=True))
+    check_line(Line("gossamer compare --no-estimate --recipe ... examples/bytelm.py --size base", fragment=True))
     for wrong in ("gossamer run --ssl FOLDER", "gossamer explain RECIPE training.py", "gossamer walk"):
         with pytest.raises(WrongCommand):
             check_line(Line(wrong, fragment=True))

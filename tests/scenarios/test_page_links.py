@@ -10,7 +10,13 @@ import pytest
 from support.paths import ROOT
 from support.prose import of_markdown, prose, words
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
@@ -87,6 +93,15 @@ def test_pages_that_sources_name_by_path_exist() -> None:
 
 def test_a_page_named_in_a_source_is_seen() -> None:
     assert named("See docs/loops.md, docs/how-to/a-b.md.") == {"docs/loops.md", "docs/how-to/a-b.md"}
+
+
+def test_pages_that_messages_name_by_title_exist() -> None:
+    """Messages name a page as "TITLE" in the documentation, since an installed package has no docs/."""
+    titles = {page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for page in PAGES}
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
+    named_titles = {title for text in sources for title in re.findall(r'"([^"\n]+)" in the documentation', text)}
+    assert named_titles - titles == set()
+    assert len(named_titles) > 5
 
 
 ANSWERS = [page for folder in ("how-to", "reference") for page in sorted((ROOT / "docs" / folder).rglob("*.md"))]

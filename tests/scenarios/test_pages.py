@@ -13,7 +13,7 @@ from benchmarks.busiest import SCHEMES, cell
 from benchmarks.provenance import commit, provenance
 from benchmarks.recipes import RECIPES, SCRIPT
 from benchmarks.rehearsals import REHEARSALS, STEP_SECONDS, WORKERS, section
-from benchmarks.stragglers import over_by_rounds
+from benchmarks.stragglers import ratios
 from benchmarks.studies import EVERY
 from support.paths import ROOT
 
@@ -119,7 +119,7 @@ def check_recipes(page: str) -> None:
         assert nbytes == f"{sent(ROOT / SCRIPT, ['--size', 'small'], recipe):,.0f}", recipe
 
 
-def test_the_page_of_recipes_has_the_bytes_that_explain_foretells() -> None:
+def test_the_page_of_recipes_has_the_bytes_that_explain_estimates() -> None:
     check_recipes(text("docs/benchmarks/recipes.md"))
 
 
@@ -136,7 +136,7 @@ def test_dense_has_as_many_steps_as_the_bytes_pay_for() -> None:
 
 
 @pytest.mark.parametrize("shapes", ["resnet18", "resnet50"])
-def test_rehearsals_sent_what_is_foretold(shapes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rehearsals_sent_what_is_estimated(shapes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last column of the model's sections."""
     # The worker listens for as long as its process lives, and this one goes on to other tests
     monkeypatch.setattr(events, "subscribe", lambda listener: None)
@@ -233,8 +233,8 @@ def test_the_speed_table_has_a_row_for_every_case() -> None:
 
 
 def test_one_round_has_no_spread() -> None:
-    assert over_by_rounds([3.0], [6.0]) == "0.50"
-    assert over_by_rounds([3.0, 4.0, 6.0], [6.0, 4.0, 6.0]) == "1.00 (0.50 to 1.00)"
+    assert ratios([3.0], [6.0]) == "0.50"
+    assert ratios([3.0, 4.0, 6.0], [6.0, 4.0, 6.0]) == "1.00 (0.50 to 1.00)"
 
 
 def test_pages_of_one_round_show_no_spread() -> None:

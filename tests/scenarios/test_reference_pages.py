@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 import sqlite3
+from html import unescape
 
 import pytest
 from docs.site import pages
 from support.page_commands import variables
 from support.paths import ROOT
 
+from gossamer import events
 from gossamer.algorithms.recipes.catalog import NOUNS
 from gossamer.observe.exporters.points import STEP_CURVES
 from gossamer.observe.exporters.totals import COUNTERS, STEP, STEP_DURATION, WORKERS
@@ -100,7 +103,7 @@ def absent(page: str, messages: str) -> list[tuple[str, str]]:
 
 
 def test_key_words_of_the_page_are_in_a_message_of_their_class() -> None:
-    messages = re.sub(r"\\(.)", r"\1", pages.messages_page())
+    messages = unescape(re.sub(r"\\(.)", r"\1", pages.messages_page()))
     assert absent(read("troubleshooting.md"), messages) == []
     assert absent("| `PeerLost` | no such words | cause |\n", messages) == [("PeerLost", "no such words")]
 
@@ -120,6 +123,14 @@ def f(path):
     }
 
 
+def test_long_lists_of_messages_are_divided_by_area() -> None:
+    loop = pages.messages_page().partition("\n## LoopError\n")[2].partition("\n## ")[0]
+    assert {"### Session and training loop", "### Gradients of a step", "### JAX"} <= set(loop.splitlines())
+    assert "### Other" not in pages.messages_page()
+    assert pages.area(pages.SOURCE / "train" / "session" / "average.py") == "Session and training loop"
+    assert pages.area(pages.SOURCE / "train" / "new.py") == "Training"
+
+
 # -- the command line and the API --------------------------------------------------------------------
 
 
@@ -128,6 +139,11 @@ def test_every_command_and_option_is_in_the_reference() -> None:
     assert {"## gossamer run", "## gossamer advise", "### gossamer federate serve"} <= set(page.splitlines())
     assert "| `--max-restarts" in page
     assert "`--network" in page
+    assert "`--late [drop|count]`" in page
+
+
+def test_special_characters_of_help_texts_are_escaped_for_html_and_tables() -> None:
+    assert pages.escaped("1<=x, a|b, *c* & `d`") == r"1&lt;=x, a&#124;b, \*c\* &amp; \`d\`"
 
 
 def test_every_public_name_has_an_entry() -> None:
@@ -161,6 +177,21 @@ def test_examples_of_docstrings_become_blocks_of_code() -> None:
     assert text == "One.\n\n**Example**\n\n```pycon\n>>> 1 + 1\n2\n```\n"
 
 
+def test_the_page_of_events_describes_every_field() -> None:
+    pytest.importorskip("docs.site.docstrings")
+    griffe = pytest.importorskip("griffe")
+    extensions = griffe.load_extensions(str(ROOT / "docs" / "site" / "docstrings.py"))
+    module = griffe.load("gossamer.events", search_paths=[ROOT / "src"], extensions=extensions)
+    missing = {
+        f"{name}.{field.name}"
+        for name in module.exports
+        if dataclasses.is_dataclass(kind := getattr(events, name))
+        for field in dataclasses.fields(kind)
+        if field.name in kind.__annotations__ and f"    {field.name}: " not in module[name].docstring.value
+    }
+    assert missing == set()
+
+
 SUBPACKAGES = {"integrations", "horovod"}
 
 
@@ -171,6 +202,11 @@ def test_links_that_leave_the_docs_lead_to_copies_or_become_text() -> None:
     rewritten = pages.within_site("how-to/x.md", "[a](../../examples/demo.py) [b](../../tests/laws) [c](y.md)")
     assert rewritten == "[a](../source/examples/demo.py) b [c](y.md)"
     assert pages.within_site("x.md", "[e](../CONTRIBUTING.md#notes)") == "[e](contributing.md#notes)"
+
+
+def test_links_between_sections_of_the_docs_are_kept() -> None:
+    text = "[choose](../how-to/how-to-choose.md#rules) ![picture](../benchmarks/demo.png)"
+    assert pages.within_site("reference/recipes.md", text) == text
 
 
 def test_links_with_a_path_as_text_get_the_title_of_their_page() -> None:

@@ -42,7 +42,7 @@ def back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("back")
-def test_who_comes_back_knows_its_place_and_waits_for_nobody() -> None:
+def test_a_worker_that_comes_back_knows_its_place_and_waits_for_no_rank() -> None:
     found = gossamer.init()
     assert (found.rank, found.size) == (1, 3)
     assert not dist.is_initialized()
@@ -63,7 +63,7 @@ def check_other_samples(shards: list[Shard]) -> None:
     assert all(set(each) <= set(range(30)) and len(set(each)) == 10 for each in (first, second, third))
 
 
-def test_who_comes_back_begins_with_other_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_comes_back_begins_with_other_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     def made(rejoin: str, count: int) -> Shard:
         monkeypatch.setenv("GOSSAMER_REJOIN", rejoin)
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(count))

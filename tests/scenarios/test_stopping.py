@@ -43,7 +43,7 @@ def check_all_go_on(recipe: str, world: int) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("world", [1, 3])
-def test_the_script_goes_on_below_the_block(recipe: str, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_continues_below_the_block(recipe: str, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
     check_all_go_on(recipe, world)
 
     def leaves_it_to_others(self: Session, kind: Any, *_: object) -> None:
@@ -181,7 +181,7 @@ def stop(worker: Worker, *, block: bool) -> None:
 
 
 @pytest.mark.parametrize("block", [False, True])
-def test_a_script_that_ends_here_says_so_once(block: bool) -> None:
+def test_a_script_that_ends_here_reports_it_once(block: bool) -> None:
     with notices() as said, pytest.raises(Stopped) as stopped:
         cluster(lambda worker: stop(worker, block=block), 2)
     assert stopped.value.code is None, "the interpreter would not end well"

@@ -27,7 +27,7 @@ def make(name, share):
 
 stragglers.Group.make = make
 {ending}
-with stragglers.groups():
+with stragglers.groups([1.0, 1.0, 1.0, 0.2]):
     os.kill(os.getpid(), {number})
 """
 UNHEARD = "stragglers.ending_by_exit = __import__('contextlib').nullcontext"
@@ -41,7 +41,7 @@ def removed(number: int, limit: int = 9, ending: str = "") -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_who_is_asked_to_end_removes_its_groups(number: int) -> None:
+def test_a_worker_that_is_asked_to_end_removes_its_groups(number: int) -> None:
     assert removed(number) == (128 + number, 4)
 
 

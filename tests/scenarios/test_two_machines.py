@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.nightly import nightly
+
+from gossamer.launcher.coordinator import RUN_CARD
 
 pytestmark = [
     pytest.mark.skipif(
@@ -142,7 +147,96 @@ def test_after_a_failure_both_machines_restart_together(machines: list[Machine])
     assert "rank 1 failed: it ended with signal SIGKILL" in second
 
 
-def test_without_a_first_machine_the_second_says_where_it_looked(
+ELASTIC = """
+import torch
+import gossamer
+from gossamer.train import checkpoint
+world = gossamer.init()
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+session = gossamer.attach(model, optimizer)
+together = 0
+while together < 3:
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    together += world.size == 2
+print("digest", checkpoint.digest(model.parameters()), "g")
+"""
+
+
+@pytest.mark.nightly
+def test_an_elastic_run_on_two_machines_encrypts_by_default_and_within_limits(
+    machines: list[Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both machines limit their uploads, too, so that all connections of a sealed run are metered."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for each in machines:
+        (each.directory / "train.py").write_text(ELASTIC)
+    limits = ("--upload-limit", "50mbit", "--daily-cap", "10GB")
+    token = machines[0].directory / "token"
+    token.write_bytes(os.urandom(32))
+    token.chmod(0o600)
+    listen = f"{ADDRESSES[0]}:{PORT}"
+    running = [machines[0].start("--workers", "1:2:1", "--listen", listen, "--token-file", str(token), *limits)]
+    while not list(machines[0].directory.glob(f"runs/*/{RUN_CARD}")):  # written when the coordinator listens
+        assert running[0].poll() is None, running[0].communicate()
+        time.sleep(0.05)
+    running.append(machines[1].start("--join", listen, "--token-file", str(token), *limits))
+    outputs = ["\n".join(each.communicate(timeout=200)) for each in running]
+    assert [each.returncode for each in running] == [0, 0], outputs
+    assert digest(outputs[0]) == digest(outputs[1])
+    assert "connections between workers are encrypted" in outputs[0]
+    assert json.loads((tmp_path / "state" / "gossamer" / "traffic.json").read_text())["bytes"] > 3 * 4 * 64 * 64
+
+
+LIMIT_BITS = 8e6
+MEASURED = """
+import time
+import torch
+import gossamer
+
+def sent():
+    lines = [line.split() for line in open("/proc/net/dev") if ":" in line]
+    return sum(int(line[9]) for line in lines if line[0] != "lo:")
+
+world = gossamer.init()
+model = torch.nn.Linear(500, 500)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+session = gossamer.attach(model, optimizer, "Dense()")
+marks = []
+for step in range(7):
+    model(torch.randn(4, 500)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    marks.append((time.monotonic(), sent()))
+session.close()
+print("sent", marks[-1][1] - marks[1][1], marks[-1][0] - marks[1][0])
+"""
+
+
+@pytest.mark.measures
+@pytest.mark.parametrize("option", ["--upload-limit", *nightly("--download-limit")])
+def test_the_counters_of_the_interface_stay_within_the_limit(machines: list[Machine], option: str) -> None:
+    """Machine 0 sends within its upload limit, or within the download limit of machine 1."""
+    for each in machines:
+        (each.directory / "train.py").write_text(MEASURED)
+    limited = 0 if option == "--upload-limit" else 1
+    shared = ("--nnodes", "2", "--rendezvous", f"{ADDRESSES[0]}:{PORT}")
+    running = [
+        each.start("--node-rank", str(place), *shared, *((option, "8mbit") if place == limited else ()))
+        for place, each in enumerate(machines)
+    ]
+    outputs = ["\n".join(each.communicate(timeout=200)) for each in running]
+    assert [each.returncode for each in running] == [0, 0], outputs
+    (line,) = (line for line in outputs[0].splitlines() if "sent" in line and "rank 0" in line)
+    nbytes, seconds = (float(word) for word in line.split()[-2:])
+    assert nbytes >= 5 * 4 * 500 * 500, "fewer bytes than the gradients of five steps"
+    assert 0.8 * LIMIT_BITS <= 8 * nbytes / seconds <= 1.05 * LIMIT_BITS
+
+
+def test_without_a_first_machine_the_second_reports_where_it_looked(
     machines: list[Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GOSSAMER_TIMEOUT", "2")  # usually it waits for half an hour

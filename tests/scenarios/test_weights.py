@@ -8,7 +8,7 @@ from support.virtual_workers import Worker, cluster, network
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from gossamer.train.engine.reduction import StepReduction
+from gossamer.train.engine.bucket_reduction import StepReduction
 
 LOSSLESS = [
     "Route(DGC(density=1.0, masking=False), smallest=0)",

@@ -16,6 +16,18 @@ Adam = torch.optim.Adam
 #: (parameter, gradient, how many gradients it had, its memory) -> the direction in which it moves
 Direction = Callable[[Tensor, Tensor, int, dict[str, Any], tuple[float, float]], Tensor]
 
+SPARSE = "TopK(density=0.1)"
+#: Every rule by which a compressor moves Adam's parameters
+RULES = [
+    f'CompressedAdam({SPARSE}, variance="momentum")',
+    f'CompressedAdam({SPARSE}, variance="agreed")',
+    f'CompressedAdam({SPARSE}, variance="rows", warmup=3)',
+    'CompressedAdam(OneBit(), variance="frozen", warmup=3, clip=1.0)',
+    f"MicroAdam({SPARSE}, window=3)",
+    f"AdamUpdate({SPARSE})",
+    "AdamUpdate(Int8(), clip=1.0)",
+]
+
 
 def adam(model: nn.Module, kind: type[Adam] = torch.optim.AdamW, **options: Any) -> Adam:
     """Two groups that differ in what they may."""

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import platform
+import re
 import signal
 import sys
 import time
@@ -118,7 +119,7 @@ def tells_once_whose_recipe_counts() -> None:
     training.end()
     assert training.session.recipe == resolve("Int8()")
     told = [event.message for event in heard if isinstance(event, events.Noticed)]
-    assert told == ["the command line's recipe, Int8(), replaces the script's, TopK(0.2)"] * world.is_first
+    assert [bool(re.search(r"Int8\(\).*replaces TopK\(0.2\)", each)) for each in told] == [True] * world.is_first
 
 
 def refuses_ddp_around_what_is_attached() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.comm.mesh.sealing import Contexts, mesh_tls
+from gossamer.comm.environment.run_settings import Tls
+from gossamer.comm.mesh.sealing import mesh_tls
 
 MAKE = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
 
@@ -25,7 +26,7 @@ def certificates(folder: Path) -> Path:
     return folder
 
 
-def contexts(folder: Path) -> Contexts:
+def contexts(folder: Path) -> Tls:
     """As a worker makes them that is told of this folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GOSSAMER_TLS", str(folder))
@@ -34,7 +35,7 @@ def contexts(folder: Path) -> Contexts:
     return found
 
 
-def old(tls: Contexts) -> Contexts:
+def old(tls: Tls) -> Tls:
     """The same, but TLS 1.2 at most."""
     for context in tls:
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2

@@ -142,6 +142,15 @@ class ChangingGroup:
             for loop in (worker.loop, *worker.copies):
                 loop.shard.regroup(rank, size, known, stayed=stayed)
 
+    def share(self, widths: Sequence[int]) -> None:
+        """The same workers divide the rest in proportion to `widths`, by rank."""
+        size = len(self.workers)
+        positions = [worker.loop.shard.state_dict() for worker in self.workers]
+        for rank, worker in enumerate(self.workers):
+            worker.used.clear()
+            for loop in (worker.loop, *worker.copies):
+                loop.shard.regroup(rank, size, positions, stayed=range(size), widths=widths)
+
     def _is_over(self, rank: int, state: State, epoch: int) -> bool:
         return Position.of(state, total=self._total, rank=rank, size=len(self.workers)).is_over(epoch)
 

@@ -36,8 +36,8 @@ from gossamer.comm.membership.messages import (
     Standing,
     WorkerReport,
 )
+from gossamer.comm.membership.next_view import ViewPolicy
 from gossamer.comm.membership.view import View
-from gossamer.comm.membership.view_policy import ViewPolicy
 
 LIKE = json.dumps({"torch": "2.13.0"})
 

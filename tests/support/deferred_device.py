@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gossamer.comm.staging.device_copies import Way
+from gossamer.comm.staging.device_copies import BlockingCopies, CopyEvent, Way
 
 COMPUTING = "computing"
 GARBAGE = 0xA5
@@ -142,3 +142,28 @@ class DeferredDevice:
 
     def _event(self, stream: str) -> DeferredEvent:
         return DeferredEvent(self, stream, self.done[stream] + len(self.work[stream]))
+
+
+class OneQueueDevice(DeferredDevice):
+    """A device with one queue, such as MPS, and BlockingCopies: a copy runs all earlier work first, then returns.
+
+    in_order: False for a device whose copies overtake its computing, on which BlockingCopies are wrong.
+    """
+
+    def __init__(self, seed: int = 0, pace: float = 0.3, *, in_order: bool = True) -> None:
+        super().__init__(seed, pace)
+        self._in_order, self._copies = in_order, BlockingCopies()
+
+    def mark(self) -> CopyEvent:  # type: ignore[override]
+        return self._copies.mark()
+
+    def copy(self, way: Way, target: Tensor, source: Tensor) -> None:
+        if self._in_order:
+            self.synchronize()
+        self._copies.copy(way, target, source)
+
+    def keep(self, way: Way, tensor: Tensor) -> None:
+        self._copies.keep(way, tensor)
+
+    def record(self, way: Way) -> CopyEvent:  # type: ignore[override]
+        return self._copies.record(way)

@@ -79,7 +79,7 @@ def join(address: tuple[str, int], number: int | None = None, **options: Any) ->
         options.pop("script", SCRIPT),
         address,
         number=number,
-        **{"token": TOKEN, "options": QUICK, "say": said.append, **options},
+        **{"token": TOKEN, "options": QUICK, "print_text": said.append, **options},
     )
     return Joined(device, said=said).start()
 

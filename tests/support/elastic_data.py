@@ -55,10 +55,16 @@ def train_epochs(recipe: Any, diaries: dict[int, Diary], worker: Worker) -> Any:
 
 
 def check_data(
-    recipe: Any, world: int, losses: Sequence[Loss] = (), join: Join | None = None, newcomers: int = 0
+    recipe: Any,
+    world: int,
+    losses: Sequence[Loss] = (),
+    join: Join | None = None,
+    newcomers: int = 0,
+    *,
+    passes: int = 1,
 ) -> int:
     """Every sample was used once in each epoch, but for those that the lost had and did not finish; returns how many
-    were not used."""
+    were not used. passes: of a worker in one step, at most."""
     diaries: dict[int, Diary] = {}
     with again(recipe, world, list(losses), join, newcomers):
         results = ElasticRun(world, losses, newcomers, join)(partial(train_epochs, recipe, diaries))
@@ -71,5 +77,5 @@ def check_data(
         lost = {each for number, diary in diaries.items() if results[number] is None for each in diary.unfinished}
         dead = sum(each is None for each in results[:world])
         # A worker that died when a step had its gradients is taken to have drawn for the next as the others did
-        assert len(missing - lost) <= BATCH * dead, f"used by nobody: {sorted(missing - lost)}"
+        assert len(missing - lost) <= BATCH * passes * dead, f"used by nobody: {sorted(missing - lost)}"
     return len(missing)

@@ -59,6 +59,8 @@ class VirtualGroup:
         self.rank, self.world, self.links, self._ops = self._inner.rank, view.world, "", 0
 
     def _act(self, act: Callable[[], Any]) -> Any:
+        if self._members.is_dead(self._number):
+            raise Killed  # by an operation of another group of the same worker
         op, self._ops = self._ops, self._ops + 1
         self._members.count(self._number, self._view.number, self._ops)
         join, loss = self._members.join, self._members.losses.get(self._view.number)
@@ -251,7 +253,11 @@ class VirtualMembers:
 
     def next_view(self, after: int, number: int) -> View:
         with self._changed:
-            found = self._changed.wait_for(lambda: number in self.late or self._view_of(number, after), SECONDS)
+            found = self._changed.wait_for(
+                lambda: number in self._dead or number in self.late or self._view_of(number, after), SECONDS
+            )
+            if number in self._dead:
+                raise Killed
             if not isinstance(found, View):
                 raise PeerLost(f"member {number} was put out")
             return found

@@ -37,6 +37,7 @@ class MemberRun:
     directory: Path
     lines: list[tuple[int, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    secrets: list[str] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
     coordinator: VirtualCoordinator = field(default_factory=VirtualCoordinator)
     coordinate: Coordinate | None = None  # None for that one
@@ -62,6 +63,7 @@ class MemberRun:
             note=self.notes.append,
             tick=lambda: self.tick(),
             coordinate=self.coordinate or (lambda *given: self.coordinator),
+            show_secret=self.secrets.append,
             staffed=lambda workers, places: self.sizes.append((workers, places)),
         )
 

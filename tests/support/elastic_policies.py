@@ -69,6 +69,9 @@ class VirtualCoordinator:
     expected: int | None = None
 
     def settle(self, note: object) -> None: ...
+    def invite(self, lifetime_seconds: float | None, uses: int | None) -> str:
+        return f"gossamer:{lifetime_seconds}-{uses}"
+
     def launched(self, number: int) -> None:
         self.started.append(number)
 
@@ -90,7 +93,14 @@ class VirtualRun:
     """A policy, its time and its notes. joins: beside another launcher's coordinator."""
 
     def __init__(
-        self, workers: int, *, least: int = 1, restarts: int = 0, joins: bool = False, resumed: bool = False
+        self,
+        workers: int,
+        *,
+        least: int = 1,
+        restarts: int = 0,
+        joins: bool = False,
+        resumed: bool = False,
+        served: bool = False,
     ) -> None:
         self.now = [100.0]
         self.notes: list[str] = []
@@ -102,6 +112,7 @@ class VirtualRun:
             linger_seconds=30.0,
             join_command=None if joins else "gossamer run --join HOST",
             logs=Path("logs"),
+            served=served,
         )
         self.workers: list[VirtualWorker] = []
 

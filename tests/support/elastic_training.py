@@ -31,6 +31,10 @@ ROUNDS = [
     "DelayedAveraging(2)",
     "DelayedAveraging(2) + TopK(0.2)",
     "PostLocalSGD(start=2, period=2)",
+    "Gossip() + Ring()",
+    "Gossip(period=2) + TopK(0.2) + Ring()",
+    "Gossip('push-sum') + Exponential(one_peer=True)",
+    "NoLoCo(2) + RandomPeers()",
 ]
 EVERY = [*GRADIENTS, *ROUNDS]
 # Recovery depends on what a strategy exchanges and what a compressor remembers: one recipe of each; the others nightly
@@ -44,6 +48,7 @@ REPRESENTATIVES = [
     "LocalSGD(2) + TopK(0.1)",
     "DiLoCo(4, fragments=2, delay=1)",
     "DelayedAveraging(2) + TopK(0.2)",
+    "Gossip(period=2) + TopK(0.2) + Ring()",
 ]
 each_recipe = pytest.mark.parametrize(
     "recipe", [*REPRESENTATIVES, *nightly(*(each for each in EVERY if each not in REPRESENTATIVES))]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.algorithms.compressors import Compressor, Dense, Feedback, TopK
-from gossamer.algorithms.strategies.federated import CohortSummary, FedAvg, FederatedStrategy, LocalWork
-from gossamer.algorithms.strategies.federated.base import Memory
+from gossamer.algorithms.strategies.federated_rules import CohortSummary, FedAvg, FederatedStrategy, LocalWork
+from gossamer.algorithms.strategies.federated_rules.base import Memory
 from gossamer.base import rng
 from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import Peer, PeerScript, Stamp

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.algorithms.strategies.federated_rules import FederatedStrategy
 from gossamer.base.peer_ops import Peer
 from gossamer.comm.simulation import Trace, simulate_peers
 from gossamer.comm.simulation.faulty_network import VirtualNetwork

@@ -15,8 +15,10 @@ from gossamer.algorithms.recipes.parser import parse
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.algorithms.topologies import Topology
 from gossamer.base import rng
-from gossamer.base.aggregation import AggregationContext
+from gossamer.base.aggregation import AggregationContext, State
 from gossamer.base.layout import FlatTensors, Layout
+from gossamer.base.runner import simulate
+from gossamer.train.synchronizers.gossip_round import MixedTensors, renewed
 
 LAYOUT = Layout.of({"weight": (24, 32), "bias": (32,)})
 
@@ -45,10 +47,7 @@ class Flock:
         self.xs, self.world = [x.clone() for x in xs], len(xs)
         blank = torch.zeros_like(xs[0])
         self.memories: list[Memory] = [rule.begin(blank) for _ in xs]
-        compressor = getattr(rule, "compressor", Dense())
-        self.states = [
-            point_to_point.begin(compressor, FlatTensors(blank, layout), self.at(rank)) for rank in range(self.world)
-        ]
+        self.states = [self._begun(rank) for rank in range(self.world)]
 
     def at(self, rank: int) -> AggregationContext:
         return AggregationContext(step=self.number, seed=5, rank=rank, world=self.world)
@@ -71,6 +70,27 @@ class Flock:
         self.states = [offer.next_state.after(state) for offer, state in zip(offers, self.states, strict=True)]
         self.number += 1
         return offers
+
+    def change(self, stay: Sequence[int], newcomers: int = 0) -> Flock:
+        """Continue with the workers `stay`, by their ranks so far, and newcomers that have copied the first of them."""
+        first = self.xs[stay[0]]
+        parts = [MixedTensors(self.rule, FlatTensors(self.xs[rank], self.layout), self.memories[rank]) for rank in stay]
+        parts += [
+            MixedTensors(self.rule, FlatTensors(first.clone(), self.layout), self.rule.begin(first))
+            for _ in range(newcomers)
+        ]
+        world = len(parts)
+        renewals = simulate(
+            [renewed([part], world, joined=newcomers > 0, new=rank >= len(stay)) for rank, part in enumerate(parts)]
+        )
+        self.xs, self.memories = map(list, zip(*((part.x.flat, part.memory) for (part,) in renewals), strict=True))
+        self.states = [*(self.states[rank] for rank in stay), *(self._begun(len(stay) + n) for n in range(newcomers))]
+        self.world = world
+        return self
+
+    def _begun(self, rank: int) -> State:
+        compressor = getattr(self.rule, "compressor", Dense())
+        return point_to_point.begin(compressor, FlatTensors(torch.zeros_like(self.xs[0]), self.layout), self.at(rank))
 
     def told(self, where: tuple[int, int, int, int]) -> int:
         return len(self.topology.sends_to(*where))

@@ -1,9 +1,10 @@
-"""Runs Horovod's TensorFlow and Keras examples unchanged, from a copy that is fetched and never committed.
+"""Runs Horovod's examples unchanged, from a copy that is fetched and never committed.
 
     python tests/support/horovod_examples.py PATH [--workers 2] [--recipe "TopK(0.01)"] [--only NAME ...]
 
-PATH is a checkout of Horovod. The examples are written for Keras 2 and run on the package tf_keras. A module outside of
-them replaces MNIST by random images, and limits the epochs and steps of a run. Prints run / of.
+PATH is a checkout of Horovod. Examples of Keras are written for Keras 2 and run on the package tf_keras. Modules that
+this program adds replace MNIST, and torchvision with its models, by random images and a small network, and limit the
+epochs and steps of a run. Prints run / of.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from pathlib import Path
 
 SHORT = ["--no-cuda", "--batch-size", "2", "--num-batches-per-iter", "1", "--num-iters", "2", "--model", "MobileNetV2"]
 WARM = ["--num-warmup-batches", "1"]
+ONE_EPOCH = ["--no-cuda", "--epochs", "1", "--batch-size", "8"]
+SYNTHETIC = ["--no-cuda", "--batch-size", "2", "--num-batches-per-iter", "1", "--num-iters", "2", *WARM]
 EXAMPLES = {
+    "pytorch/pytorch_mnist.py": ONE_EPOCH,
+    "pytorch/pytorch_synthetic_benchmark.py": SYNTHETIC,
+    "pytorch/pytorch_imagenet_resnet50.py": ONE_EPOCH,
+    "elastic/pytorch/pytorch_mnist_elastic.py": ONE_EPOCH,
+    "elastic/pytorch/pytorch_synthetic_benchmark_elastic.py": SYNTHETIC,
+    "elastic/pytorch/pytorch_imagenet_resnet50_elastic.py": ONE_EPOCH,
     "tensorflow2/tensorflow2_mnist.py": [],
     "tensorflow2/tensorflow2_keras_mnist.py": [],
     "tensorflow2/tensorflow2_synthetic_benchmark.py": [*SHORT, *WARM],
@@ -29,6 +38,7 @@ EXAMPLES = {
 SESSIONS = "needs tf.ConfigProto and tf.Session, which TensorFlow 2 does not have"
 SERVICE = "needs Horovod's compute service for tf.data"
 CANNOT_RUN = {
+    "pytorch/pytorch_lightning_mnist.py": "needs Lightning 1, which has accelerator='horovod'",
     "keras/keras_mnist.py": SESSIONS,
     "keras/keras_mnist_advanced.py": SESSIONS,
     "keras/keras_imagenet_resnet50.py": SESSIONS,
@@ -37,9 +47,40 @@ CANNOT_RUN = {
     "tensorflow2/tensorflow2_mnist_data_service_train_fn_compute_side_dispatcher.py": SERVICE,
     "tensorflow2/tensorflow2_mnist_data_service_train_fn_training_side_dispatcher.py": SERVICE,
 }
+TORCHVISION = """
+from types import SimpleNamespace as Module
+import torch
+
+class Images(torch.utils.data.TensorDataset):
+    def __init__(self, shape, classes):
+        random = torch.Generator().manual_seed(0)
+        images, labels = torch.randn(64, *shape, generator=random), torch.randint(classes, (64,), generator=random)
+        super().__init__(images, labels)
+
+def network(**options):
+    layers = torch.nn
+    return layers.Sequential(
+        layers.Conv2d(3, 4, 7, 8), layers.BatchNorm2d(4), layers.AdaptiveAvgPool2d(1), layers.Flatten(),
+        layers.Linear(4, 1000),
+    )
+
+def nothing(*args, **options):
+    return None
+
+names = ("Compose", "ToTensor", "Normalize", "Resize", "CenterCrop", "RandomResizedCrop", "RandomHorizontalFlip")
+transforms = Module(**dict.fromkeys(names, nothing))
+models = Module(resnet50=network)
+datasets = Module(
+    MNIST=lambda *args, **options: Images((1, 28, 28), 10),
+    ImageFolder=lambda *args, **options: Images((3, 64, 64), 1000),
+)
+"""
 STUB = """
-import os
-if os.environ.get("HOROVOD_RANK") or os.environ.get("RANK"):  # a worker
+import os, sys
+if not os.environ.get("GOSSAMER_EXAMPLE_OF_TENSORFLOW"):
+    import tensorboardX
+    sys.modules["torch.utils.tensorboard"] = tensorboardX
+elif os.environ.get("HOROVOD_RANK") or os.environ.get("RANK"):  # a worker
     import numpy, tensorflow as tf
 
     def load_data(path="mnist.npz"):
@@ -73,9 +114,13 @@ def main() -> None:
 def run(path: Path, name: str, workers: int, recipe: str | None) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "sitecustomize.py").write_text(STUB)
+        if "pytorch" in name:
+            Path(folder, "torchvision.py").write_text(TORCHVISION)
         environ = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")])),
+            "GOSSAMER_EXAMPLE_OF_TENSORFLOW": "" if "pytorch" in name else "1",
+            "HOME": folder,  # examples of torch lock a file there
             "TF_USE_LEGACY_KERAS": "1",
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "OMP_NUM_THREADS": "1",

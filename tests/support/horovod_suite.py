@@ -1,6 +1,6 @@
 """Runs Horovod's own tests, from a copy that is fetched and never committed, on gossamer.horovod.
 
-    python tests/support/horovod_suite.py PATH [--workers 2 4] [--module test_torch] [--hide-muon] [--only NAME ...]
+    python tests/support/horovod_suite.py PATH [--workers 2 4] [--module test_torch] [--only NAME ...] [--hide-muon]
     python tests/support/horovod_suite.py PATH --module test_tensorflow test_tensorflow2_keras [--keras-2]
 
 PATH is a checkout of Horovod. Prints, for each number of workers: passed, runnable (not skipped by the suite), the
@@ -27,7 +27,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-SECONDS_PER_TEST = 400  # some tests run a hundred sessions of growing graphs
+SECONDS_PER_TEST = 400  # some tests run hundreds of sessions of growing graphs
 
 
 def main() -> None:
@@ -40,6 +40,7 @@ def main() -> None:
     )
     options.add_argument("--keras-2", action="store_true", help="let tf.keras be the package tf_keras")
     options.add_argument("--only", nargs="+")
+    options.add_argument("--seconds", type=float, default=SECONDS_PER_TEST, help="limit of a test")
     options.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.worker:
@@ -49,7 +50,7 @@ def main() -> None:
         os.environ["TF_USE_LEGACY_KERAS"] = "1"
     for module in given.module:
         for workers in given.workers:
-            results = run_suite(given.path, module, workers, given.only, given.hide_muon)
+            results = run_suite(given, module, workers)
             report(module, workers, results)
 
 
@@ -70,22 +71,21 @@ def names_in(path: Path, module: str) -> list[str]:
     return found
 
 
-def run_suite(
-    path: Path, module: str, workers: int, only: list[str] | None, hide_muon: bool
-) -> dict[str, tuple[str, str]]:
+def run_suite(given: argparse.Namespace, module: str, workers: int) -> dict[str, tuple[str, str]]:
     """Status and reason of each test: passed on all ranks, skipped, or failed."""
-    left = [name for name in names_in(path, module) if not only or name.split(".")[1] in only]
+    names = names_in(given.path, module)
+    left = [name for name in names if not given.only or name.split(".")[1] in given.only]
     results: dict[str, tuple[str, str]] = {}
     while left:
         with tempfile.TemporaryDirectory() as folder:
             tests = Path(folder, "tests.json")
             tests.write_text(json.dumps(left))
-            started(path, module, workers, tests, hide_muon)
-            told = [read(Path(folder, f"rank-{rank}.jsonl")) for rank in range(workers)]
+            run_tests(given, module, workers, tests)
+            by_rank = [read(Path(folder, f"rank-{rank}.jsonl")) for rank in range(workers)]
         done = 0
         for name in left:
-            here = [each.get(name, ("failed", "the process ended, or the test hung")) for each in told]
-            if not all(name in each for each in told) and (done or not any(name in each for each in told)):
+            here = [each.get(name, ("failed", "the process ended, or the test hung")) for each in by_rank]
+            if not all(name in each for each in by_rank) and (done or not any(name in each for each in by_rank)):
                 break  # a rank stopped before, and others failed for want of it: the next run repeats this test
             worst = next((each for each in here if each[0] == "failed"), here[0])
             results[name] = worst
@@ -98,11 +98,11 @@ def run_suite(
     return results
 
 
-def started(path: Path, module: str, workers: int, tests: Path, hide_muon: bool) -> None:
+def run_tests(given: argparse.Namespace, module: str, workers: int, tests: Path) -> None:
     """Run tests by one `gossamer run`, until one fails."""
     command = [sys.executable, "-m", "gossamer", "run", "--as-horovod", "--workers", str(workers)]
-    command += ["--logs", str(tests.parent / "logs"), __file__, str(path), "--module", module, "--worker", str(tests)]
-    command += ["--hide-muon"] if hide_muon else []
+    command += ["--logs", str(tests.parent / "logs"), __file__, str(given.path), "--module", module]
+    command += ["--worker", str(tests), *(["--hide-muon"] if given.hide_muon else [])]
     environ = {**os.environ, "GOSSAMER_TIMEOUT": "60", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     environ["TF_NUM_INTEROP_THREADS"] = "64"  # calls of one tf.compat.v1.Session wait for other ranks beside each other
     with (tests.parent / "output").open("w") as output:
@@ -114,7 +114,7 @@ def started(path: Path, module: str, workers: int, tests: Path, hide_muon: bool)
             except subprocess.TimeoutExpired:
                 size = sum(file.stat().st_size for file in tests.parent.glob("rank-*.jsonl"))
                 waited, before = (0, size) if size != before else (waited + 5, before)
-                if waited > SECONDS_PER_TEST:
+                if waited > given.seconds:
                     process.terminate()
                     process.wait()
 

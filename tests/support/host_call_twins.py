@@ -15,7 +15,7 @@ from benchmarks.host_calls import on_training_threads
 
 from gossamer.algorithms.compressors import Int8
 from gossamer.train.engine.extension import GradientUse
-from gossamer.train.session.gradient_guards import GradientClip
+from gossamer.train.session.clipping_and_nonfinite import GradientClip
 from gossamer.train.synchronizers.gradients import GradientSynchronizer
 
 

@@ -37,3 +37,19 @@ def closed(model: keras.Model) -> tuple[list[Any], list[Any]]:
     """The weights that are not trained, and the states of random generators."""
     model.optimizer.session.close()
     return model.non_trainable_weights, [each for each in model.non_trainable_variables if "seed" in each.path]
+
+
+class CopyCounts(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps the copies of weights that steps made for newcomers to an elastic run, so that no address is used twice."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        session = self.model.optimizer.session
+        copies = session.__dict__.setdefault("copies", [])
+        copies.append([*session._changes.saved_values.get("statistics", ())])
+
+
+def weights_and_copies(model: keras.Model) -> tuple[list[Any], list[int]]:
+    """The values of weights that are not trained, and the number of copies of each."""
+    weights = [np.asarray(each.numpy()).ravel().tolist() for each in model.non_trainable_weights]
+    copies = model.optimizer.session.__dict__["copies"]
+    return weights, [len(set(map(id, each))) for each in zip(*copies, strict=True)]

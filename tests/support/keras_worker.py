@@ -243,7 +243,7 @@ def elastic() -> Any:
 
 def with_statistics(worker: Worker, steps: int, epochs: int, built: bool = True) -> keras.Model:
     with device(worker.rank):
-        return keras_statistics.fitted(worker, steps, epochs, built, callback())
+        return keras_statistics.fitted(worker, steps, epochs, built, [*callback(), keras_statistics.CopyCounts()])
 
 
 @scenario
@@ -258,9 +258,8 @@ def statistics() -> Any:
 
 @scenario
 def elastic_statistics() -> Any:
-    return joined_in_second_epoch(
-        lambda worker: with_statistics(worker, 4, 2), lambda _: None, lambda model: values(model.non_trainable_weights)
-    )
+    fit, shown = lambda worker: with_statistics(worker, 4, 2), keras_statistics.weights_and_copies
+    return joined_in_second_epoch(fit, lambda _: None, shown)
 
 
 @scenario

@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from support.proxy import Proxy
 
 from gossamer.comm import handshake
-from gossamer.comm.rpc.sockets import Address
-from gossamer.comm.wire.frame_mac import TAG_BYTES
-from gossamer.comm.wire.frames import HEADER_BYTES, Kind
+from gossamer.comm.rpc.tls_sockets import Address
+from gossamer.comm.rpc_protocol.frame_mac import TAG_BYTES
+from gossamer.comm.rpc_protocol.frames import HEADER_BYTES, Kind
 
 Forge = Callable[[bytes], bytes]  # the bytes of a push's tensors: what arrives instead
 

@@ -25,8 +25,10 @@ from torch.distributed.run import get_args_parser
 
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.cli.federate import FederateGroup
+from gossamer.cli.join import join
 from gossamer.cli.main import gossamer
 from gossamer.cli.options import Machines
+from gossamer.cli.run import run
 from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
 from gossamer.plan.emulation import read_fault
@@ -127,6 +129,8 @@ def read_gossamer(arguments: Sequence[str], fragment: bool) -> None:
         if found is None:
             raise ValueError(f"gossamer has no command {name!r}: {', '.join(command.list_commands(context))}")
         command = found
+    if command is join:  # the words after its link are those of `gossamer run`
+        rest, command = rest[1:], run
     if fragment:
         read_fragment(command, rest)
     else:
@@ -153,7 +157,7 @@ def check_script_arguments(command: click.Command, given: dict[str, Any]) -> Non
     if script is None or (program and program.as_module):
         return
     if str(script) not in SCRIPTS:
-        read_script(ROOT / script, arguments)
+        read_script(ROOT / script, [word.replace("{seed}", "0") for word in arguments])
         return
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     if misplaced := [word for word in arguments if word.partition("=")[0] in known]:
@@ -165,6 +169,8 @@ def check_values(given: dict[str, Any]) -> None:
     asked = given.get("workers") or 1
     workers = getattr(asked, "most", asked) + (given.get("servers") or 0)
     recipes = given.get("recipes") or [given.get("recipe")]
+    if isinstance(recipes, dict):  # a label with its text, or a text with its recipe
+        recipes = [value if isinstance(value, str) else key for key, value in recipes.items()]
     for recipe in filter(None, recipes):
         if not OWN_TERMS.search(recipe):
             resolve(recipe, workers)
@@ -190,6 +196,8 @@ class Parsed(Exception):
 
 def read_python(arguments: Sequence[str], fragment: bool) -> None:
     head, *rest = arguments
+    if head == "-W":
+        return read_python(rest[1:], fragment)
     if head == "-m":
         module, *rest = rest
         if importlib.util.find_spec(module) is None:

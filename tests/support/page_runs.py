@@ -2,6 +2,7 @@
 
 Programs are shortened: train.py is TRAIN, runs end after GOSSAMER_SECONDS, and SHORTER replaces options
 that take minutes. Python blocks that begin with a comment such as `# train.py` are saved as that file.
+`python -m support.page_runs` in tests/ lists each command with its test, or with the reason why none runs it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -50,54 +53,77 @@ SHORTER = {
     r"--minutes \d+": "--minutes 0.2",
     r"gossamer advise (?!.*--minutes)": "gossamer advise --minutes 0.2 ",
     r"--seconds \d+": "--seconds 3",
+    r"(gossamer study .*)--seeds \d+": r"\1--seeds 1",
     r"--seeds 3": "--seeds 1",
     r"--rates [\d.,]+": "--rates 0.05",
-    r"--clients \d+": "--clients 20",
+    r"(examples/demo.py) --seeds \d+": r"\1 --seeds 1 --seconds 3",
+    r"(examples/gpt2.py)": r"\1 --steps 12 --evaluate-every 10",
+    r"(examples/lightning_digits.py)": r"\1 --epochs 1",
+    r"--size base": "--size tiny",
+    r"rehearse --shapes resnet50 --step-seconds [\d.]+": "rehearse --steps 2 --shapes resnet18 --step-seconds 0.05",
+    r"--parameters 100000000 (.*) --workers 10000": r"--parameters 1000000 \1 --workers 64",
+    r"(federate serve .*) --clients \d+": r"\1 --clients 4",
+    r"--clients \d{2,}": "--clients 20",
     r"--rounds \d+": "--rounds 2",
+    r"--bind 0\.0\.0\.0": "--bind 127.0.0.1",
     r"\b(first|192\.0\.2\.1|10\.0\.0\.1):": "localhost:",
     r"--listen localhost": "--listen 127.0.0.1",
     r"prometheus:9400,otlp:\S+": "prometheus:19400",
 }
-# Commands that are not executed, each with the reason
+# Commands that serve until they are stopped, each with a text of its output after which it is interrupted
+SERVING = {r"gossamer watch(?! --terminal)": "http://"}
+# Commands that the tests of their page do not execute, each with the reason or with the test that executes it
 NOT_RUN = {
-    r"pip install": "changes the environment; .ci/run installs the package, test_plain_install its wheel",
-    r"srun ": "needs Slurm; test_clusters sets its variables",
-    r"mpirun ": "needs Open MPI; test_launchers runs it where it is installed",
-    r"make ": "CI runs it, or it needs hours or a GPU",
-    r"python (benchmarks|tests)/": "a measurement of minutes to days; tests of benchmarks run small sizes",
-    r"gossamer bench |gossamer rehearse --shapes resnet50": "a measurement of minutes",
-    r"gossamer watch|gossamer run --watch": "serves a page until it is stopped; tests/observe/watch runs it",
-    r"gossamer federate (serve|join)": "serves until all rounds are made; test_federate_server runs it",
-    r"gossamer federate enroll": "asks for a server's identity; test_federate_server runs it",
-    r"gossamer run --join|gossamer resize": "needs an elastic run of another launcher; test_elastic_runs runs it",
-    r"--nnodes 4 |--links ": "needs four machines; test_two_machines runs two launchers",
-    r"--job.config_file|config/train_gpt2.py|--workers 2:8 --max-restarts 20 train.py$": "a script of another project",
-    r"examples/(gpt2|lightning_digits|jax_\w+|ray_train)\.py|hf_overhead": "needs a framework; test_examples runs it",
-    r"gossamer simulate --parameters": "10,000 workers take minutes; test_simulate runs fewer",
-    r"--size base": "trains the base model for minutes; test_examples trains a small one",
+    r"\.\.\.": "an outline, with an ellipsis",
+    r"pip install": "changes the environment; .ci/run installs the package and its extras",
+    r"^make (?!bench|gpu)": "CI or a night runs this target",
+    r"^make (bench|gpu)": "needs a GPU",
+    r"benchmarks/\w+\.py": "a measurement of minutes to days; tests of benchmarks run their parts in small sizes",
+    r"srun ": "needs Slurm; executed with its variables by tests/scenarios/test_clusters.py",
+    r"gossamer run --join": "needs an elastic run; executed by tests/launcher/test_elastic_run_coordinator.py",
+    r"gossamer resize": "needs an elastic run; executed by tests/cli/test_resize.py",
+    r"gossamer limit ": "needs a run with limits; executed by tests/cli/test_limit.py",
+    r"gossamer join ": "needs a link; executed by tests/scenarios/test_behind_routers.py",
+    r"gossamer stacks ": "needs a run that hangs; executed by tests/cli/test_stacks.py",
+    r"gossamer federate enroll": "needs a server's identity; executed by tests/cli/test_federate_server.py",
+    r"--job.config_file|config/train_gpt2.py": "a script of another project",
+    r"examples/jax_\w+\.py": "needs JAX; executed by tests/integrations/jax/test_slices.py",
+    r"examples/ray_train\.py": "needs Ray",
+    r"explain RECIPE": "a part of a sentence; the page has the whole command",
 }
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+if shutil.which("mpirun") is None:
+    NOT_RUN["mpirun "] = "needs Open MPI"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def printed(page: str, *, spans: bool = False) -> list[str]:
-    """The commands of a page in order, once each. spans: also those in its tables and sentences that name a script."""
-    lines = [line for line in command_lines(page) if not line.fragment or (spans and ".py" in line.text)]
-    texts = [shlex.join(shlex.split(line.text, comments=True)) for line in lines if "..." not in line.text]
-    return list(dict.fromkeys(texts))
+def printed(page: str) -> list[str]:
+    """The commands of a page in order, once each; those within sentences and tables count if they name a script."""
+    lines = [line for line in command_lines(page) if not line.fragment or ".py" in line.text]
+    return list(dict.fromkeys(shlex.join(shlex.split(line.text, comments=True)) for line in lines))
 
 
 def reason(command: str) -> str | None:
-    """Why a command is not executed; None if it is."""
+    """The reason why no test of its page executes a command; None if one does."""
     plain = " ".join(shlex.split(command))
     return next((why for pattern, why in NOT_RUN.items() if re.search(pattern, plain)), None)
 
 
 def of_page(path: Path) -> list[str]:
-    return printed(path.read_text(encoding="utf-8"), spans=path.name == "README.md" and path.parent == ROOT)
+    return printed(path.read_text(encoding="utf-8"))
 
 
 def executed(path: Path) -> list[str]:
     return [command for command in of_page(path) if reason(command) is None]
+
+
+def report() -> str:
+    """A line for each command, with its test or the reason why none runs it, and the counts."""
+    rows = [(path, command, reason(command)) for path in PAGES for command in of_page(path)]
+    elsewhere = sum(why is not None and "executed by" in why for *_, why in rows)
+    here = sum(why is None for *_, why in rows)
+    lines = [f"{path.relative_to(ROOT)}: {command}: {why or 'executed'}" for path, command, why in rows]
+    counts = f"{len(rows)} printed, {here} executed, {elsewhere} by another test, {len(rows) - here - elsewhere} not"
+    return "\n".join([*lines, counts])
 
 
 def files(page: str) -> Iterator[tuple[str, str]]:
@@ -122,39 +148,71 @@ def run_all(commands: Sequence[str], folder: Path) -> None:
     """Execute the commands in order. Commands of several machines run at the same time."""
     at = 0
     while at < len(commands):
-        count = 1
-        while (
-            "--node-rank" in commands[at]
-            and at + count < len(commands)
-            and f"--node-rank {count}" in commands[at + count]
-        ):
-            count += 1
-        _run_together(commands[at : at + count], folder)
-        at += count
+        group = [commands[at]]
+        while at + len(group) < len(commands) and _belongs(commands[at + len(group)], group):
+            group.append(commands[at + len(group)])
+        at += len(group)
+        _run_together([each for command in group for each in _machines(command, group)], folder)
+
+
+def _belongs(command: str, group: Sequence[str]) -> bool:
+    """Whether it runs while the group does: on another machine of the same job, or as a device of its server."""
+    if "federate join" in command:
+        return "federate serve" in group[0]
+    return f"--node-rank {len(group)}" in command and "--node-rank 0" in group[0]
+
+
+def _machines(command: str, group: Sequence[str]) -> list[str]:
+    """The command on each machine: those that the page leaves out differ in --node-rank only, devices in --number."""
+    if "federate join" in command:
+        return [re.sub(r"--state state --number \d", f"--state state-{n} --number {n}", command) for n in range(4)]
+    if len(group) == 1 and (machines := re.search(r"--nnodes (\d+) --node-rank 0", command)):
+        ranks = range(int(machines[1]))
+        return [command.replace("--node-rank 0", f"--node-rank {n}") for n in ranks]
+    return [command]
 
 
 def _run_together(commands: Sequence[str], folder: Path) -> None:
-    started = [(command, _start(command, folder, number)) for number, command in enumerate(commands)]
-    for command, process in started:
-        try:
-            said, _ = process.communicate(timeout=LIMIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            for _, each in started:
-                each.kill()
-            raise
-        assert process.returncode == 0, f"{command}\nended with exit code {process.returncode}:\n{said[-4000:]}"
+    started = []
+    try:
+        for number, command in enumerate(commands):
+            started.append((command, _start(command, folder, number)))
+        for command, process in started:
+            if after := next((text for pattern, text in SERVING.items() if re.search(pattern, command)), None):
+                _interrupt(process, after)
+            output, _ = process.communicate(timeout=LIMIT_SECONDS)
+            assert process.returncode == 0, f"{command}\nended with exit code {process.returncode}:\n{output[-4000:]}"
+    finally:
+        for _, process in started:
+            process.kill()
+
+
+def _interrupt(process: subprocess.Popen[str], after: str) -> None:
+    """As a user does with Control-C, once this text is printed."""
+    seen = ""
+    for line in process.stdout or ():
+        seen += line
+        if after in line:
+            process.send_signal(signal.SIGINT)
+            return
+    raise AssertionError(f"{after!r} was not printed:\n{seen}")
 
 
 def _start(command: str, folder: Path, number: int) -> subprocess.Popen[str]:
     text = " ".join(shlex.quote(word) for word in shlex.split(command))
     for pattern, shorter in SHORTER.items():
         text = re.sub(pattern, shorter, text)
+    words = shlex.split(text)
+    if "RUN" in words and not list((folder / "runs").glob("*")):
+        _run_together(["gossamer run --workers 2 train.py"], folder)  # the run that the page assumes
     newest = max((folder / "runs").glob("*"), key=lambda path: path.stat().st_mtime, default=folder)
     there = {"FILE": token_file(), "RUN": str(newest), "runs/TIME": str(newest)}
-    words = [there.get(word, word) for word in shlex.split(text)]
+    words = [there.get(word, word) for word in words]
     paths = filter(None, [os.environ.get("PYTHONPATH"), str(ROOT / "src")])
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "GOSSAMER_SECONDS": str(SECONDS)}
     environment["PYTHONPATH"] = os.pathsep.join(paths)
+    environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     while "=" in words[0]:
         name, _, value = words.pop(0).partition("=")
@@ -164,3 +222,7 @@ def _start(command: str, folder: Path, number: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
         words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+
+
+if __name__ == "__main__":
+    print(report())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.algorithms.gossip.pairwise import Partner
+from gossamer.algorithms.gossip.partner import Partner
 from gossamer.base.layout import FlatTensors
 from gossamer.base.peer_ops import Push, Receipt, Stamp
 

@@ -25,7 +25,7 @@ def exchange(session: Session) -> PairwiseGossip:
 
 def settle(session: Session) -> None:
     """Wait for the exchange that this worker has begun, so that many take place in few steps."""
-    for talk in exchange(session)._talks.values():
+    for talk in exchange(session)._exchanges.values():
         talk.wait(PATIENCE_SECONDS)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.algorithms.compressors import Dense
-from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.algorithms.strategies.federated_rules import FederatedStrategy
 from gossamer.base.peer_ops import Arrived, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft, Pull, Push, Stamp
 from gossamer.federated.messages import CLIENT, REPORT, TASK, THE_SERVER, Report, Task, decode, encode
 from gossamer.federated.model_state import ModelState

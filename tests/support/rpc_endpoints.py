@@ -28,7 +28,7 @@ from gossamer.base.peer_ops import (
 )
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.wire.authentication import Credentials
+from gossamer.comm.rpc_protocol.credentials import Credentials
 
 HERE, THERE, OTHER = Peer(WORKER, 1), Peer(SERVER, 0), Peer(SERVER, 1)
 TOKEN = bytes(range(32))

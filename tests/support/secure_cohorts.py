@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gossamer.algorithms.strategies.federated import SecureAggregation
+from gossamer.algorithms.strategies.federated_rules import SecureAggregation
 from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import Receipt
 from gossamer.federated.messages import REPORT, THE_SERVER, decode
@@ -85,7 +85,7 @@ class MaskedRound:
         self.cohort.go_on()
 
     def consent(self) -> None:
-        active = decode(self.cohort.told_survivors().about, Survivors, THE_SERVER).active
+        active = decode(self.cohort.survivors_receipt().about, Survivors, THE_SERVER).active
         for client in self.there(CONSENT):
             if client in self.cohort.active:
                 signed = self.devices[client].consent(active)

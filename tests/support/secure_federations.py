@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.algorithms.strategies.federated import FedAvg, FederatedStrategy, LocalWork, Privacy, SecureAggregation
+from gossamer.algorithms.strategies.federated_rules import (
+    FedAvg,
+    FederatedStrategy,
+    LocalWork,
+    Privacy,
+    SecureAggregation,
+)
 from gossamer.base.peer_ops import Peer, Push
 from gossamer.comm.simulation import Trace, simulate_peers
 from gossamer.comm.simulation.faulty_network import VirtualNetwork

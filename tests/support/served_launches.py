@@ -15,7 +15,14 @@ from gossamer.launcher.served_run import launch_peers
 
 # Starts in no time, unlike one that imports torch; tests of launch_peers also start the real one
 TINY_WORKER = """
-import runpy, sys
+import json, os, runpy, sys
+if sys.argv[1] == "--standby":
+    del sys.argv[1]
+    with open(os.path.join(os.environ["GOSSAMER_RUN_DIRECTORY"], "standbys"), "a") as file:
+        print(os.getpid(), file=file)
+    if not (line := sys.stdin.readline()):
+        sys.exit()
+    os.environ.update(json.loads(line))
 script, *sys.argv[1:] = sys.argv[1:]
 runpy.run_path(script, run_name="__main__")
 """

@@ -50,3 +50,17 @@ def check_joined(recipe: str, world: int) -> None:
     found = cluster(lambda worker: trained(worker, recipe), world)
     assert all(torch.equal(each, found[0]) for each in found)
     torch.testing.assert_close(found[0], alone(world), rtol=0, atol=1e-12)
+
+
+def check_all_learn_and_end_alike(recipe: str) -> None:
+    """Three workers train to a lower loss, and end with equal parameters."""
+
+    def run(worker: Worker) -> tuple[float, float, torch.Tensor]:
+        model, optimizer, session = begun(worker, recipe, momentum=0.0)
+        losses = [step(model, optimizer, 0, worker.rank) for _ in range(40)]
+        session.close()
+        return losses[0], losses[-1], parameters(model)
+
+    found = cluster(run, 3)
+    assert all(torch.equal(values, found[0][2]) for *_, values in found)
+    assert sum(last for _, last, _ in found) < 0.8 * sum(first for first, *_ in found)

@@ -53,7 +53,7 @@ class SteadyClock:
     later: float = 0.5
     since: float = float("inf")
 
-    def step(self, recipe: Recipe, at: float) -> StepTimes:
+    def step(self, recipe: Recipe, at: float, shares: tuple[int, ...] | None = None) -> StepTimes:
         return StepTimes(seconds=self.seconds if at < self.since else self.later)
 
 

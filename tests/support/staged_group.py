@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -17,9 +17,11 @@ from gossamer.comm.staging import chunk_tables
 from gossamer.comm.staging.staging_area import StagingArea
 
 
-def stage(group: Group, capacity_bytes: int = 2**16, pace: float = 0.3) -> list[DeferredDevice]:
-    """Have all that a group asks go through a device at each rank; the devices."""
-    devices = [DeferredDevice(rank, pace) for rank in range(group.world)]
+def stage(
+    group: Group, capacity_bytes: int = 2**16, pace: float = 0.3, devices: Sequence[DeferredDevice] = ()
+) -> Sequence[DeferredDevice]:
+    """Stage a group's operations through a device at each rank. Return the devices; without any, new ones."""
+    devices = devices or [DeferredDevice(rank, pace) for rank in range(group.world)]
     group.transports = [
         MeshTransport(each._operations, each._fallback, staged(each._operations, device, capacity_bytes))
         for each, device in zip(group.transports, devices, strict=True)

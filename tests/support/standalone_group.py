@@ -31,8 +31,18 @@ def near(world):
 class StandaloneGroup(RankThreads):
     """`world` ranks, each with a thread of its own."""
 
-    def __init__(self, world, wish="auto", known=near):
+    def __init__(self, world, wish="auto", known=near, prices=None, links_of=None):
         super().__init__(world)
         self.sockets = connected(world)
         links = known(world) if known else None
-        self.transports = self.all(lambda rank: standalone_mesh(rank, self.sockets[rank], wish, links, says=rank == 0))
+        tables = prices or [None] * world
+        self.transports = self.all(
+            lambda rank: standalone_mesh(
+                rank,
+                self.sockets[rank],
+                wish,
+                links if links_of is None else links_of(rank),
+                gives_notice=rank == 0,
+                prices=tables[rank],
+            )
+        )

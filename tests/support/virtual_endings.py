@@ -12,8 +12,7 @@ from typing import Any
 from support.pairwise_partners import start_of
 from torch import Tensor
 
-from gossamer.algorithms.gossip.pairwise import Partner
-from gossamer.algorithms.gossip.pairwise_scripts import initiate
+from gossamer.algorithms.gossip.partner import Partner, initiate
 from gossamer.base.layout import FlatTensors
 from gossamer.base.peer_ops import WORKER, Await, Elapsed, Peer, PeerScript
 from gossamer.comm.simulation import compute, simulate_peers

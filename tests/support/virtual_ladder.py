@@ -12,8 +12,8 @@ from gossamer.algorithms.recipes.auto import Auto
 from gossamer.base.layout import Layout
 from gossamer.comm.network import read_network
 from gossamer.events import Attached
-from gossamer.plan.cost.step_time import StepTimeEstimate, estimate_step_time
-from gossamer.plan.cost.workload_profile import BucketProfile, WorkloadProfile
+from gossamer.plan.estimate.step_time import StepTimeEstimate, estimate_step_time
+from gossamer.plan.estimate.workload_profile import BucketProfile, WorkloadProfile
 from gossamer.train.auto.decision import RungChange, decide
 from gossamer.train.auto.ladder import admitted
 from gossamer.train.auto.measurement import MOST_STEPS, Measurement, StepSeconds, asks_for_look, slow_steps
@@ -122,7 +122,7 @@ class VirtualJob:
         measurements = [
             Measurement(
                 steps=[self._seen(step, rank) for step in told],
-                stands_for=len(slow) or self.step - self.state.looked_at,
+                covers_steps=len(slow) or self.step - self.state.looked_at,
                 bytes_sent=self.costs[self.state.rung].bytes_sent,
                 look_seconds=exchange,
                 exchange_seconds=exchange,

@@ -45,6 +45,15 @@ class Nothing:
     def move(self, rank: int, size: int, positions: Any, *, stayed: Any = ()) -> None:
         """There are none to be dealt out again."""
 
+    def parts_in_use(self, rank: int, size: int) -> list[Any]:
+        return []
+
+    def divide(self, shares: Sequence[int], parts: Sequence[Sequence[Any]], rank: int) -> None:
+        assert not any(parts)
+
+    def data(self) -> list[str]:
+        return []
+
     def note_trained(self) -> None:
         """There is nothing to be drawn."""
 

@@ -24,6 +24,18 @@ def made(folder: Path, run: SyntheticRun, key: str = "0") -> WatchedRun:
     return WatchedRun(key, folder)
 
 
+def by_speed(folder: Path) -> WatchedRun:
+    """Two ranks that share a step by speed, and two with local steps."""
+    run = made(folder, KINDS["finished"])
+    db = open_store(folder / "run.sqlite")
+    parts = {0: ("share", 0.75), 1: ("share", 0.25), 2: ("local_steps", 20), 3: ("local_steps", 4)}
+    with db:
+        rows = [{"name": name, "step": 8, "at": 1.0, "rank": rank, "value": v} for rank, (name, v) in parts.items()]
+        insert(db, "metric", rows)
+    db.close()
+    return run
+
+
 def hostile(folder: Path, metrics: int = 1000) -> WatchedRun:
     """Markup in every name and line, a line of 10 MB, escape codes, bytes that are no UTF-8, a thousand metrics."""
     run = made(folder, SyntheticRun(ranks=2, steps=30))

@@ -14,10 +14,10 @@ from support.wire_pairs import LIMIT, SERVED, authenticated_pair
 
 from gossamer.base.kernels.crc import SHORT
 from gossamer.base.peer_ops import Pull, Push, Stamp
-from gossamer.comm.wire.connection_state import STAGING_BYTES, ConnectionState, ReceivedFrame
-from gossamer.comm.wire.frame_mac import TAG_BYTES, FrameMac
-from gossamer.comm.wire.frames import HEADER_BYTES, Message
-from gossamer.comm.wire.messages import PING, encode_ask
+from gossamer.comm.rpc_protocol.connection_state import STAGING_BYTES, ConnectionState, ReceivedFrame
+from gossamer.comm.rpc_protocol.frame_mac import TAG_BYTES, FrameMac
+from gossamer.comm.rpc_protocol.frames import HEADER_BYTES, Message
+from gossamer.comm.rpc_protocol.messages import PING, encode_ask
 from gossamer.errors import MalformedError
 
 Frames = Sequence[bytes]

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 
 from gossamer.base.peer_ops import SERVER, WORKER, Peer
-from gossamer.comm.wire.authentication import Credentials
-from gossamer.comm.wire.connection_state import ConnectionState, ReceivedFrame
+from gossamer.comm.rpc_protocol.connection_state import ConnectionState, ReceivedFrame
+from gossamer.comm.rpc_protocol.credentials import Credentials
 
 SERVED, ASKING = Peer(SERVER, 0), Peer(WORKER, 3)
 TOKEN = bytes(range(32))

@@ -22,6 +22,12 @@ class State(dict[str, FlatTensors]):
 
     Nothing is overwritten before a step is committed, so the state is double-buffered: `scratch` returns the buffer of
     the previous step.
+
+    Args:
+        items: flat buffers by key.
+
+    Example:
+        >>> state = gossamer.extend.State({"residual": gossamer.extend.FlatTensors.pack({"weight": torch.ones(3)})})
     """
 
     def __init__(self, items: Mapping[str, FlatTensors] | None = None) -> None:
@@ -82,6 +88,9 @@ class AggregationContext:
         nesterov: whether that momentum is Nesterov's.
         second_beta: Adam's second beta.
         epsilon: Adam's epsilon.
+
+    Example:
+        >>> at = gossamer.extend.AggregationContext(step=10, rank=1, world=4)
     """
 
     step: int = 0
@@ -99,19 +108,19 @@ class AggregationResult:
     """The result of an aggregation; it is committed with the whole step.
 
     LAW: mean over workers of `own` = mean + sum over workers of the change of `owed`.
+
+    Attributes:
+        mean: (n,), the result of the group, with the same bits on every rank.
+        own_contribution: computes this worker's contribution to the mean, (n,); called only if needed.
+        `owes`: computes this worker's share of the group's residual, (n,), in units of the mean; None: no residual.
+        next_state: the state to commit.
+        finite: False on every rank if the mean is not finite; the step must then be skipped.
     """
 
-    #: The result of the group, with the same bits on every rank.
     mean: Tensor
-    #: Computes this worker's contribution to the mean, in full size; called only if needed.
     own_contribution: Callable[[], Tensor]
-    #: Computes this worker's share of the group's residual: rounding errors after the exchange, in units of the mean;
-    #: the shares of all workers add up. None: no residual.
     owes: Callable[[], Tensor] | None = None
-    #: The state to commit.
     next_state: State = field(default_factory=State)
-    #: False if the mean has a non-finite value, for instance because of overflow; the same on every rank, and the step
-    #: must then be skipped.
     finite: bool = True
 
     @property

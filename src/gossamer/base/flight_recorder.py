@@ -7,13 +7,13 @@ and no tensor is kept.
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from gossamer.base import system
 from gossamer.base.spans.record_format import code_of, operation_text
 
 MOST_OPERATIONS = 200
@@ -127,4 +127,4 @@ def _forget() -> None:
     current = FlightRecorder()
 
 
-os.register_at_fork(after_in_child=_forget)
+system.after_fork_in_child(_forget)

@@ -46,6 +46,10 @@ class Slot:
         shape: of the tensor.
         offset: of its first element in the buffer, in elements.
         stride: of the tensor, in elements.
+
+    Example:
+        >>> gossamer.extend.Layout.of({"weight": (2, 3), "bias": (3,)}).by_name["bias"]
+        Slot(name='bias', shape=(3,), offset=6, stride=(1,))
     """
 
     name: str
@@ -76,6 +80,11 @@ class Layout:
 
     Args:
         slots: one per tensor.
+
+    Example:
+        >>> layout = gossamer.extend.Layout.of({"weight": (2, 3), "bias": (3,)})
+        >>> layout.numel, layout.names
+        (9, ('weight', 'bias'))
     """
 
     slots: tuple[Slot, ...]
@@ -141,6 +150,11 @@ class FlatTensors:
     Args:
         flat: (numel,), the buffer.
         layout: positions, names and shapes of the tensors.
+
+    Example:
+        >>> x = gossamer.extend.FlatTensors.pack({"weight": torch.ones(2, 3), "bias": torch.zeros(3)})
+        >>> x.flat.shape, x["bias"]
+        (torch.Size([9]), tensor([0., 0., 0.]))
     """
 
     flat: Tensor

@@ -17,6 +17,7 @@ from gossamer.base.ops import (
     InGroup,
     NeighborAllGather,
     Payload,
+    payload_form,
 )
 from gossamer.errors import MismatchError
 
@@ -35,7 +36,7 @@ def answer_all(ops: Sequence[CollectiveOp]) -> list[Any]:
         case AllGather():
             return _gathered(ops)  # type: ignore[arg-type]
         case AllToAll():
-            return [[op.parts[rank] for op in ops] for rank in range(len(ops))]  # type: ignore[union-attr]
+            return _exchanged(ops)  # type: ignore[arg-type]
         case NeighborAllGather():
             return _mixed(ops)  # type: ignore[arg-type]
         case InGroup():
@@ -45,9 +46,21 @@ def answer_all(ops: Sequence[CollectiveOp]) -> list[Any]:
             return [list(each) for each in zip(*received, strict=True)]
 
 
+def _exchanged(ops: Sequence[AllToAll]) -> list[list[Payload]]:
+    answers = [[op.parts[rank] for op in ops] for rank in range(len(ops))]
+    for rank, (op, received) in enumerate(zip(ops, answers, strict=True)):
+        found = tuple(map(payload_form, received))
+        if op.forms is not None and op.forms != found:
+            raise MismatchError(
+                f"rank {rank} expected the parts {op.forms} of an all-to-all, by rank, and the ranks sent {found}. "
+                "Ranks disagree on the codec of a worker: pass the same recipe on every rank."
+            )
+    return answers
+
+
 def _gathered(ops: Sequence[AllGather]) -> list[list[Payload]]:
-    forms = [[(tuple(tensor.shape), tensor.dtype) for tensor in op.payload] for op in ops]
-    if any(form != forms[0] for form in forms):
+    forms = tuple([tuple([(tuple(tensor.shape), tensor.dtype) for tensor in op.payload]) for op in ops])
+    if any((op.forms or forms[:1] * len(forms)) != forms for op in ops):
         raise MismatchError(
             "the ranks gathered payloads of different shapes or dtypes at once: "
             f"{'; '.join(f'rank {rank}: {form}' for rank, form in enumerate(forms))}. One rank made another call, or a "

@@ -7,25 +7,48 @@ operations.
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, replace
 from itertools import accumulate
+from math import prod
 from operator import attrgetter
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from gossamer.base.former_names import warn_former_name
 from gossamer.errors import MalformedError
 
 Payload = tuple[Tensor, ...]
 Split = Callable[[Any], list[Any]]
 
 
-def payload_bytes(payload: Payload) -> int:
+def payload_bytes(payload: Payload | Form) -> int:
     return sum(map(attrgetter("nbytes"), payload))
+
+
+class TensorForm(NamedTuple):
+    """Shape and dtype of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+Form = tuple[TensorForm, ...]  # of a payload
+
+
+def payload_form(payload: Payload) -> Form:
+    return tuple(TensorForm(tuple(tensor.shape), tensor.dtype) for tensor in payload)
+
+
+def _without_data(form: Form) -> Payload:
+    return tuple(torch.empty(each.shape, dtype=each.dtype, device="meta") for each in form)
 
 
 class Operation(ABC):
@@ -45,9 +68,14 @@ class Operation(ABC):
     def bytes_sent(self, world: int, rank: int = 0) -> float:
         """Return the payload bytes that one of `world` workers sends for it, without headers."""
 
+    def mean_bytes_sent(self, world: int) -> float:
+        """Return `bytes_sent` on average over the workers."""
+        return self.bytes_sent(world)
+
     @abstractmethod
     def meta_answer(self, world: int, rank: int) -> Any:
-        """Return an answer of the right shapes, assuming that every rank sends the same shapes."""
+        """Return an answer of the right shapes, assuming that every rank sends the same shapes unless the operation has
+        their forms."""
 
     @abstractmethod
     def answer_alone(self, receive: Callable[[Payload], Payload]) -> Any:
@@ -94,6 +122,10 @@ class AllReduceMean(Operation):
     Args:
         tensor: this rank's input, with the same shape and dtype on every rank.
         out: receives the answer, if given; may be `tensor` itself.
+
+    Example:
+        >>> gossamer.extend.AllReduceMean(torch.zeros(1000)).bytes_sent(world=4)
+        6000.0
     """
 
     name: ClassVar[str] = "Mean"
@@ -145,12 +177,18 @@ class AllGather(Operation):
     """All-gather: each rank's `payload`, by rank.
 
     Args:
-        payload: tensors, with the same shapes and dtypes on every rank.
+        payload: tensors, with the same shapes and dtypes on every rank unless `forms` is given.
+        forms: the shapes and dtypes of each rank's payload, by rank, if they differ; equal on every rank.
+
+    Example:
+        >>> gossamer.extend.AllGather((torch.zeros(1000),)).bytes_sent(world=4)
+        12000.0
     """
 
     name: ClassVar[str] = "Gather"
 
     payload: Payload
+    forms: tuple[Form, ...] | None = None
 
     def tensors(self) -> Payload:
         return self.payload
@@ -159,19 +197,26 @@ class AllGather(Operation):
         return replace(self, payload=tuple(f(tensor) for tensor in self.payload))
 
     def bytes_sent(self, world: int, rank: int = 0) -> float:
-        return float((world - 1) * payload_bytes(self.payload))
+        return float((world - 1) * payload_bytes(self.payload if self.forms is None else self.forms[rank]))
+
+    def mean_bytes_sent(self, world: int) -> float:
+        return self.bytes_sent(world) if self.forms is None else _mean_bytes(self.forms)
 
     def meta_answer(self, world: int, rank: int) -> list[Payload]:
-        return [self.payload] * world
+        return [self.payload] * world if self.forms is None else list(map(_without_data, self.forms))
 
     def answer_alone(self, receive: Callable[[Payload], Payload]) -> list[Payload]:
         return [receive(self.payload)]
 
     def coalescing_key(self) -> tuple[Hashable, ...]:
-        return AllGather, _devices(self.payload)
+        return AllGather, self.forms is None, _devices(self.payload)
 
     def join(self, ops: Sequence[AllGather]) -> tuple[CollectiveOp, Split]:
-        return _join_payloads(ops)
+        joint, split = _join_payloads(ops)
+        if self.forms is None:
+            return joint, split
+        forms = [op.forms or () for op in ops]
+        return replace(joint, forms=_added(forms)), _splitting_unequal(forms)
 
 
 @dataclass(frozen=True)
@@ -179,12 +224,20 @@ class AllToAll(Operation):
     """All-to-all: send `parts[j]` to rank j; the answer has the parts that each rank sent to this one, by rank.
 
     Args:
-        parts: a payload for each rank. Those for rank j have the same shapes and dtypes on every sender.
+        parts: a payload for each rank. Those for rank j have the same shapes and dtypes on every sender unless `forms`
+            is given.
+        forms: the shapes and dtypes of the part that each rank sends to this one, by rank, if they differ between
+            senders. All parts of one sender must then have the same number of bytes.
+
+    Example:
+        >>> gossamer.extend.AllToAll(((torch.zeros(10),), (torch.zeros(10),))).bytes_sent(world=2, rank=0)
+        40.0
     """
 
     name: ClassVar[str] = "Exchange"
 
     parts: tuple[Payload, ...]
+    forms: tuple[Form, ...] | None = None
 
     def tensors(self) -> Payload:
         return tuple(tensor for part in self.parts for tensor in part)
@@ -193,20 +246,28 @@ class AllToAll(Operation):
         return replace(self, parts=tuple(tuple(f(tensor) for tensor in part) for part in self.parts))
 
     def bytes_sent(self, world: int, rank: int = 0) -> float:
+        if self.forms is not None:
+            return float((world - 1) * payload_bytes(self.forms[rank]))
         return float(sum(payload_bytes(part) for peer, part in enumerate(self.parts) if peer != rank))
 
+    def mean_bytes_sent(self, world: int) -> float:
+        return self.bytes_sent(world) if self.forms is None else _mean_bytes(self.forms)
+
     def meta_answer(self, world: int, rank: int) -> list[Payload]:
-        return [self.parts[rank]] * world
+        return [self.parts[rank]] * world if self.forms is None else list(map(_without_data, self.forms))
 
     def answer_alone(self, receive: Callable[[Payload], Payload]) -> list[Payload]:
         return [receive(part) for part in self.parts]
 
     def coalescing_key(self) -> tuple[Hashable, ...]:
-        return AllToAll, _devices(self.parts[0])
+        return AllToAll, self.forms is None, _devices(self.parts[0])
 
     def join(self, ops: Sequence[AllToAll]) -> tuple[CollectiveOp, Split]:
         parts = tuple(sum((op.parts[peer] for op in ops), ()) for peer in range(len(self.parts)))
-        return AllToAll(parts), _splitting([len(op.parts[0]) for op in ops])
+        if self.forms is None:
+            return AllToAll(parts), _splitting([len(op.parts[0]) for op in ops])
+        forms = [op.forms or () for op in ops]
+        return AllToAll(parts, _added(forms)), _splitting_unequal(forms)
 
 
 @dataclass(frozen=True)
@@ -221,6 +282,11 @@ class NeighborAllGather(Operation):
             only.
         sends_to: the peers to send to; None: the same peers.
         `tells`: the former name of `sends_to`.
+
+    Example:
+        >>> op = gossamer.extend.NeighborAllGather((torch.zeros(10),), edges=((1, 0.5), (3, 0.5)))
+        >>> op.receivers, op.bytes_sent(world=4, rank=0)
+        ((1, 3), 80.0)
     """
 
     name: ClassVar[str] = "Mix"
@@ -232,8 +298,7 @@ class NeighborAllGather(Operation):
 
     def __post_init__(self, tells: tuple[int, ...] | None) -> None:
         if tells is not None:
-            message = "The argument `tells` has a new name. Write NeighborAllGather(sends_to=...)."
-            warnings.warn(message, DeprecationWarning, stacklevel=3)
+            warn_former_name("NeighborAllGather(tells=...)", "NeighborAllGather(sends_to=...)", stacklevel=2)
             object.__setattr__(self, "sends_to", tells)
 
     @property
@@ -283,6 +348,11 @@ class InGroup(Operation):
     Args:
         ranks: the sub-group, ascending, including this rank.
         op: the operation of the sub-group.
+
+    Example:
+        >>> op = gossamer.extend.InGroup((0, 1), gossamer.extend.AllReduceMean(torch.zeros(10)))
+        >>> op.bytes_sent(world=8, rank=0)
+        40.0
     """
 
     name: ClassVar[str] = "Among"
@@ -346,6 +416,11 @@ class Coalesced(Operation):
 
     Args:
         ops: the operations, which must not depend on each other.
+
+    Example:
+        >>> op = gossamer.extend.AllReduceMean(torch.zeros(10))
+        >>> gossamer.extend.Coalesced((op, op)).bytes_sent(world=2)
+        80.0
     """
 
     name: ClassVar[str] = "Together"
@@ -360,6 +435,9 @@ class Coalesced(Operation):
 
     def bytes_sent(self, world: int, rank: int = 0) -> float:
         return sum(op.bytes_sent(world, rank) for op in self.ops)
+
+    def mean_bytes_sent(self, world: int) -> float:
+        return sum(op.mean_bytes_sent(world) for op in self.ops)
 
     def meta_answer(self, world: int, rank: int) -> list[Any]:
         return [op.meta_answer(world, rank) for op in self.ops]
@@ -411,7 +489,28 @@ def _devices(payload: Payload) -> frozenset[torch.device]:
     return frozenset(map(attrgetter("device"), payload))
 
 
-def _join_payloads(ops: Sequence[AllGather] | Sequence[NeighborAllGather]) -> tuple[CollectiveOp, Split]:
+def _mean_bytes(forms: Sequence[Form]) -> float:
+    """The bytes that a rank sends to all others, on average."""
+    return (len(forms) - 1) * sum(map(payload_bytes, forms)) / len(forms)
+
+
+def _added(forms: Sequence[tuple[Form, ...]]) -> tuple[Form, ...]:
+    """The forms of joined payloads, by rank."""
+    return tuple(sum(same, ()) for same in zip(*forms, strict=True))
+
+
+def _splitting_unequal(forms: Sequence[tuple[Form, ...]]) -> Split:
+    """As `_splitting`, with other numbers of tensors for each rank."""
+    splits = [_splitting([len(form) for form in same]) for same in zip(*forms, strict=True)]
+
+    def split(received: Sequence[Payload]) -> list[Any]:
+        by_rank = [each([payload]) for each, payload in zip(splits, received, strict=True)]
+        return [[part for (part,) in same] for same in zip(*by_rank, strict=True)]
+
+    return split
+
+
+def _join_payloads(ops: Sequence[AllGather] | Sequence[NeighborAllGather]) -> tuple[Any, Split]:
     payload = tuple(tensor for op in ops for tensor in op.payload)
     return replace(ops[0], payload=payload), _splitting([len(op.payload) for op in ops])
 

@@ -138,7 +138,7 @@ class RunFiles:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write the file atomically."""
     draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(content))
+    draft.write_text(json.dumps(content), encoding="utf-8")
     os.replace(draft, path)
 
 

@@ -48,7 +48,7 @@ class ScriptRun:
         """bucket: number of the bucket in the step that the operations belong to, from 1; 0: none."""
         self._script, self._transport, self._bucket = script, transport, bucket
         self._flight, self._noted = flight_recorder.current, flight_recorder.NOTHING
-        self._said: CollectiveOp | None = None  # kept while it is under way: its tensors are the transport's
+        self._current: CollectiveOp | None = None  # kept while it is under way: its tensors are the transport's
         self._answered: Callable[[], Any] | None = None  # before the first operation and after the last one
         self._result: Any = None
         self._encode = self._wire = self._decode = self._sent = 0.0
@@ -75,12 +75,12 @@ class ScriptRun:
         if active.recorder is not None:
             self._record(active.recorder, asked, answered_at, computed, op)
         if op is None:
-            self._said = self._answered = None
+            self._current = self._answered = None
             return False
         nbytes = op.bytes_sent(self._transport.world, self._transport.rank)
         self._noted = self._flight.begin(self._transport, op.names(), nbytes, computed, self._bucket)
         self._flight.waiting = self._noted  # a transport may need others to begin
-        self._said, self._answered = op, self._transport.begin(op)
+        self._current, self._answered = op, self._transport.begin(op)
         self._flight.waiting = flight_recorder.NOTHING
         self._wire += time.perf_counter() - computed
         self._sent += nbytes

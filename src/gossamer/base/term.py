@@ -12,7 +12,7 @@ class Term:
     and so may all leading fields that are terms and have no default."""
 
     kind: ClassVar[str]
-    beside: ClassVar[str] = ""  # arguments that one within a strategy cannot go without, as "secure=..."
+    needs_arguments: ClassVar[str] = ""  # arguments that one within a strategy cannot go without, as "secure=..."
 
     def __add__(self, other: Term | Terms) -> Terms:
         return Terms((self,)) + other

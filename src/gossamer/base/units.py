@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from math import isfinite
 
+BITS_PER_SECOND = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 RATE_UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
 BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 COUNT_UNITS = ("", "thousand", "million", "billion", "trillion")
@@ -38,6 +40,14 @@ def bytes_text(count: float) -> str:
 def rate_text(bits_per_second: float) -> str:
     """Decimal units of bits, as lines are sold: 12.3 Mbit/s."""
     return _scaled(bits_per_second, RATE_UNITS)
+
+
+def parse_rate(text: str) -> float:
+    """Return the bits per second of a text such as "20mbit". Raises ValueError for another text."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)", text.strip().lower())
+    if not found or found[2] not in BITS_PER_SECOND:
+        raise ValueError(f"{text!r} is not a rate. Write a number and one of {', '.join(BITS_PER_SECOND)}: 20mbit.")
+    return float(found[1]) * BITS_PER_SECOND[found[2]]
 
 
 def count_text(count: float) -> str:

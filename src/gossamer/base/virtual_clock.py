@@ -34,6 +34,11 @@ class VirtualClock:
         """Call `callback(*arguments)` so many seconds from now."""
         self.at(self.now + seconds, callback, *arguments)
 
+    @property
+    def next_moment(self) -> float:
+        """The moment of the next callback; infinity if the queue is empty."""
+        return self._queue[0][0] if self._queue else inf
+
     def run_next(self) -> bool:
         """Run the next callback; False if the queue is empty."""
         if not self._queue:

@@ -7,21 +7,22 @@ launch.py             gossamer.launch: a function on several workers, from a not
 launchers.py          launchers of a run: a fixed number of workers, with servers, elastic
 log_folder.py         the folder of a run's logs, locked by one run
 script_terms.py       compressors and strategies that the training script defines
-resize.py             maximum number of workers of an elastic run
+join.py, invite.py    a machine joins a run by one link; links are made and revoked
+resize.py, limit.py    maximum number of workers of an elastic run; bandwidth limits of a run
 `forecast_file.py`    an estimate of gossamer explain, compared with the run
 watch.py              a page, or a terminal view, of runs during and after training
 trace.py              gossamer trace: operations of all ranks of a run, on one clock
 record.py             shows a run's record, or makes it from the logs of a killed run
 stacks.py             Python stacks of all ranks at their latest dump
 checkpoint.py         lists a directory of checkpoints, and exports one
-compare.py            the same training with several recipes
+compare.py            the same training with several recipes; study.py: also with several seeds, stored
 advise.py             gossamer advise: the recipe that reaches the loss first, and its cost
 explain_federated.py  a round of a federation, for explain.py
 explain.py, rehearse.py  estimates for a recipe, and for a model and machines that are not available
 simulate.py           gossamer simulate: all workers in this process, in virtual time; or thousands, calculated
 federate.py           federations of devices that keep their data; federate_server.py: `serve`, `join` and `enroll`
 federate_options.py   options of simulated and served federations
-doctor.py, bench.py   measurements: of hosts and links, of compressors
+doctor.py, bench.py   measurements: of hosts and links, of compressors; doctor_link.py: how a link's run is reached
 recipes.py            lists the terms of recipes
 program.py            the script or module of a command, with its arguments
 options.py            options that several commands share

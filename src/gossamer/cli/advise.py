@@ -13,7 +13,7 @@ from rich.console import Console
 from gossamer.base.units import seconds_text
 from gossamer.cli.compare import target_option, train_for_record
 from gossamer.cli.console import columns, echo, progress, wide_console, wrapped
-from gossamer.cli.options import output_option
+from gossamer.cli.options import output_option, speeds_option
 from gossamer.cli.program import ScriptCommand
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.comm.network import Network, read_network
@@ -25,6 +25,7 @@ from gossamer.plan.advise.answer import Setting
 from gossamer.plan.advise.measured_links import HOW, contradictions, read_links
 from gossamer.plan.advise.page import write_advice_page
 from gossamer.plan.advise.race import RaceResult
+from gossamer.plan.estimate.worker_speeds import read_speeds
 
 HERE = "here"
 NOT_HERE = (
@@ -47,6 +48,7 @@ PLAIN_SECONDS = 10.0  # between lines of progress without a terminal
     metavar="FILE",
     help="Measurements of `gossamer doctor --json`: the network, or a check of --network.",
 )
+@speeds_option
 @target_option("The target to reach first, such as validation_loss<2.2.")
 @click.option(
     "--minutes", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, help="Wall time of the race."
@@ -68,6 +70,7 @@ def advise_command(
     workers: int,
     network_text: str | None,
     links: Path | None,
+    speeds_text: str | None,
     target: Target | None,
     minutes: float,
     most: int,
@@ -87,7 +90,14 @@ def advise_command(
     if confirm and network_text is None and links is not None:
         raise click.UsageError(f"--confirm emulates the network and needs its description: {CONFIRM_BY}")
     network, remarks = _network(network_text, links, workers)
-    setting = Setting(script=str(script), arguments=arguments, workers=workers, network=network.text, target=target)
+    setting = Setting(
+        script=str(script),
+        arguments=arguments,
+        workers=workers,
+        network=network.text,
+        target=target,
+        speeds=() if speeds_text is None else read_speeds(speeds_text, workers),
+    )
     advice, result = _advised(setting, network, minutes, most, 1 if own_machines else workers, remarks)
     _show(advice)
     if confirm:
@@ -116,12 +126,17 @@ def _advised(
     setting: Setting, network: Network, minutes: float, most: int, copies: int, remarks: Sequence[str]
 ) -> tuple[Advice, RaceResult]:
     """Run every stage and print its result."""
-    with progress("making a few steps", PLAIN_SECONDS) as say:
+    with progress("making a few steps", PLAIN_SECONDS) as print_text:
         advisor = Advisor(
-            setting=setting, network=network, copies=copies, budget_seconds=60 * minutes, most=most, say=say
+            setting=setting,
+            network=network,
+            copies=copies,
+            budget_seconds=60 * minutes,
+            most=most,
+            print_text=print_text,
         )
         facts = advisor.check()
-        say("profiling a step without a network")
+        print_text("profiling a step without a network")
         measured = advisor.profile()
         echo(
             f"profile   {facts.model.parameters:,} parameters, {seconds_text(measured.compute_seconds)} computing a "
@@ -131,8 +146,8 @@ def _advised(
         left = [each for each in estimated if each.excluded is None]
         best = min(left, key=lambda each: each.expected_seconds)
         echo(
-            f"estimate  {len(estimated)} recipes for {setting.workers} workers on {network.text}: {len(left)} enter "
-            f"the race, fastest {best.recipe}, {seconds_text(best.step_seconds)} a step; {left[0].recipe} "
+            f"estimate  {len(estimated)} recipes for {setting.workers} workers on {setting.conditions}: {len(left)} "
+            f"enter the race, fastest {best.recipe}, {seconds_text(best.step_seconds)} a step; {left[0].recipe} "
             f"{seconds_text(left[0].step_seconds)}"
         )
         result = advisor.race()
@@ -142,7 +157,7 @@ def _advised(
             + ", ".join(f"{len(rung.names) - 1}" for rung in result.rungs)
             + f" recipes per rung; {result.baseline.recipe} made {result.baseline.steps} steps"
         )
-        say("estimating other networks")
+        print_text("estimating other networks")
         return advisor.advice(remarks), result
 
 
@@ -178,7 +193,7 @@ def _confirm(result: RaceResult, setting: Setting, seconds: float) -> tuple[Conf
                 foretold_step_seconds=declared,
                 measured_step_seconds=row.step_seconds,
                 steps=row.steps,
-                loss=row.loss_at_equal_time,
+                loss=row.loss_at_equal_time.value if row.loss_at_equal_time else None,
                 seconds_to_target=row.seconds_to_target,
             )
         )
@@ -186,7 +201,9 @@ def _confirm(result: RaceResult, setting: Setting, seconds: float) -> tuple[Conf
         console.print(
             f"{contender.recipe}: estimated {estimated} a step, measured {seconds_text(row.step_seconds)}"
             + (
-                "" if row.loss_at_equal_time is None else f", {found.metric} {row.loss_at_equal_time:.4g} at equal time"
+                ""
+                if row.loss_at_equal_time is None
+                else f", {found.metric} {row.loss_at_equal_time.value:.4g} at equal time"
             ),
             markup=False,
         )

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gossamer.algorithms.compressors import Compressor
-from gossamer.cli.console import Say, progress, table, wide_console
+from gossamer.cli.console import ShowText, progress, table, wide_console
 from gossamer.cli.options import output_option
 from gossamer.plan.bench import (
     ABOUT,
@@ -69,8 +69,8 @@ def compressors(elements: int, repeat: int, names: tuple[str, ...], processes: i
     chosen = _chosen(names)
     console = wide_console(WIDTH)
     work = _together if processes == 2 else _alone
-    with _one_core(), progress("beginning", PLAIN_SECONDS) as say:
-        found = work(chosen, elements, repeat, say)
+    with _one_core(), progress("beginning", PLAIN_SECONDS) as print_text:
+        found = work(chosen, elements, repeat, print_text)
     about = {"gossamer": __version__, "machine": machine(), "command": shlex.join(["gossamer", *sys.argv[1:]])}
     _show(found, about, console)
     if json_file is not None:
@@ -106,16 +106,16 @@ class _Found:
     measured: Sequence[dict[str, Any]]
 
 
-def _alone(chosen: Sequence[Compressor], elements: int, repeat: int, say: Say) -> _Found:
-    rows = build(chosen, elements, lambda what: say(f"preparing {what}"))
+def _alone(chosen: Sequence[Compressor], elements: int, repeat: int, print_text: ShowText) -> _Found:
+    rows = build(chosen, elements, lambda what: print_text(f"preparing {what}"))
     turns = len(rows) * (repeat + 1)
     turn = iter(range(1, turns + 1))
-    found = run_benchmarks(rows, repeat, lambda what: say(f"{next(turn)} of {turns}: {what}"))
+    found = run_benchmarks(rows, repeat, lambda what: print_text(f"{next(turn)} of {turns}: {what}"))
     return _Found(cells(found), [*remarks(found), ABOUT], [asdict(one) for one in found])
 
 
-def _together(chosen: Sequence[Compressor], elements: int, repeat: int, say: Say) -> _Found:
-    found = run_pair_benchmark([repr(each) for each in chosen], elements, repeat, SECONDS_EACH, say)
+def _together(chosen: Sequence[Compressor], elements: int, repeat: int, print_text: ShowText) -> _Found:
+    found = run_pair_benchmark([repr(each) for each in chosen], elements, repeat, SECONDS_EACH, print_text)
     return _Found(pair_cells(found), [ABOUT_PAIRS], [asdict(one) for one in found])
 
 

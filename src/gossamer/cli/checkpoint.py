@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gossamer.base.units import bytes_text
-from gossamer.cli.console import say, table, wide_console
+from gossamer.cli.console import print_text, table, wide_console
 from gossamer.errors import CheckpointError
 from gossamer.train.checkpoint.listing import CheckpointSummary, summaries
 
@@ -35,7 +35,7 @@ def checkpoint_command(directory: Path, verify: bool, export_dcp: Path | None) -
         from gossamer.train.checkpoint import dcp  # imported late: it takes a second
 
         step = dcp.export(directory, export_dcp).step
-        say(f"step {step} is in {export_dcp}, as model and optimizer of a torch.distributed.checkpoint.")
+        print_text(f"step {step} is in {export_dcp}, as model and optimizer of a torch.distributed.checkpoint.")
 
 
 def _row(each: CheckpointSummary, directory: Path) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from gossamer.algorithms.recipes.parser import UnknownTerm
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base import bounded_file
 from gossamer.base.figures import check_matplotlib
+from gossamer.base.intervals import ConfidenceInterval
 from gossamer.base.units import bytes_text, rate_text, seconds_text, share_text, short
 from gossamer.cli.console import table, wide_console
 from gossamer.cli.options import Command, output_option, session_recipe
@@ -31,14 +33,22 @@ from gossamer.cli.script_terms import register_terms
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
-from gossamer.observe.comparison import Comparison, ComparisonRow, Prices, compare, final_loss, loss_at
+from gossamer.observe.comparison import (
+    HELD_OUT,
+    Comparison,
+    ComparisonRow,
+    LossEstimate,
+    Prices,
+    compare,
+    final_loss,
+    loss_at,
+)
 from gossamer.observe.pages.comparison import write_page
 from gossamer.observe.plot import plot
 from gossamer.observe.record import MOST_RECORD_BYTES, Record, write
 from gossamer.observe.target import Target, read_target
 from gossamer.plan import retained_benefit
-from gossamer.plan.cost.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
-from gossamer.plan.intervals import ConfidenceInterval
+from gossamer.plan.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.plan.profile.profile_runs import profile_script
 
 WIDTH = 140  # columns of a table in a file
@@ -64,9 +74,9 @@ def _learning_rates(context: click.Context, option: click.Parameter, text: str |
         raise click.BadParameter(f"{text!r} is not a list of numbers, such as 0.01,0.03,0.1") from None
 
 
-def target_option(help_text: str) -> Callable[[Command], Command]:
+def target_option(help_text: str, name: str = "--until") -> Callable[[Command], Command]:
     """The option --until, passed to the command as `target`."""
-    return click.option("--until", "target", metavar="TARGET", callback=_target, help=help_text)
+    return click.option(name, "target", metavar="TARGET", callback=_target, help=help_text)
 
 
 def different_recipes(context: click.Context, option: click.Parameter, recipes: tuple[str, ...]) -> tuple[str, ...]:
@@ -107,7 +117,7 @@ def different_recipes(context: click.Context, option: click.Parameter, recipes: 
 @click.option("--rates", callback=_learning_rates, help=f"Learning rates to try, as {RATE} in ARGUMENTS: 0.01,0.03.")
 @click.option("--retained", "scale", is_flag=True, help="Also train Silent() and Dense(), the ends of the scale.")
 @click.option("--unlimited/--no-unlimited", default=True, help="Also run Dense() without a network limit.")
-@click.option("--foretell/--no-foretell", "estimating", default=True, help="Estimate the step time before each run.")
+@click.option("--estimate/--no-estimate", "estimating", default=True, help="Estimate the step time before each run.")
 @click.option("--price-per-hour", type=float, help="Price of one worker.")
 @click.option("--egress-price-per-gb", type=float, help="Price of a sent gigabyte.")
 @output_option("json", "Write the comparison as JSON.")
@@ -141,9 +151,9 @@ def compare_command(
     """Train SCRIPT with every --recipe in turn, on the same network and from the same seed. Arguments after SCRIPT are
     passed to it. All ranks of a run end after the same step."""
     if plot_file is not None:
-        _check_plot(plot_file)
-    _check_placeholders(arguments, seeds, rates)
-    first = _arguments(arguments, seed=0, rate=rates[0] if rates else "")
+        check_plot(f"; or use --page {plot_file.with_suffix('.html')}")
+    check_placeholders(arguments, seeds, rates)
+    first = filled_in(arguments, seed=0, rate=rates[0] if rates else "")
     register_terms(script, first, recipes)
     recipes = _with_ends(recipes, workers) if scale else recipes
     console = wide_console(WIDTH)
@@ -158,7 +168,7 @@ def compare_command(
             forecast = _estimate(recipe, workers, network, script, first, console) if estimating else None
 
             def train(seed: int, rate: str, recipe: str = recipe) -> Record:
-                training = [str(script), *_arguments(arguments, seed=seed, rate=rate)]
+                training = [str(script), *filled_in(arguments, seed=seed, rate=rate)]
                 record = train_for_record(recipe, workers, network, limits, training, console)
                 if rates or seeds > 1:
                     about = f"learning rate {rate}, " if rate else ""
@@ -178,14 +188,15 @@ def compare_command(
     recipes, records = recipes[: len(rows)], [row[0] for row in rows]
     prices = Prices(per_hour=price_per_hour, per_gigabyte=egress_price_per_gb)
     steps = [each.step_seconds if each else None for each in estimated]
-    found = compare(records, unlimited=floor, target=target, prices=prices, estimates=steps)
+    repeats = [row[1:] for row in rows]
+    found = compare(records, repeats=repeats, unlimited=floor, target=target, prices=prices, estimates=steps)
     shares = retained_shares(found, rows, workers)
     columns: dict[str, Sequence[str | None]] = {
         "learning rate": chosen,
         "retained": [None if each is None else retained_benefit.text(each) for each in shares],
     }
     header, lines = table_text(found, recipes, columns)
-    _show(found, header, lines, console)
+    _show(found, header, lines, max(map(len, rows)), console)
     for each, rate in zip(recipes, chosen, strict=True):
         if len(rates) > 1 and rate in (rates[0], rates[-1]):
             console.print(
@@ -198,7 +209,7 @@ def compare_command(
             "retained": [asdict(each) if each else None for each in shares],
             "learning_rates": chosen,
             "records": records,
-            "other_seeds": [row[1:] for row in rows],
+            "other_seeds": repeats,
             "unlimited": floor,
         }
         write(json_file, content)
@@ -218,7 +229,7 @@ def _with_ends(recipes: Sequence[str], workers: int) -> tuple[str, ...]:
     return (*recipes, *(each for each in ("Dense()", "Silent()") if resolve(each, workers) not in known))
 
 
-def _check_placeholders(arguments: Sequence[str], seeds: int, rates: Sequence[str]) -> None:
+def check_placeholders(arguments: Sequence[str], seeds: int, rates: Sequence[str]) -> None:
     for wanted, placeholder, option in ((seeds > 1, SEED, "--seed"), (bool(rates), RATE, "--learning-rate")):
         if wanted and not any(placeholder in each for each in arguments):
             raise click.UsageError(
@@ -227,7 +238,8 @@ def _check_placeholders(arguments: Sequence[str], seeds: int, rates: Sequence[st
             )
 
 
-def _arguments(arguments: Sequence[str], *, seed: int, rate: str) -> list[str]:
+def filled_in(arguments: Sequence[str], *, seed: int, rate: str = "") -> list[str]:
+    """The script's arguments of one run."""
     return [each.replace(SEED, str(seed)).replace(RATE, rate) for each in arguments]
 
 
@@ -252,15 +264,11 @@ def retained_shares(
 ) -> list[ConfidenceInterval | None]:
     """The retained benefit of each row at equal steps. None for all rows if Silent() or Dense() is missing or has no
     loss, or if Dense() is not better than Silent(). rows: records of a recipe by seed."""
-    recipes, ends = [resolve(row[0]["recipe"], workers) for row in rows], (resolve("Silent()"), resolve("Dense()"))
-    if not all(end in recipes for end in ends):
-        return [None] * len(rows)
-    losses = [{seed: loss_at(run, found.metric, found.equal_steps) for seed, run in enumerate(row)} for row in rows]
-    silent, dense = (losses[recipes.index(end)] for end in ends)
-    try:
-        return [retained_benefit.retained_benefit(each, silent=silent, dense=dense) for each in losses]
-    except ValueError:
-        return [None] * len(rows)
+    losses = [
+        {seed: loss_at(run, found.metric, found.equal_steps, found.last_share) for seed, run in enumerate(row)}
+        for row in rows
+    ]
+    return retained_benefit.shares_of_benefit([resolve(row[0]["recipe"], workers) for row in rows], losses)
 
 
 def _estimate(
@@ -290,26 +298,64 @@ def train_for_record(
 ) -> Record:
     """The record of one run; shows its latest line of progress meanwhile."""
     where = f" over {network}" if network else " without a network limit"
-    with tempfile.TemporaryDirectory() as folder, console.status(f"{recipe}{where}") as status:
-        file = Path(folder) / "record.json"
-        command = [sys.executable, "-m", "gossamer", "run", "--workers", str(workers), "--recipe", recipe]
-        command += ["--json", str(file), "--logs", folder, *(["--network", network] if network else []), *training]
-        tail: list[str] = []
-        environment = {**os.environ, **limits}
-        with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        ) as run:
-            for line in run.stdout or ():
-                tail = [*tail[-40:], line]
-                status.update(Text.assemble(f"{recipe}{where}  ", (line.strip()[:100], "dim")))
-        if run.returncode or not file.exists():
-            by_hand = ["gossamer", "run", "--workers", str(workers), "--recipe", recipe, *training]
-            output = [line.rstrip() for line in tail if folder not in line]  # its logs are removed by then
-            raise click.ClickException(failure_text(recipe, by_hand, output))
-        record: Record = json.loads(bounded_file.read_text(file, MOST_RECORD_BYTES))
+    words = ["run", "--workers", str(workers), "--recipe", recipe, *(["--network", network] if network else [])]
+    with console.status(f"{recipe}{where}") as status:
+
+        def on_line(line: str) -> None:
+            status.update(Text.assemble(f"{recipe}{where}  ", (line, "dim")))
+
+        ended = run_for_json([*words, *training], limits, on_line)
+    if ended.code or ended.content is None:
+        by_hand = ["gossamer", "run", "--workers", str(workers), "--recipe", recipe, *training]
+        raise click.ClickException(failure_text(recipe, by_hand, ended.output))
+    record: Record = ended.content
     step = record["seconds_per_step"]["median"]
     console.print(f"{recipe}{where}: {record['steps']} steps, {seconds_text(step)} each", markup=False)
     return record
+
+
+@dataclass(frozen=True)
+class CommandEnd:
+    """End of a `gossamer` command. content: of its JSON file, None without one. output: its last lines."""
+
+    code: int
+    content: Any
+    output: Sequence[str]
+
+
+def run_for_json(
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    show: Callable[[str], None],
+    started: Callable[[subprocess.Popen[str]], None] = lambda process: None,
+) -> CommandEnd:
+    """Run `gossamer WORDS` with --json in a process of its own.
+
+    Args:
+        words: A command that has --json, with its arguments. Logs of `run` are removed at its end.
+        environment: Additional variables.
+        show: Receives each line of output.
+        started: Receives the process.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file, (name, *rest) = Path(folder) / "record.json", words
+        logs = ["--logs", folder] if name == "run" else []
+        command = [sys.executable, "-m", "gossamer", name, "--json", str(file), *logs, *rest]
+        tail: list[str] = []
+        with subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as run:
+            started(run)
+            for line in run.stdout or ():
+                tail = [*tail[-40:], line]
+                show(line.strip()[:100])
+        content = json.loads(bounded_file.read_text(file, MOST_RECORD_BYTES)) if file.exists() else None
+        return CommandEnd(run.returncode, content, [line.rstrip() for line in tail if folder not in line])
 
 
 def failure_text(recipe: str, command: Sequence[str], output: Sequence[str]) -> str:
@@ -321,10 +367,32 @@ def failure_text(recipe: str, command: Sequence[str], output: Sequence[str]) -> 
     return "\n".join([sentence, f"To reproduce it: {shlex.join(command)}", *(["", *rest] if rest else [])])
 
 
+def loss_text(loss: LossEstimate) -> str:
+    """For a table: "2.41 ± 0.0123", with the half width of the interval; "2.41" without one, or "diverged"."""
+    if not isfinite(loss.value):
+        return "diverged"
+    half = None if loss.low is None or loss.high is None else (loss.high - loss.low) / 2
+    return short(loss.value) if half is None else f"{short(loss.value)} ± {short(half)}"
+
+
+def loss_note(found: Comparison, seeds: int) -> str:
+    """The meaning of the loss columns: metric, averaged values and interval."""
+    rows = [each for row in found.rows for each in (row.loss_at_equal_time, row.loss_at_equal_steps) if each]
+    if found.metric is None or not rows:
+        return NO_LOSS
+    counts = sorted({each.points for each in rows})
+    values = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    mean = f"mean of the logged values of the last {share_text(found.last_share)} of each run's steps ({values} values)"
+    note = f"loss: {found.metric}, {'last value' if found.metric in HELD_OUT else mean}"
+    if not any(each.low is not None for each in rows):
+        return f"{note}. For an interval, add --seeds 3 and {SEED} to the script's arguments."
+    return f"{note}; ±: 95 % interval over " + (f"{seeds} seeds" if seeds > 1 else "these values, of one run")
+
+
 def _cells(row: ComparisonRow, recipe: str, found: Comparison) -> dict[str, str | None]:
     """A row of the table by column; columns without a value in any row are left out."""
 
-    def text(value: float | None, show: Any) -> str | None:
+    def text(value: Any, show: Any) -> str | None:
         return None if value is None else show(value)
 
     return {
@@ -335,8 +403,8 @@ def _cells(row: ComparisonRow, recipe: str, found: Comparison) -> dict[str, str 
         "sent a step": bytes_text(row.bytes_per_step),
         "rate to hide": text(row.bits_per_second_to_hide, rate_text),
         "steps": str(row.steps),
-        f"loss at {seconds_text(found.equal_seconds)}": text(row.loss_at_equal_time, short),
-        f"loss at {found.equal_steps} steps": text(row.loss_at_equal_steps, short),
+        f"loss at {seconds_text(found.equal_seconds)}": text(row.loss_at_equal_time, loss_text),
+        f"loss at {found.equal_steps} steps": text(row.loss_at_equal_steps, loss_text),
         f"to {found.target}": text(row.seconds_to_target, seconds_text),
         "over first": f"{row.step_ratio:.2f}",
         "over unlimited": text(row.unlimited_ratio, lambda ratio: f"{ratio:.2f}"),
@@ -360,17 +428,32 @@ def csv_text(found: Comparison, recipes: Sequence[str], columns: Mapping[str, Se
     """CSV with a row for each recipe: the fields of ComparisonRow, in SI units, and the additional columns. A missing
     value is empty."""
     target = io.StringIO()
-    fields = [name for name in ComparisonRow.__dataclass_fields__ if name != "recipe"]
-    writer = csv.writer(target, lineterminator="\n")
-    writer.writerow(["recipe", "loss_metric", *fields, *(name.replace(" ", "_") for name in columns)])
-    for place, (row, recipe) in enumerate(zip(found.rows, recipes, strict=True)):
-        values = [getattr(row, name) for name in fields]
-        writer.writerow([recipe, found.metric, *values, *(cells[place] for cells in columns.values())])
+    lines = [
+        {
+            "recipe": recipe,
+            "loss_metric": found.metric,
+            **{name: value for each in ROW_FIELDS for name, value in _flat(each, getattr(row, each)).items()},
+            **{name.replace(" ", "_"): cells[place] for name, cells in columns.items()},
+        }
+        for place, (row, recipe) in enumerate(zip(found.rows, recipes, strict=True))
+    ]
+    writer = csv.DictWriter(target, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
     return target.getvalue()
 
 
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    """The columns of a field: a loss has its value, the bounds of its interval and the number of its points."""
+    if not name.startswith("loss_at"):
+        return {name: value}
+    parts = asdict(value) if value else dict.fromkeys(LossEstimate.__dataclass_fields__)
+    return {name: parts.pop("value"), **{f"{name}_{part}": each for part, each in parts.items()}}
+
+
+ROW_FIELDS = [name for name in ComparisonRow.__dataclass_fields__ if name != "recipe"]
 LATEX = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
-LATEX |= {"^": r"\textasciicircum{}", "µ": r"\textmu{}", "<": r"\textless{}", ">": r"\textgreater{}"}
+LATEX |= {"±": r"\textpm{}", "^": r"\textasciicircum{}", "µ": r"\textmu{}", "<": r"\textless{}", ">": r"\textgreater{}"}
 
 
 def latex_text(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -393,12 +476,19 @@ def latex_text(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _show(found: Comparison, header: Sequence[str], lines: Sequence[Sequence[str]], console: Console) -> None:
+def print_table(header: Sequence[str], lines: Sequence[Sequence[str]], console: Console) -> None:
+    """Print a table with a line per recipe, after an empty line."""
     shown = table(header, left=("recipe",), no_wrap=("recipe", "retained"))
     for line in lines:
         shown.add_row(*line)
     console.print()
     console.print(shown)
+
+
+def _show(
+    found: Comparison, header: Sequence[str], lines: Sequence[Sequence[str]], seeds: int, console: Console
+) -> None:
+    print_table(header, lines, console)
     console.print(
         "\nrate to hide: minimum rate of a worker's link at which a step's bytes are sent while the step computes"
     )
@@ -407,7 +497,7 @@ def _show(found: Comparison, header: Sequence[str], lines: Sequence[Sequence[str
         console.print(f"over unlimited: ratio to Dense() without a network limit, {floor} a step in this comparison")
     if "retained" in header:
         console.print(f"retained: {RETAINED}")
-    console.print(f"\n{NO_LOSS}" if found.metric is None else f"loss: {found.metric}, as logged by the script")
+    console.print(loss_note(found, seeds), markup=False)
 
 
 def _draw(
@@ -437,8 +527,9 @@ def _draw(
         )
 
 
-def _check_plot(path: Path) -> None:
+def check_plot(hint: str = "") -> None:
+    """Refuse a picture without matplotlib before a run. hint: the part that works without it."""
     try:
         check_matplotlib()
     except GossamerError as error:
-        raise click.ClickException(f"{error}; or use --page {path.with_suffix('.html')}") from None
+        raise click.ClickException(f"{error}{hint}") from None

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from gossamer.observe.control_sequences import SafeConsole, without_controls
 
-Say = Callable[[str], None]
+ShowText = Callable[[str], None]
 FILE_COLUMNS = 240  # for text in a file or a pipe
 NARROWEST = 24  # columns for a sentence next to a term; with fewer it is below the term
 
@@ -43,7 +43,7 @@ def wrapped(text: str, width: int) -> str:
     return "\n".join(_wrapped_line(line, width) for line in text.split("\n"))
 
 
-def beside(terms: Sequence[tuple[str, str]], width: int, indent: str = "  ") -> Iterator[str]:
+def in_columns(terms: Sequence[tuple[str, str]], width: int, indent: str = "  ") -> Iterator[str]:
     """Lines of terms with a sentence each. The sentences have their own column, or are below their terms if `width` is
     small."""
     column = len(indent) + max(len(term) for term, _ in terms) + 2
@@ -60,7 +60,7 @@ def echo(text: str) -> None:
     click.echo(without_controls(text), file=sys.stdout)  # without `file`, click writes UTF-8 to an ASCII stream
 
 
-def say(text: str, *, error: bool = False) -> None:
+def print_text(text: str, *, error: bool = False) -> None:
     """Print to standard error, wrapped between words, without control sequences.
 
     error: whether the text is an error, shown in red if the terminal has colors.
@@ -84,7 +84,7 @@ def _wrapped_line(line: str, width: int) -> str:
 
 
 @contextmanager
-def progress(first: str, plain_seconds: float = 0.0) -> Iterator[Say]:
+def progress(first: str, plain_seconds: float = 0.0) -> Iterator[ShowText]:
     """One line that changes, beginning with `first`. Without a terminal, a line every `plain_seconds`."""
     aside = SafeConsole(stderr=True, highlight=False)
     if not aside.is_terminal:
@@ -94,16 +94,16 @@ def progress(first: str, plain_seconds: float = 0.0) -> Iterator[Say]:
         yield lambda sentence: status.update(Text(sentence))
 
 
-def _now_and_then(aside: Console, seconds: float) -> Say:
+def _now_and_then(aside: Console, seconds: float) -> ShowText:
     last_shown = time.monotonic()
 
-    def say(sentence: str) -> None:
+    def print_text(sentence: str) -> None:
         nonlocal last_shown
         if time.monotonic() >= last_shown + seconds:
             last_shown = time.monotonic()
             aside.print(f"gossamer: {sentence}", soft_wrap=True, markup=False)
 
-    return say
+    return print_text
 
 
 def table(columns: Sequence[str], left: Collection[str] = (), no_wrap: Collection[str] = ()) -> Table:

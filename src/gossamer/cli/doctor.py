@@ -16,9 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gossamer.base.units import bytes_text, seconds_text
-from gossamer.cli.console import Say, progress, table
+from gossamer.cli import doctor_link
+from gossamer.cli.console import ShowText, progress, table
 from gossamer.cli.emulation import Emulation, emulate, enter
-from gossamer.cli.options import Machines, emulation_option, machine_options, output_option
+from gossamer.cli.join import read_link
+from gossamer.cli.options import Machines, check_certificates, emulation_option, machine_options, output_option
+from gossamer.comm.environment.run_settings import tls_contexts
 from gossamer.launcher.fixed_run import launch
 from gossamer.launcher.job import Job
 from gossamer.observe.control_sequences import SafeConsole
@@ -45,6 +48,7 @@ ONLY_PACED = (
 
 
 @click.command("doctor")
+@click.argument("link", required=False, metavar="[LINK|@FILE|-]")
 @click.option("--workers", type=click.IntRange(1), help="Workers on this machine.  [default: 2; 1 with --nnodes]")
 @emulation_option
 @machine_options
@@ -56,17 +60,30 @@ ONLY_PACED = (
     help="Total time of sending; at least 0.4 per pair.",
 )
 @output_option("json", "Also write the report as JSON.")
+@click.option(
+    "--tls",
+    type=click.Path(path_type=Path),
+    callback=check_certificates,
+    help="The certificates of LINK's run.",
+)
 def doctor(
+    link: str | None,
     workers: int | None,
     network_text: str | None,
     machines: Machines,
     seconds: float,
     json_file: Path | None,
+    tls: Path | None,
 ) -> None:
     """Measure round trip and bandwidth between every pair of workers, and show the machine of each.
 
     The measurements use TCP on the interface that training would use. Exit code 1: a pair of workers cannot connect.
+
+    With the LINK of a run, show instead how this machine would reach the run and each of its workers. Nothing joins,
+    and the link is not used up. Exit code 1: workers of this machine could not join.
     """
+    if link is not None:
+        sys.exit(_examine_link(link, tls, json_file))
     workers = workers or (2 if machines.nodes == 1 else 1)
     if workers * machines.nodes < 2:
         raise click.UsageError("One worker has no peer to measure: write --workers 2, or more.")
@@ -74,7 +91,7 @@ def doctor(
     planned = enter(network, ())
     if network is not None and planned is not None and planned.emulation == "paced":
         raise click.ClickException(ONLY_PACED.format(network=network.text, reason=planned.reason))
-    with tempfile.TemporaryDirectory(prefix="gossamer-doctor-") as folder, progress("starting workers") as say:
+    with tempfile.TemporaryDirectory(prefix="gossamer-doctor-") as folder, progress("starting workers") as print_text:
         job = Job(
             script=WORKER,
             arguments=(str(Path(folder, "report.json")), f"--seconds={seconds}"),
@@ -82,22 +99,29 @@ def doctor(
             **vars(machines),
             logs=Path(folder, "logs"),
         )
-        with emulate(network, planned, say) as emulation:
-            report = _examine(emulation.place(job), Path(folder), say)
+        with emulate(network, planned, print_text) as emulation:
+            report = _examine(emulation.place(job), Path(folder), print_text)
     _show(report, SafeConsole(highlight=False))
     if json_file is not None:
         json_file.write_text(json.dumps(_record(report, emulation), indent=1) + "\n", encoding="utf-8")
     sys.exit(0 if report.healthy else 1)
 
 
-def _examine(job: Job, folder: Path, say: Say) -> DoctorReport:
+def _examine_link(link: str, tls_folder: Path | None, json_file: Path | None) -> int:
+    """Show how this machine would reach the run of a link. Returns the exit code."""
+    report = doctor_link.examine(read_link(link), None if tls_folder is None else tls_contexts(str(tls_folder)))
+    doctor_link.show(report, json_file)
+    return 0 if report.healthy else 1
+
+
+def _examine(job: Job, folder: Path, print_text: ShowText) -> DoctorReport:
     def show(rank: int, line: str) -> None:
         if line.startswith("pair "):  # other lines are torch's; they are in the logs only
-            say(line)
+            print_text(line)
 
     directory = folder / "run"
     directory.mkdir()
-    outcome = launch(job, directory, show=show, note=say, tick=lambda: None)
+    outcome = launch(job, directory, show=show, note=print_text, tick=lambda: None)
     if outcome.failure is not None:
         raise click.ClickException(f"no measurement: {outcome.failure}")
     if outcome.exit_code:

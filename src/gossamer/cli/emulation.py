@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gossamer.base import system
 from gossamer.base.run_files import RunFiles
 from gossamer.cli.worker import HEADER_BYTES
 from gossamer.comm.network import Network
@@ -139,20 +138,19 @@ class RunFaultTarget:
         self.testbed.slow(host, factor)
 
     def stop(self, rank: int) -> None:
-        self._signal(rank, signal.SIGSTOP)
+        self._to_worker(rank, system.pause_group)
 
     def resume(self, rank: int) -> None:
-        self._signal(rank, signal.SIGCONT)
+        self._to_worker(rank, system.resume_group)
 
     def kill(self, rank: int) -> None:
-        self._signal(rank, signal.SIGKILL)
+        self._to_worker(rank, system.kill_group)
 
-    def _signal(self, rank: int, number: signal.Signals) -> None:
-        """Signal the process group of a worker and its helpers, if it exists."""
+    def _to_worker(self, rank: int, action: Callable[[int], None]) -> None:
+        """Apply an action to a worker and its helpers, if it was started."""
         started = self._files.newest_start(rank)
         if started is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(started["pid"], number)
+            action(started["pid"])
 
 
 def schedule(faults: Sequence[Fault], emulation: Emulation, directory: Path, note: Callable[[str], None]) -> Schedule:

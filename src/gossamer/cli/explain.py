@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import click
 
+from gossamer.algorithms.compressors import Codec
 from gossamer.algorithms.recipes.advice_reference import read_recipe
 from gossamer.algorithms.recipes.recipe import Recipe, automatic, resolve
+from gossamer.algorithms.recipes.wrapping import replace_tables, tables_of
 from gossamer.algorithms.strategies import (
     AveragingStage,
     FederatedStage,
@@ -22,18 +25,27 @@ from gossamer.algorithms.strategies import (
     Strategy,
     SyncRound,
 )
+from gossamer.algorithms.strategies.forms_by_speed import forms_by_speed, speed_use
+from gossamer.algorithms.strategies.shares_by_speed import LEAST_GAIN
 from gossamer.base.units import rate_text, seconds_text
 from gossamer.cli.console import echo
 from gossamer.cli.explain_federated import NO_STEP_TIME, explain_federated
-from gossamer.cli.options import output_option
+from gossamer.cli.options import output_option, speeds_option
 from gossamer.cli.program import ScriptCommand
 from gossamer.cli.script_terms import register_terms
 from gossamer.comm.mesh.collective_selector import AUTO
 from gossamer.comm.network import read_network
 from gossamer.events import Attached
 from gossamer.plan import retained_benefit
-from gossamer.plan.cost.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
-from gossamer.plan.cost.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, draw
+from gossamer.plan.estimate.step_time import (
+    NOT_PREDICTABLE,
+    StepTimeEstimate,
+    estimate_step_time,
+    is_predictable,
+    placed_on,
+)
+from gossamer.plan.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, draw
+from gossamer.plan.estimate.worker_speeds import read_speeds
 from gossamer.plan.profile.profile_runs import ProfileError, assume_profile, profile_script
 from gossamer.plan.profile.synthetic_shapes import assumed
 from gossamer.plan.profile.user_script import attached_by
@@ -43,6 +55,7 @@ from gossamer.train.traffic.traffic import TrafficEstimate, bits_per_second_to_h
 
 ASSUMED_PARAMETERS = 10_000_000
 MOST_PARAMETERS = 10**12
+THIS, MOST_SHOWN = "this recipe", 16  # workers with shares in one line
 FLAGS = ("--help", "-h", "--own-machines")
 COLORS = {"bright_black": TRAINS, "cyan": LEAVES + TRAVELS, "green": LANDS + AT_ONCE}
 
@@ -84,6 +97,7 @@ def _first_positional(args: list[str], start: int) -> int:
     type=click.FloatRange(min=0, min_open=True),
     help="Compute time of a step on one worker; with a SCRIPT, replaces the measurement.",
 )
+@speeds_option
 @click.option(
     "--own-machines",
     is_flag=True,
@@ -98,6 +112,7 @@ def explain(
     parameters: int | None,
     network: str | None,
     step_seconds: float | None,
+    speeds_text: str | None,
     own_machines: bool,
     json_file: Path | None,
 ) -> None:
@@ -105,27 +120,34 @@ def explain(
 
     SCRIPT runs with its ARGS until it calls gossamer.attach; then its model is priced, and nothing is sent. A few steps
     of it are also timed alone: they give the link rate that hides communication and, with --network, the step time on
-    that network. With a federated RECIPE, SCRIPT is one of `gossamer federate`, and --workers counts its clients.
+    that network. With --speeds, also the part of the workers' speeds that RECIPE uses. With a federated RECIPE, SCRIPT
+    is one of `gossamer federate`, and --workers counts its clients.
     """
     _refuse_contradictions(recipe, script, parameters, network, step_seconds)
     recipe = read_recipe(recipe)
+    speeds = () if speeds_text is None else read_speeds(speeds_text, workers)
     if script is not None:
         register_terms(script, arguments, [recipe])
     auto = automatic(recipe)
     first = recipe if auto is None else beginning(admitted(auto, adaptive=False)).written
     resolved = resolve(first, workers)
     if isinstance(resolved.strategy.steady_stage, FederatedStage):
-        if network is not None or step_seconds is not None or own_machines:
+        if network is not None or step_seconds is not None or own_machines or speeds_text is not None:
             raise click.UsageError(NO_STEP_TIME)
         facts, record = explain_federated(resolved, script, arguments, parameters or ASSUMED_PARAMETERS, workers)
-        _tell(facts, record, json_file)
+        _print_report(facts, record, json_file)
         return
+    if network is not None:
+        resolved = placed_on(resolved, read_network(network, workers), workers)
     model, attached = _model(resolved, script, arguments, parameters)
     traffic = estimate_traffic(resolved, attached, workers=workers)
-    step = _step(resolved, attached, script, arguments, workers, network, step_seconds, own_machines)
+    step = _step(resolved, attached, script, arguments, workers, network, step_seconds, own_machines, speeds)
     for line in _choice_lines(recipe):
         echo(line)
     for line in _lines(resolved, model, traffic):
+        echo(line)
+    by_codec = _bytes_by_codec(resolved, attached, workers)
+    for line in _codec_lines(resolved, by_codec, workers):
         echo(line)
     for line in _measured_lines(resolved, workers):
         echo(line)
@@ -135,15 +157,22 @@ def explain(
         echo(line)
     if network is not None and step.estimate is None:
         echo(f"\n{NOT_PREDICTABLE}")
+    for line in _speed_lines(resolved, speeds, step.estimate) if speeds else ():
+        echo(line)
     if json_file is not None:
-        json_file.write_text(json.dumps(_record(resolved, model, traffic, step), indent=2) + "\n")
+        record = _record(resolved, model, traffic, step)
+        if speeds:
+            record["speeds"] = {"speeds": speeds, "use": _uses(resolved, speeds)}
+        if by_codec:
+            record["bytes_sent_per_step_by_codec"] = {repr(codec): sent for codec, sent in by_codec.items()}
+        json_file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def _tell(lines: list[str], record: dict[str, Any], json_file: Path | None) -> None:
+def _print_report(lines: list[str], record: dict[str, Any], json_file: Path | None) -> None:
     for line in lines:
         echo(line)
     if json_file is not None:
-        json_file.write_text(json.dumps(record, indent=2) + "\n")
+        json_file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def _refuse_contradictions(
@@ -179,6 +208,7 @@ def _step(
     network: str | None,
     step_seconds: float | None,
     own_machines: bool,
+    speeds: Sequence[float] = (),
 ) -> _Step:
     """Compute time as given or as measured with the script, and the step time estimated from it on the network."""
     there = read_network(network, workers) if network is not None else None  # first, to report a wrong network at once
@@ -195,7 +225,8 @@ def _step(
     else:
         assert script is not None  # checked by _refuse_contradictions
         measured = profile_script(script, arguments, recipe, workers, copies)
-    return _Step(measured.compute_seconds, estimate_step_time(recipe, measured, there, workers))
+    estimate = estimate_step_time(recipe, replace(measured, speeds=speeds), there, workers)
+    return _Step(measured.compute_seconds, estimate)
 
 
 def _model(
@@ -240,6 +271,46 @@ def _lines(recipe: Recipe, model: str, traffic: TrafficEstimate) -> Iterator[str
         yield f"  {'for the strategy':<28}{traffic.strategy_bytes:>20,}"
 
 
+def _bytes_by_codec(recipe: Recipe, model: Attached, workers: int) -> dict[Codec, float]:
+    """Bytes per step of a worker with each codec; empty if the recipe has one for all."""
+
+    def sent(codec: Codec) -> float:
+        compressor = replace_tables(
+            recipe.compressor, lambda table: codec if codec in table.codecs else table.codecs[0]
+        )
+        return estimate_traffic(replace(recipe, compressor=compressor), model, workers=workers).bytes_sent
+
+    return {codec: sent(codec) for table in tables_of(recipe.compressor) for codec in table.codecs}
+
+
+def _codec_lines(recipe: Recipe, by_codec: Mapping[Codec, float], workers: int) -> Iterator[str]:
+    """Bytes of the workers with each codec, if they differ."""
+    if not by_codec:
+        return
+    table = tables_of(recipe.compressor)[0]
+    ranks = {codec: _ranges(of) for codec, of in table.senders(workers)} if table.is_placed else {}
+    yield ""
+    yield "Bytes per step of a worker, by its codec:"
+    for codec, sent in by_codec.items():
+        who = f"   rank{'s' * (not ranks[codec].isdecimal())} {ranks[codec]}" if codec in ranks else ""
+        yield f"  {codec!r:<28}{sent:>20,.0f}{who}"
+    if table.is_placed:
+        yield "The table above has means over the workers."
+    else:
+        yield f"The table above counts all workers as usual: a session selects the slow ones by {table!r}."
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """Text of ascending ranks, such as "0-2, 5"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
 def _measured_lines(recipe: Recipe, workers: int) -> Iterator[str]:
     """Measured retained benefit of communication of the recipe."""
     measured = retained_benefit.measured_share(recipe, workers)
@@ -247,7 +318,7 @@ def _measured_lines(recipe: Recipe, workers: int) -> Iterator[str]:
         return
     yield ""
     yield f"Retained benefit of communication, measured on {measured.task} with {measured.optimizer}:"
-    yield f"  {retained_benefit.text(measured.share)}; lock step 100 %, training alone 0 %: docs/benchmarks/ladder.md"
+    yield f"  {retained_benefit.text(measured.share)}; lock step 100 %, training alone 0 %"
     if measured.is_low and (better := retained_benefit.better_share(measured)) is not None:
         yield f"  warning: less than half. With at most as many bytes: {better.recipe}"
         yield f"  kept {retained_benefit.text(better.share)}"
@@ -365,6 +436,43 @@ def _time_lines(traffic: TrafficEstimate, estimate: StepTimeEstimate) -> Iterato
     )
     if estimate.caution is not None:
         yield estimate.caution
+
+
+def _uses(recipe: Recipe, speeds: Sequence[float]) -> dict[str, float]:
+    """Part of the sum of speeds that the recipe's strategy uses, and that others use if it is not nearly all."""
+    seconds = [1 / speed for speed in speeds]
+    own = speed_use(recipe.strategy, seconds)
+    others = forms_by_speed(seconds) if own < 1 - LEAST_GAIN else {}
+    return {THIS: own, **{repr(strategy): use for strategy, use in others.items()}}
+
+
+def _speed_lines(recipe: Recipe, speeds: Sequence[float], estimate: StepTimeEstimate | None) -> Iterator[str]:
+    """Useful samples per second of the recipe, and of forms that divide the work by speed."""
+    uses = _uses(recipe, speeds)
+    width = max(28, *(len(name) + 2 for name in uses))
+    yield ""
+    yield f"Useful samples per second of {len(speeds)} workers of speeds {_speeds_text(speeds)}, as a part of what they"
+    yield "compute without communication:"
+    for name, use in uses.items():
+        yield f"  {name:<{width}}{use:>8.2f}{_parts_text(recipe, speeds) if name == THIS else ''}"
+        if name == THIS and estimate is not None:
+            yield f"  {'with its messages':<{width}}{estimate.speed_use:>8.2f}   on {estimate.inputs['network']}"
+
+
+def _parts_text(recipe: Recipe, speeds: Sequence[float]) -> str:
+    """The parts of a step, or the local steps, of few workers with different ones."""
+    stage = recipe.strategy.steady_stage
+    parts = stage.parts_at([1 / speed for speed in speeds]) if stage.follows_speed else None
+    if parts is None or len(parts) > MOST_SHOWN:
+        return ""
+    kind = "local steps" if stage.local_parameters else "shares"
+    return f"   {kind} {', '.join(map(str, parts))}"
+
+
+def _speeds_text(speeds: Sequence[float]) -> str:
+    """For example: 1 (3 workers), 0.2."""
+    runs = [(speed, len(list(same))) for speed, same in groupby(speeds)]
+    return ", ".join(f"{speed:g} ({count} workers)" if count > 1 else f"{speed:g}" for speed, count in runs)
 
 
 def _table(traffic: TrafficEstimate) -> Iterator[tuple[str, str, float]]:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.algorithms.strategies.federated_rules import FederatedStrategy
 from gossamer.base.layout import Layout
 from gossamer.errors import RecipeError
 from gossamer.federated.client.functions import load_script
@@ -25,7 +25,7 @@ from gossamer.plan.profile.synthetic_shapes import assumed_shapes
 RECIPE = "GOSSAMER_RECIPE"  # overrides the recipe of a script
 NO_STEP_TIME = (
     "a federation has no step time to estimate: devices compute and send at their own speeds. Leave out --network, "
-    "--step-seconds and --own-machines; `gossamer federate` reports the virtual seconds of a whole training."
+    "--step-seconds, --speeds and --own-machines; `gossamer federate` reports the virtual seconds of a whole training."
 )
 
 

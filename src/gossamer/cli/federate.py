@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +13,9 @@ from typing import Any
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from gossamer.base import system
 from gossamer.base.units import bytes_text, seconds_text, short
-from gossamer.cli.console import progress, say, table, wide_console
+from gossamer.cli.console import print_text, progress, table, wide_console
 from gossamer.cli.federate_options import FederationPlan, plan_options, save_option, saved, script_with_arguments
 from gossamer.cli.options import output_option
 from gossamer.observe.control_sequences import SafeConsole
@@ -24,13 +23,13 @@ from gossamer.observe.record import write
 from gossamer.version import __version__
 
 WIDTH = 140  # columns of a table in a file
-TOLD_EVERY_SECONDS = 10.0  # without a terminal
+REPORT_EVERY_SECONDS = 10.0  # without a terminal
 INTERRUPTED = 130
 COLUMNS = ("rounds", "virtual time", "up a round", "down a round", "up in all", "down in all", "seconds a round")
 SIMULATE = "simulate"
 ELSEWHERE = {name: f"gossamer.cli.federate_server:{name}_command" for name in ("serve", "join", "enroll")}
 
-Tell = Callable[[int, str], None]
+OnProgress = Callable[[int, str], None]
 
 
 class FederateGroup(click.Group):
@@ -120,25 +119,25 @@ def simulate_command(
         except ValueError as error:
             raise click.ClickException(str(error)) from error
         run, began = simulation.result, time.perf_counter()
-        say(f"gossamer: {estimated(simulation, plan.clients, plan.rounds)}")
+        print_text(f"gossamer: {estimated(simulation, plan.clients, plan.rounds)}")
         try:
-            with _bar(plan.rounds) as tell:
-                simulation.on_round = lambda record: tell(record.version, _standing(run, plan.until))
+            with _bar(plan.rounds) as on_progress:
+                simulation.on_round = lambda record: on_progress(record.version, _standing(run, plan.until))
                 simulation.run()
         finally:  # also after a failure
             _show(run)
             if save_file is not None and run.rounds:
-                say(f"gossamer: {saved(run.model, save_file)}")
+                print_text(f"gossamer: {saved(run.model, save_file)}")
             if json_file is not None:
                 about: dict[str, Any] = {"gossamer": __version__, "script": str(script), "arguments": list(arguments)}
                 about |= {
                     "seed": plan.seed,
                     "profiles": profiles and str(profiles),
-                    "peak_memory_bytes": peak_memory_bytes(),
+                    "peak_memory_bytes": system.peak_resident_bytes(),
                 }
                 write(json_file, {**about, "real_seconds": time.perf_counter() - began, **run.record()})
     if run.ended == "interrupted":
-        say(f"gossamer: interrupted after {len(run.rounds)} of {plan.rounds} rounds; their results are above")
+        print_text(f"gossamer: interrupted after {len(run.rounds)} of {plan.rounds} rounds; their results are above")
         raise SystemExit(INTERRUPTED)
 
 
@@ -151,17 +150,12 @@ def estimated(simulation: Any, clients: int, rounds: int) -> str:
     )
 
 
-def peak_memory_bytes() -> int:
-    """Peak resident memory of this process in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
 @contextmanager
-def _bar(rounds: int) -> Iterator[Tell]:
+def _bar(rounds: int) -> Iterator[OnProgress]:
     """A progress bar of rounds with a sentence; without a terminal, a line now and then."""
     aside = SafeConsole(stderr=True, highlight=False)
     if not aside.is_terminal:
-        with progress("", TOLD_EVERY_SECONDS) as show_progress:
+        with progress("", REPORT_EVERY_SECONDS) as show_progress:
             yield lambda done, sentence: show_progress(f"round {done} of {rounds}, {sentence}")
         return
     columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
@@ -194,7 +188,7 @@ def _show(run: Any) -> None:
     )
     wide_console(WIDTH).print(shown)
     for line in _remarks(run):
-        say(f"gossamer: {line}")
+        print_text(f"gossamer: {line}")
 
 
 def _remarks(run: Any) -> Sequence[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gossamer.cli.console import echo, say
+from gossamer.cli.console import echo, print_text
 from gossamer.cli.federate_options import FederationPlan, plan_options, save_option, saved, script_with_arguments
 from gossamer.cli.options import check_certificates, check_parent, check_recipe, check_token, output_option
 from gossamer.comm.environment.run_token import check_token_file, make_token, read_token
@@ -23,7 +24,8 @@ from gossamer.comm.runtime.signal_handlers import STOP_SIGNALS, handling
 from gossamer.errors import ConnectError
 
 if TYPE_CHECKING:
-    from gossamer.comm.rpc.sockets import Address, Tls
+    from gossamer.comm.environment.run_settings import Tls
+    from gossamer.comm.rpc.tls_sockets import Address
     from gossamer.federated.secure_aggregation.identities import IdentityRoster
 
 PORT = 29600
@@ -56,7 +58,7 @@ def make_missing_token(context: click.Context, option: click.Parameter, path: Pa
     try:
         if not path.exists():
             make_token(path)
-            say(f"Created {path}, the secret by which devices authenticate: copy it to each device.")
+            print_text(f"Created {path}, the secret by which devices authenticate: copy it to each device.")
         return check_token_file(path)
     except OSError as problem:
         raise click.BadParameter(f"{path} cannot be created ({problem.strerror}). Name another file.") from None
@@ -153,7 +155,7 @@ def serve_command(
             tls=_tls(tls),
             journal=journal,
             identities=_identities(roster),
-            say=echo,
+            print_text=echo,
         )
     except ValueError as error:
         raise click.ClickException(str(error)) from error
@@ -267,7 +269,7 @@ def join_command(
         identity=None if identity is None else Identity.kept_at(identity),
         recipe=recipe,
         options=DeviceOptions(give_up_seconds=give_up_seconds),
-        say=echo,
+        print_text=echo,
     )
     try:
         with _interrupting():
@@ -309,9 +311,8 @@ def _identities(path: Path | None) -> IdentityRoster | None:
 
 def _tls(folder: Path | None) -> Tls | None:
     from gossamer.comm.environment.run_settings import tls_contexts
-    from gossamer.comm.rpc.sockets import Tls
 
-    return None if folder is None else Tls(*tls_contexts(str(folder)))
+    return None if folder is None else tls_contexts(str(folder))
 
 
 @contextmanager
@@ -332,22 +333,23 @@ def _interrupting() -> Iterator[None]:
 
     A thread receives the signal, too: the user's code may be in a long call, or catch the exception.
     """
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
+    reading, writing = socket.socketpair()  # Windows cannot make a pipe non-blocking
+    writing.setblocking(False)
 
     def end_soon() -> None:
-        if os.read(reading, 1):
+        if reading.recv(1):  # nothing once the block has ended
             threading.Event().wait(LEAVE_SECONDS)
             os._exit(INTERRUPTED)
+        reading.close()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.set_wakeup_fd(writing)
+    before = signal.set_wakeup_fd(writing.fileno())
     threading.Thread(target=end_soon, name="gossamer leaving", daemon=True).start()
     try:
         with handling(on_signal, *STOP_SIGNALS):
             yield
     finally:
         signal.set_wakeup_fd(before)
-        os.close(writing)
+        writing.close()

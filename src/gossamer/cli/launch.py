@@ -175,6 +175,7 @@ def _run(
         grace_seconds=grace_seconds,
         logs=new_logs() if logs is None else Path(logs),
         worker_module="gossamer.cli.worker",
+        keeps_standby=True,
     )
     outcomes: list[Outcome] = []
 

@@ -10,13 +10,22 @@ from pathlib import Path
 import click
 
 from gossamer.cli.emulation import PORT, Emulation
-from gossamer.cli.options import Machines
+from gossamer.cli.options import ENCRYPTED, Encryption, Machines
 from gossamer.comm.environment import interfaces
 from gossamer.launcher.elastic_run import coordinate_run, launch_members
 from gossamer.launcher.failure import Outcome
 from gossamer.launcher.fixed_run import launch
-from gossamer.launcher.job import LOOPBACK, MOST_WORKERS, Elasticity, Job, Serving, WorkerRange
-from gossamer.launcher.rendezvous import Met, nobody_asks
+from gossamer.launcher.job import (
+    LOOPBACK,
+    MOST_WORKERS,
+    NO_SERVERS,
+    Elasticity,
+    InvitationOptions,
+    Job,
+    Serving,
+    WorkerRange,
+)
+from gossamer.launcher.rendezvous import Met, ignore_peer
 from gossamer.launcher.served_run import launch_peers
 from gossamer.observe.live import LiveView
 from gossamer.observe.telemetry import MachineDesk
@@ -41,21 +50,21 @@ def read_serving(servers: int, machines: Machines) -> Serving | None:
     return Serving(servers=servers)
 
 
-def starter(job: Job, serving: Serving | None, emulation: Emulation, met: Met = nobody_asks) -> Start:
+def starter(job: Job, serving: Serving | None, emulation: Emulation, met: Met = ignore_peer) -> Start:
     """The launcher of this job, on the emulated hosts. It takes the remaining arguments of `launch`."""
     if serving is None:
         return partial(launch, emulation.place(job), met=met)
-    return partial(launch_peers, emulation.place(job), place_servers(job, serving, emulation))
+    return partial(launch_peers, emulation.place(job), place_servers(job.workers, serving, emulation))
 
 
-def place_servers(job: Job, serving: Serving, emulation: Emulation) -> Serving:
+def place_servers(workers: int, serving: Serving, emulation: Emulation) -> Serving:
     """The servers on the emulated hosts after those of the workers. The store is on the first server's host.
 
     So the loss of a worker's host loses that worker only.
     """
-    if emulation.testbed is None:
+    if emulation.testbed is None or not serving.servers:
         return serving
-    hosts = emulation.testbed.hosts[job.workers :]
+    hosts = emulation.testbed.hosts[workers:]
     return replace(
         serving,
         endpoints=tuple(f"{host.address}:{PORT + 1}" for host in hosts),
@@ -69,16 +78,31 @@ NO_TOKEN = (
     "(mode 0600), and add --token-file FILE."
 )
 JOINED_RANGE = (
-    "--join adds workers to a run that already has a range: write the number of workers to start here, such as "
+    "the run that these workers join has a range already: write the number of workers to start here, such as "
     "--workers {initial}; `gossamer resize` changes the range."
 )
 NO_MEETING = (
     "{option} is for a fixed number of machines. In an elastic run machines join and leave: start the first with "
     "--workers {workers} --listen HOST:PORT, and the others with --join HOST:PORT."
 )
-SERVERS = (
-    "--servers is for a fixed number of workers, which are already restarted one by one, and {elastic} is for recipes "
-    "in lock step. Leave out one of the two."
+RELAY_SEALS = (
+    "--relay and --tls exclude each other: with --relay, workers seal their connections without certificates. Leave "
+    "out one of the two."
+)
+SERVERS_ELSEWHERE = (
+    "the run's first launcher starts its servers, and the coordinator gives their addresses to all workers: write "
+    "--servers there, and leave it out here."
+)
+SERVERS_RELAY = (
+    "with --servers, workers connect to the first launcher's machine only, so nothing needs a relay: leave out --relay."
+)
+SERVERS_OPEN = (
+    "workers of other machines would exchange parameters with the servers unencrypted. Add --tls FOLDER, or, on a "
+    "network of your own, --private-network 10.0.0.0/8 with its address, or --plaintext."
+)
+RELAY_LISTENS = (
+    "a machine that joins needs --listen HOST:PORT for a relay only, at an address that all workers reach: write "
+    "--relay and --listen, or leave out both."
 )
 EMULATED = "--network emulates all hosts on this machine, and other machines cannot reach them: leave out {option}."
 PACED = (
@@ -93,47 +117,100 @@ def read_elasticity(
     *,
     join: tuple[str, int] | None,
     listen: tuple[str, int] | None,
+    invitation: InvitationOptions | None = None,
+    relays: bool = False,
+    encryption: Encryption = ENCRYPTED,
+    tls: Path | None = None,
     token_file: Path | None,
     servers: int,
     network_text: str | None,
 ) -> Elasticity | None:
     """Elasticity of the run; None for a fixed number of workers. Raises UsageError for contradicting options."""
+    invitation = invitation or InvitationOptions()
     if join is None and isinstance(workers, int):
         if listen is not None:
             raise click.UsageError("--listen is for elastic runs: add --workers MIN:MAX, such as 2:8.")
+        if relays:
+            raise click.UsageError("--relay is for elastic runs: add --workers MIN:MAX, such as 2:8.")
+        if encryption.option:
+            raise click.UsageError(f"{encryption.option} is for elastic runs: add --workers MIN:MAX, such as 2:8.")
+        if invitation.file is not None or invitation.addresses:
+            option = "--invite" if invitation.file is not None else "--public-address"
+            raise click.UsageError(f"{option} is for elastic runs: add --workers MIN:MAX, such as 2:8.")
         return None
-    elastic = f"--workers {workers}" if join is None else "--join"
-    if servers:
-        raise click.UsageError(SERVERS.format(elastic=elastic))
+    if servers and join is not None:
+        raise click.UsageError(SERVERS_ELSEWHERE)
+    if servers and relays:
+        raise click.UsageError(SERVERS_RELAY)
     if network_text is not None and (join or listen):
         raise click.UsageError(EMULATED.format(option="--join" if join else "--listen"))
     for option, given in (("--nnodes", machines.nodes > 1), ("--rendezvous", machines.rendezvous is not None)):
         if given:
             count = workers if isinstance(workers, WorkerRange) else f"1:{max(workers * machines.nodes, 1)}:{workers}"
             raise click.UsageError(NO_MEETING.format(option=option, workers=count))
+    if relays and tls is not None:
+        raise click.UsageError(RELAY_SEALS)
     if join is None:
         assert isinstance(workers, WorkerRange)
-        return Elasticity(range=workers, listen=listen or (_address(machines.interface), 0))
-    if listen is not None:
-        raise click.UsageError("--join uses the coordinator of another launcher: leave out --listen.")
+        if relays and encryption.plaintext:
+            raise click.UsageError("--relay forwards sealed bytes only: leave out --plaintext, or --relay.")
+        address = listen or (_address(machines.interface), 0)
+        hosts = (address[0], *(host for host, _ in invitation.addresses))
+        seals = relays or (tls is None and encryption.is_needed(hosts))
+        if servers and seals:
+            raise click.UsageError(SERVERS_OPEN)
+        return Elasticity(range=workers, listen=address, invitation=invitation, relays=relays, seals=seals)
+    if relays is not (listen is not None):
+        raise click.UsageError(RELAY_LISTENS)
+    if encryption.option:
+        raise click.UsageError(
+            f"the run's first launcher decides about encryption: write {encryption.option} there, leave it out here."
+        )
+    if invitation.file is not None or (invitation.addresses and not relays):
+        raise click.UsageError("links are made by the run's first launcher: write `gossamer invite RUN` there.")
     if isinstance(workers, WorkerRange):
         raise click.UsageError(JOINED_RANGE.format(initial=workers.initial))
     if token_file is None:
         raise click.UsageError(NO_TOKEN)
-    return Elasticity(range=WorkerRange(least=1, most=MOST_WORKERS, initial=workers), listen=None, coordinator=join)
+    return Elasticity(
+        range=WorkerRange(least=1, most=MOST_WORKERS, initial=workers),
+        listen=listen,
+        coordinator=join,
+        invitation=invitation,
+        relays=relays,
+    )
 
 
 def elastic_starter(
-    job: Job, elasticity: Elasticity, emulation: Emulation, live: LiveView, others: MachineDesk | None
+    job: Job,
+    elasticity: Elasticity,
+    emulation: Emulation,
+    live: LiveView,
+    others: MachineDesk | None,
+    show_secret: Callable[[str], None] = lambda text: None,
+    serving: Serving = NO_SERVERS,
 ) -> Start:
     """The launcher of this job, on the emulated hosts, with its coordinator on the first one. It takes the remaining
-    arguments of `launch`. The live view follows workers that join later, too. others: serves other launchers.
+    arguments of `launch`. The live view follows workers that join later, too.
+
+    Args:
+        others: serves other launchers.
+        show_secret: shows the link of the run, which must not be recorded.
+        serving: the run's parameter servers.
     """
     if emulation.testbed is not None:
         first = emulation.testbed.hosts[0]
         elasticity = replace(elasticity, listen=(first.address, PORT), network=DIRECTORY / first.namespace)
-    coordinate = partial(coordinate_run, beside=None if others is None else others.answers)
-    return partial(launch_members, emulation.place(job), elasticity, staffed=live.staff, coordinate=coordinate)
+    coordinate = partial(coordinate_run, more_handlers=None if others is None else others.answers)
+    return partial(
+        launch_members,
+        emulation.place(job),
+        elasticity,
+        serving=place_servers(elasticity.range.most, serving, emulation),
+        staffed=live.staff,
+        coordinate=coordinate,
+        show_secret=show_secret,
+    )
 
 
 def check_emulation(elasticity: Elasticity | None, planned: EmulationPlan | None) -> None:

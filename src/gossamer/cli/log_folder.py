@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from gossamer.base import system
 from gossamer.launcher import parent_watchdog
 from gossamer.observe.control_sequences import without_controls
 
@@ -65,16 +65,17 @@ def private_directory(logs: Path) -> Iterator[Path]:
         finally:
             parent_watchdog.remove(directory)
     finally:
-        (logs / LOCK_FILE).unlink(missing_ok=True)
+        with suppress(PermissionError):  # Windows keeps the name of an open file
+            (logs / LOCK_FILE).unlink(missing_ok=True)
         os.close(lock)
 
 
 def _lock(logs: Path) -> int:
     """Lock the folder until the returned file is closed or this process ends. Raises click.UsageError."""
     while True:
-        handle = os.open(logs / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        handle = system.open_file(logs / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock_file(handle)
         except (BlockingIOError, PermissionError):
             owner = os.read(handle, MOST_OWNER_BYTES).decode(errors="replace")
             os.close(handle)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import codecs
 import errno
-import resource
 import sys
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,7 +15,8 @@ from typing import TextIO
 import click
 from click.shell_completion import CompletionItem
 
-from gossamer.cli.console import say
+from gossamer.base import system
+from gossamer.cli.console import print_text
 from gossamer.errors import GossamerError
 from gossamer.version import __version__
 
@@ -37,10 +37,9 @@ def out_of_resources(error: OSError) -> str | None:
     """A message for an error with a system limit as its cause; None for any other error."""
     match error.errno:
         case errno.EMFILE:
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            too_low = hard != resource.RLIM_INFINITY and hard < ENOUGH_FILES
-            return FILES.format(soft=soft, error=error, enough=ENOUGH_FILES) + (
-                HARD.format(hard=hard) if too_low else ""
+            soft, hard = system.open_file_limits()
+            return FILES.format(soft=f"{soft:g}", error=error, enough=ENOUGH_FILES) + (
+                HARD.format(hard=f"{hard:g}") if hard < ENOUGH_FILES else ""
             )
         case errno.ENFILE:
             return SYSTEM_FILES.format(error=error)
@@ -118,6 +117,9 @@ COMMANDS = {
         "federate_command",
         "Train on devices that keep their data: `gossamer federate SCRIPT ...` simulates all of them on this machine.",
     ),
+    "invite": LazyCommand("invite", "invite_command", "Print a link with which other machines join an elastic run."),
+    "join": LazyCommand("join", "join", "Add workers of this machine to the elastic run of LINK."),
+    "limit": LazyCommand("limit", "limit_command", "Show or change the bandwidth limits of a run while it trains."),
     "recipes": LazyCommand("recipes", "recipes", "List the terms of recipes, with an example of each."),
     "record": LazyCommand(
         "record",
@@ -140,6 +142,11 @@ COMMANDS = {
         "stacks",
         "stacks_command",
         "Show the latest Python stacks of each rank of RUN, a folder of logs; ranks with equal stacks together.",
+    ),
+    "study": LazyCommand(
+        "study",
+        "study_command",
+        "Train SCRIPT with every --recipe and every seed, with intervals over the seeds.",
     ),
     "trace": LazyCommand("trace", "trace_command", "Write a trace of all ranks of RUN, on one clock."),
     "watch": LazyCommand(
@@ -182,15 +189,15 @@ def main() -> None:
     except click.ClickException as refusal:
         output = StringIO()
         refusal.show(output)
-        say(output.getvalue().rstrip())
+        print_text(output.getvalue().rstrip())
         sys.exit(refusal.exit_code)
     except click.Abort:
         sys.exit("Aborted!")
     except GossamerError as error:
-        say("\n".join([f"Error: {error}", *getattr(error, "__notes__", ())]))
+        print_text("\n".join([f"Error: {error}", *getattr(error, "__notes__", ())]))
         sys.exit(1)
     except OSError as error:
         if (resource_message := out_of_resources(error)) is None:
             raise
-        say(f"Error: {resource_message}")
+        print_text(f"Error: {resource_message}")
         sys.exit(1)

@@ -4,25 +4,31 @@ Modules that import torch are imported when an option is checked, so that a comm
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gossamer.base.spans import active
 from gossamer.base.spans.step_range import StepRange, read_steps
+from gossamer.comm.bandwidth.limits import MachineLimits
 from gossamer.comm.network import Network, read_network
 from gossamer.errors import AttachError, ConnectError, GossamerError, RecipeError
-from gossamer.launcher.job import WorkerRange, interfaces, read_worker_range
+from gossamer.launcher.job import InvitationOptions, WorkerRange, interfaces, read_worker_range
 from gossamer.observe.exporters.destination import FORMS, read_destination
 
 Command = Callable[..., Any]
+PrivateNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+PrivateAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 CERTIFICATES = ("cert.pem", "key.pem", "ca.pem")
 
 
@@ -74,14 +80,14 @@ def session_recipe(text: str) -> str:
     return text
 
 
-def check_collective(context: click.Context, option: click.Parameter, wish: str | None) -> str | None:
-    from gossamer.comm.mesh.collective_selector import AUTO, check_wish
+def check_collective(context: click.Context, option: click.Parameter, requested: str | None) -> str | None:
+    from gossamer.comm.mesh.collective_selector import AUTO, check_requested
 
     try:
-        check_wish(wish or AUTO)
+        check_requested(requested or AUTO)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
-    return wish
+    return requested
 
 
 def check_destinations(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> str | None:
@@ -163,6 +169,15 @@ emulation_option = click.option(
 )
 
 
+speeds_option = click.option(
+    "--speeds",
+    "speeds_text",
+    metavar="SPEEDS",
+    help="Speed of each worker, such as 1,1,1,0.2 or 1x3,0.2; a worker of speed 1 has the measured or given compute "
+    "time. Or the folder of a run that measured them.",
+)
+
+
 log_to_option = click.option(
     "--log-to",
     multiple=True,
@@ -227,7 +242,13 @@ HOST_PORT = "{text!r} is not an address of a coordinator. Write HOST:PORT, such 
 EVERYWHERE = ("0.0.0.0", "::", "*")
 
 
-class WorkerCount(click.ParamType[int | WorkerRange]):
+if TYPE_CHECKING:
+    WorkerParam = click.ParamType[int | WorkerRange]
+else:
+    WorkerParam = click.ParamType  # older versions of click have no type parameter
+
+
+class WorkerCount(WorkerParam):
     """A whole number, or MIN:MAX or MIN:MAX:FIRST of an elastic run as a WorkerRange."""
 
     name = "N or MIN:MAX"
@@ -268,6 +289,186 @@ listen_option = click.option(
     callback=check_address,
     help="Address at which other machines join an elastic run.  [default: the interface's address, or loopback]",
 )
+
+
+LIFETIME = "{text!r} is not a lifetime. Write a number and m, h or d, such as 24h, or `run` for the whole run"
+UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def check_lifetime(context: click.Context, option: click.Parameter, text: str) -> float | None:
+    """Seconds of a text such as 24h; None for `run`."""
+    if text == "run":
+        return None
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text.strip().lower())
+    if not found or not (seconds := float(found[1]) * UNIT_SECONDS[found[2]]):
+        raise click.BadParameter(LIFETIME.format(text=text))
+    return seconds
+
+
+def check_addresses(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> tuple[Any, ...]:
+    return tuple(check_address(context, option, text) for text in texts)
+
+
+lifetime_option = click.option(
+    "--lifetime",
+    default="24h",
+    show_default=True,
+    callback=check_lifetime,
+    help="How long the link is valid: 30m, 24h, 7d, or `run` for the whole run.",
+)
+uses_option = click.option("--uses", type=click.IntRange(1), help="How many machines may use the link.  [default: all]")
+
+INVITATION_OPTIONS = (
+    click.option(
+        "--invite",
+        type=click.Path(dir_okay=False, writable=True, path_type=Path),
+        callback=check_parent,
+        help="File for the link with which other machines join an elastic run.  [default: in the folder of logs]",
+    ),
+    click.option(
+        "--invite-lifetime", default="24h", show_default=True, callback=check_lifetime, help="30m, 7d, `run`."
+    ),
+    click.option("--invite-uses", type=click.IntRange(1), help="How many machines may use the link.  [default: all]"),
+    click.option(
+        "--public-address",
+        metavar="HOST:PORT",
+        multiple=True,
+        callback=check_addresses,
+        help="Another address at which machines reach --listen, such as a forwarded port of the router.",
+    ),
+)
+
+
+def invitation_options(command: Command) -> Command:
+    """Add --invite, --invite-lifetime, --invite-uses and --public-address, passed to the command as `invitation`."""
+
+    @wraps(command)
+    def with_invitation(
+        *,
+        invite: Path | None,
+        invite_lifetime: float | None,
+        invite_uses: int | None,
+        public_address: tuple[tuple[str, int], ...],
+        **others: Any,
+    ) -> Any:
+        options = InvitationOptions(
+            file=invite, lifetime_seconds=invite_lifetime, uses=invite_uses, addresses=public_address
+        )
+        return command(invitation=options, **others)
+
+    for option in reversed(INVITATION_OPTIONS):
+        with_invitation = option(with_invitation)
+    return with_invitation
+
+
+def check_networks(
+    context: click.Context, option: click.Parameter, texts: tuple[str, ...]
+) -> tuple[PrivateNetwork, ...]:
+    try:
+        return tuple(ipaddress.ip_network(text) for text in texts)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}. Write an address and a prefix length, such as 10.0.0.0/8") from None
+
+
+@dataclass(frozen=True)
+class Encryption:
+    """Whether workers of an elastic run seal their connections.
+
+    They do if other machines join by an address outside of `private` networks, unless `plaintext`.
+    """
+
+    plaintext: bool = False
+    private: tuple[PrivateNetwork, ...] = ()
+
+    @property
+    def option(self) -> str:
+        """The option that was given; "" for none."""
+        return "--plaintext" if self.plaintext else "--private-network" if self.private else ""
+
+    def is_needed(self, hosts: Iterable[str]) -> bool:
+        """Whether a run with these addresses is encrypted. A name counts as the addresses that it resolves to."""
+        return not self.plaintext and any(not self._is_private(each) for host in hosts for each in _resolved(host))
+
+    def _is_private(self, address: PrivateAddress | None) -> bool:
+        if address is None:
+            return False
+        return address.is_loopback or any(address in network for network in self.private)
+
+
+ENCRYPTED = Encryption()
+
+
+def _resolved(host: str) -> list[PrivateAddress | None]:
+    """The addresses of a host; None for an unknown name."""
+    try:
+        found = {str(each[4][0]).partition("%")[0] for each in socket.getaddrinfo(host, None)}
+    except OSError:
+        return [None]
+    return [ipaddress.ip_address(each) for each in found]
+
+
+ENCRYPTION_OPTIONS = (
+    click.option(
+        "--private-network",
+        metavar="CIDR",
+        multiple=True,
+        callback=check_networks,
+        help="Elastic runs: a network of your own, such as 10.0.0.0/8, on which workers do not encrypt; may be "
+        "repeated.",
+    ),
+    click.option(
+        "--plaintext",
+        is_flag=True,
+        help="Elastic runs: do not encrypt between workers. By default, they do once other machines can join by an "
+        "address outside of each --private-network.",
+    ),
+)
+
+
+def encryption_options(command: Command) -> Command:
+    """Add --private-network and --plaintext, passed to the command as `encryption`."""
+
+    @wraps(command)
+    def with_encryption(*, private_network: tuple[PrivateNetwork, ...], plaintext: bool, **others: Any) -> Any:
+        return command(encryption=Encryption(plaintext, private_network), **others)
+
+    for option in reversed(ENCRYPTION_OPTIONS):
+        with_encryption = option(with_encryption)
+    return with_encryption
+
+
+LIMIT_OPTIONS = (
+    click.option(
+        "--upload-limit",
+        metavar="LIMIT",
+        help="Limit of this machine's uploads: RATE[; RATE at HH:MM-HH:MM]..., such as '5mbit; none at 22:00-06:00'; "
+        "`none` to set one later with `gossamer limit`.",
+    ),
+    click.option("--download-limit", metavar="LIMIT", help="Limit of this machine's downloads."),
+    click.option(
+        "--daily-cap", metavar="BYTES", help="Stop this machine's workers after so many bytes in a day, such as 10GB."
+    ),
+)
+
+
+def limit_options(command: Command) -> Command:
+    """Add --upload-limit, --download-limit and --daily-cap, passed to the command as `limits`; None without one."""
+
+    @wraps(command)
+    def with_limits(
+        *, upload_limit: str | None, download_limit: str | None, daily_cap: str | None, **others: Any
+    ) -> Any:
+        texts = {"upload": upload_limit, "download": download_limit, "daily_cap": daily_cap}
+        given = any(text is not None for text in texts.values())
+        try:
+            limits = MachineLimits().changed(texts) if given else None
+        except GossamerError as error:
+            raise click.BadParameter(str(error)) from None
+        return command(limits=limits, **others)
+
+    for option in reversed(LIMIT_OPTIONS):
+        with_limits = option(with_limits)
+    return with_limits
 
 
 def first_workers(workers: int | WorkerRange) -> int:

@@ -151,10 +151,10 @@ def _checked_script(name: str, arguments: Sequence[str], context: click.Context)
         raise click.BadParameter(f"{name} is a directory. Name the script in it, such as {script / 'train.py'}")
     if os.sep not in name and script.suffix != ".py" and shutil.which(name):
         raise click.BadParameter(TAKES_A_SCRIPT.format(name=name, rest=rest))
-    raise click.BadParameter(f"{name} does not exist in {os.getcwd()}. {_what_to_write(script)}")
+    raise click.BadParameter(f"{name} does not exist in {os.getcwd()}. {_line_to_write(script)}")
 
 
-def _what_to_write(missing: Path) -> str:
+def _line_to_write(missing: Path) -> str:
     """A sentence with the likely correct name."""
     if elsewhere := sorted([*Path().glob(f"*/{missing.name}"), *Path().glob(f"*/*/{missing.name}")]):
         return f"Did you mean {elsewhere[0]}?"

@@ -9,7 +9,7 @@ import click
 from gossamer.algorithms.recipes.auto import Auto
 from gossamer.algorithms.recipes.catalog import NESTED, PRESETS, describe, example_of
 from gossamer.algorithms.recipes.recipe import KINDS, resolve
-from gossamer.cli.console import beside, columns, echo, wrapped
+from gossamer.cli.console import columns, echo, in_columns, wrapped
 
 
 @click.command()
@@ -30,5 +30,5 @@ def recipes() -> None:
 def _print_group(title: str, lines: list[tuple[str, str]]) -> None:
     width = columns(sys.stdout)
     click.secho(wrapped(title, width), bold=True)
-    for line in beside(lines, width):
+    for line in in_columns(lines, width):
         echo(line)

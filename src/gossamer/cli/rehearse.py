@@ -16,7 +16,7 @@ import click
 
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.algorithms.strategies import AveragingStage, Stage
-from gossamer.cli.console import echo, say
+from gossamer.cli.console import echo, print_text
 from gossamer.cli.emulation import enter
 from gossamer.cli.options import output_option, session_recipe
 from gossamer.cli.run import run
@@ -25,7 +25,7 @@ from gossamer.errors import GossamerError
 from gossamer.observe.rank_record import warm_up
 from gossamer.observe.record import Record, write
 from gossamer.plan import rehearse as rehearsal
-from gossamer.plan.cost.step_time import estimate_step_time, is_predictable
+from gossamer.plan.estimate.step_time import estimate_step_time, is_predictable
 from gossamer.plan.profile.profile_runs import profile_script
 from gossamer.plan.rehearse.model_shapes import find_shapes
 from gossamer.plan.rehearse.model_zoo import BUILT_IN
@@ -174,7 +174,7 @@ def _row(plan: RehearsalPlan, worker: Sequence[str], text: str, recipe: Recipe, 
     """The row of one recipe: its estimate, then the run."""
     stage = recipe.strategy.steady_stage
     steps = _steps(plan.steps, stage)
-    say(f"gossamer: rehearsing {text} ({which}), {steps} steps")
+    print_text(f"gossamer: rehearsing {text} ({which}), {steps} steps")
     estimated = None
     if plan.network is not None and is_predictable(recipe):
         measured = profile_script(WORKER, [*worker, f"--steps={ENDLESS}"], recipe, plan.workers, copies=plan.workers)

@@ -10,9 +10,8 @@ import click
 from gossamer.cli.console import echo
 from gossamer.cli.options import check_certificates, read_address
 from gossamer.comm.elastic.remote_control import resize
-from gossamer.comm.environment.run_settings import run_tls, tls_contexts
+from gossamer.comm.environment.run_settings import Tls, run_tls, tls_contexts
 from gossamer.comm.environment.run_token import check_token_file
-from gossamer.comm.rpc.sockets import Tls
 from gossamer.errors import ConnectError
 from gossamer.launcher.coordinator import RunCard, read_run_card
 from gossamer.launcher.job import MOST_WORKERS
@@ -38,14 +37,19 @@ def resize_command(run: str, workers: int, token_file: Path | None, tls_folder: 
     RUN is its folder of logs, or HOST:PORT of its coordinator. If the run has fewer workers, its first launcher starts
     the missing ones. If it has more, the newest workers leave, and their processes end with exit code 0.
     """
-    card = find_run(run, token_file)
-    contexts = run_tls() if tls_folder is None else tls_contexts(str(tls_folder))
-    tls = None if contexts is None else Tls(*contexts)
-    token = hashlib.sha256(check_token_file(card.token_file).read_bytes()).digest()
-    answer = resize(card.address, token, workers, seconds=SECONDS, tls=tls)
+    address, token, tls = reach_run(run, token_file, tls_folder)
+    answer = resize(address, token, workers, seconds=SECONDS, tls=tls)
     if answer.startswith(("refused", "the run is over")):
         raise click.ClickException(answer)
     echo(answer)
+
+
+def reach_run(run: str, token_file: Path | None, tls_folder: Path | None) -> tuple[tuple[str, int], bytes, Tls | None]:
+    """Address of a run's coordinator, the SHA-256 of its token file, and its TLS contexts. Raises as `find_run`."""
+    card = find_run(run, token_file)
+    tls = run_tls() if tls_folder is None else tls_contexts(str(tls_folder))
+    token = hashlib.sha256(check_token_file(card.token_file).read_bytes()).digest()
+    return card.address, token, tls
 
 
 def find_run(run: str, token_file: Path | None) -> RunCard:

@@ -21,7 +21,10 @@ from gossamer.cli.options import (
     check_token,
     check_watch,
     emulation_option,
+    encryption_options,
+    invitation_options,
     join_option,
+    limit_options,
     listen_option,
     log_to_option,
     machine_options,
@@ -48,7 +51,7 @@ WAYS = ", ".join(("auto", "engine", *COLLECTIVES))
     default=0,
     show_default=True,
     help="Parameter server processes; then a worker that a signal ends is lost alone. A worker that ends with an "
-    "error or an exit code still ends the run.",
+    "error or an exit code still ends the run. With --workers MIN:MAX for AsyncDiLoCo only.",
 )
 @click.option("--recipe", callback=check_session_recipe, help="The recipe; overrides the script's own.")
 @click.option("--collective", callback=check_collective, help=f"All-reduce algorithm: {WAYS}.")
@@ -73,6 +76,12 @@ WAYS = ", ".join(("auto", "engine", *COLLECTIVES))
     default=30.0,
     show_default=True,
     help="Time for workers to save after Ctrl-C (KeyboardInterrupt in SCRIPT) or SIGTERM.",
+)
+@click.option(
+    "--preemption-notice",
+    metavar="aws|gce|azure|COMMAND",
+    help="Stop as on Ctrl-C once this cloud announces that it takes the machine away, or once COMMAND ends with exit "
+    "code 0.",
 )
 @click.option(
     "--token-file",
@@ -100,6 +109,14 @@ WAYS = ", ".join(("auto", "engine", *COLLECTIVES))
 )
 @join_option
 @listen_option
+@invitation_options
+@click.option(
+    "--relay",
+    is_flag=True,
+    help="Elastic runs: forward the traffic of workers that cannot connect to each other, and seal all connections.",
+)
+@encryption_options
+@limit_options
 @trace_options
 @click.option("--dry-run", is_flag=True, help="Print the plan of the run, and start nothing.")
 @machine_options

@@ -9,39 +9,54 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import click
 
+from gossamer.base import system
+from gossamer.base.compiled import remedy
 from gossamer.base.figures import check_matplotlib
 from gossamer.base.run_files import RunFiles, Stage
 from gossamer.base.spans.step_range import StepRange
-from gossamer.cli.console import say
+from gossamer.cli.console import print_text
 from gossamer.cli.dry_run import show_plan
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
 from gossamer.cli.forecast_file import Forecast, read_forecast, verdict
 from gossamer.cli.launchers import Start, check_emulation, elastic_starter, read_elasticity, read_serving, starter
 from gossamer.cli.log_folder import new_logs, next_logs, private_directory
-from gossamer.cli.options import Machines, check_installed, check_profiled, first_workers, most_workers, trace_settings
+from gossamer.cli.options import (
+    Encryption,
+    Machines,
+    check_installed,
+    check_profiled,
+    first_workers,
+    most_workers,
+    trace_settings,
+)
 from gossamer.cli.program import TrainingProgram, with_misplaced_options
 from gossamer.cli.script_terms import refuse_unknown_terms
-from gossamer.cli.watch import page_beside
-from gossamer.comm.environment.run_settings import tls_contexts
+from gossamer.cli.watch import served_page
+from gossamer.comm.bandwidth.limits import MachineLimits
+from gossamer.comm.bandwidth.shared_buckets import available
+from gossamer.comm.environment.run_settings import Tls, tls_contexts
+from gossamer.comm.mesh.collective_selector import ENGINE
 from gossamer.comm.network import Network
-from gossamer.comm.rpc.sockets import Tls
 from gossamer.comm.runtime.signal_handlers import handling
 from gossamer.errors import PeerLost
 from gossamer.events import Ended
+from gossamer.launcher.bandwidth_keeper import BandwidthKeeper, check_cap, keep_limits
 from gossamer.launcher.failure import Failure, Origin, Outcome
-from gossamer.launcher.job import Elasticity, Job, Serving, WorkerRange
+from gossamer.launcher.job import NO_SERVERS, Elasticity, InvitationOptions, Job, Serving, WorkerRange
+from gossamer.launcher.preemption_notice import PreemptionWatch, notices_of
 from gossamer.launcher.process_logs import log_path
-from gossamer.launcher.rendezvous import Met, nobody_asks
+from gossamer.launcher.rendezvous import Met, ignore_peer
 from gossamer.launcher.signal_forwarding import FORWARDED, SignalForwarder
 from gossamer.launcher.stack_dumps import StackRequests
 from gossamer.launcher.startup import Startup
+from gossamer.launcher.supervisor import handled_stop_signal
 from gossamer.observe import record as records
 from gossamer.observe.control_sequences import SafeConsole, without_controls
 from gossamer.observe.live import LiveView
@@ -74,6 +89,7 @@ def run_training(
     logs: Path | None,
     max_restarts: int,
     grace_seconds: float,
+    preemption_notice: str | None,
     token_file: Path | None,
     tls: Path | None,
     as_horovod: bool,
@@ -83,6 +99,10 @@ def run_training(
     fault_texts: tuple[str, ...],
     join: tuple[str, int] | None,
     listen: tuple[str, int] | None,
+    invitation: InvitationOptions,
+    relay: bool,
+    encryption: Encryption,
+    limits: MachineLimits | None,
     trace: StepRange | None,
     torch_profiler: str | None,
     dry_run: bool,
@@ -98,6 +118,10 @@ def run_training(
         machines,
         join=join,
         listen=listen,
+        invitation=invitation,
+        relays=relay,
+        encryption=encryption,
+        tls=tls,
         token_file=token_file,
         servers=servers,
         network_text=network_text,
@@ -109,6 +133,8 @@ def run_training(
     faults = tuple(read_fault(text, most_workers(workers) + servers) for text in fault_texts)
     network = machines.emulated(network_text, most_workers(workers) + servers)
     check_installed(*WORKERS_NEED)
+    if limits is not None:
+        check_limits(limits, network, collective)
     if plot_file is not None:
         check_matplotlib()
     planned = None if dry_run else enter(network, faults)
@@ -124,6 +150,7 @@ def run_training(
         grace_seconds=grace_seconds,
         logs=logs,
         worker_module="gossamer.cli.worker",
+        keeps_standby=True,
         settings=_settings(
             GOSSAMER_COLLECTIVE=collective,
             GOSSAMER_TLS=tls,
@@ -135,9 +162,25 @@ def run_training(
     if dry_run:
         show_plan(job, serving, elasticity, network, fault_texts, [file for file in (json_file, plot_file) if file])
         return 0
-    with page_beside(job.logs, watch):
-        around = Surroundings(network, planned, faults, serving, elasticity, forecast)
+    with served_page(job.logs, watch):
+        around = Surroundings(network, planned, faults, serving, elasticity, forecast, preemption_notice, limits)
         return run_job(job, around, json_file, plot_file)
+
+
+def check_limits(limits: MachineLimits, network: Network | None, collective: str | None) -> None:
+    """Refuse limits that could not be kept. Raises click.ClickException, and GossamerError if the cap is used up."""
+    if network is not None:
+        raise click.UsageError(
+            "--network emulates all machines on this one, and limits are of this one: write the limits as the rate of "
+            "the network, such as --network 5mbit,20ms."
+        )
+    if collective == ENGINE:
+        raise click.UsageError(
+            "bandwidth limits do not apply to the process group's own collectives: leave out --collective engine."
+        )
+    if not available():
+        raise click.ClickException(f"bandwidth limits need the compiled loops, which are missing. {remedy()}.")
+    check_cap(limits)
 
 
 def _settings(**options: object) -> dict[str, str]:
@@ -155,6 +198,8 @@ class Surroundings:
     serving: Serving | None = None  # None without dedicated servers
     elasticity: Elasticity | None = None  # None for a fixed number of workers
     forecast: Forecast = field(default_factory=dict)  # empty without the option
+    preemption_notice: str | None = None  # the source of notices; None to request none
+    limits: MachineLimits | None = None  # of this machine's bandwidth; None for none
 
 
 def run_job(
@@ -185,29 +230,55 @@ def run_job(
         facts = _facts(job, around)
         stacks = StackRequests(RunFiles(directory), job.logs, terminal.note)
         forwarder = SignalForwarder(RunFiles(directory), stacks, terminal.note)
+        preempted = ""
         with handling(forwarder, *FORWARDED):
             try:
                 with (
+                    keep_limits(around.limits, directory, job.logs, terminal.note, _stop) as keeper,
                     machine_links(job, around.elasticity, terminal.note) as links,
                     Collector(job.logs, directory, facts, terminal.note, links.others, links.uplink) as collector,
                     emulate(around.network, around.planned, terminal.note) as emulation,
                 ):
                     faults = schedule(around.faults, emulation, directory, terminal.note)
                     start = (
-                        elastic_starter(job, around.elasticity, emulation, live, links.others)
+                        elastic_starter(
+                            job,
+                            around.elasticity,
+                            emulation,
+                            live,
+                            links.others,
+                            terminal.show_secret,
+                            around.serving or NO_SERVERS,
+                        )
                         if around.elasticity is not None
                         else starter(job, around.serving, emulation, links.met)
                     )
-                    outcome = _launch(start, directory, terminal, collector, live, emulation, faults, forwarder)
+                    source = around.preemption_notice
+                    with preemption_watch(source, collector.notes_recorded_by(terminal.note)) as preemption:
+                        outcome = _launch(
+                            start,
+                            directory,
+                            terminal,
+                            collector,
+                            live,
+                            emulation,
+                            faults,
+                            forwarder,
+                            preemption,
+                            keeper,
+                        )
+                    if preemption is not None and preemption.reason:
+                        preempted = preemption.reason
+                        collector.report("facts", facts={"preempted": preempted})
                     stacks.keep()
                     network = emulation.record()
                     collector.ended(_ended(outcome))
             except PeerLost as lost:  # a server that cannot be restarted
                 report(job, directory, records.NO_NETWORK, "failed", terminal, json_file, plot_file)
-                say(f"\n{lost}", error=True)
-                say_how_to_go_on(live.progress.checkpoint)
+                print_text(f"\n{lost}", error=True)
+                explain_continuation(live.progress.checkpoint)
                 return 1
-            record = report(job, directory, network, _ended(outcome), terminal, json_file, plot_file)
+            record = report(job, directory, network, _ended(outcome), terminal, json_file, plot_file, preempted)
             if record is not None and (options := verdict(around.forecast, record)):
                 terminal.note(options)
             if outcome.exit_code:
@@ -224,10 +295,16 @@ def _launch(
     emulation: Emulation,
     faults: Schedule,
     forwarder: SignalForwarder,
+    preemption: PreemptionWatch | None,
+    keeper: BandwidthKeeper | None,
 ) -> Outcome:
     def tick() -> None:
         terminal.tick()
         forwarder.tick()
+        if preemption is not None:
+            preemption.tick()
+        if keeper is not None and keeper.tick():
+            collector.report("facts", facts={"limits": str(keeper.limits)})
         seconds = emulation.training_seconds(live.progress.attached is not None)
         if seconds is not None:
             faults.tick(seconds)
@@ -239,6 +316,17 @@ def _launch(
     return outcome
 
 
+def preemption_watch(source: str | None, note: Callable[[str], None]) -> AbstractContextManager[PreemptionWatch | None]:
+    """A watch that stops this launcher as Ctrl-C does; None without a source."""
+    return nullcontext() if source is None else PreemptionWatch(notices_of(source), _stop, note)
+
+
+def _stop() -> None:
+    """Stop this launcher by a signal that it handles."""
+    if (number := handled_stop_signal()) is not None:
+        system.stop_this_process(number)
+
+
 def _facts(job: Job, around: Surroundings) -> dict[str, object]:
     """Facts of a run that are known before it begins."""
     return {
@@ -247,6 +335,7 @@ def _facts(job: Job, around: Surroundings) -> dict[str, object]:
         "script": job.command,
         "machine": socket.gethostname(),
         "network": None if around.network is None else around.network.text,
+        **({} if around.limits is None else {"limits": str(around.limits)}),
         "versions": {"gossamer": __version__, "python": platform.python_version()},
         **around.forecast,
     }
@@ -267,7 +356,7 @@ class MachineLinks:
 
     others: MachineDesk | None = None
     uplink: Uplink | None = None
-    met: Met = nobody_asks
+    met: Met = ignore_peer
 
 
 @contextmanager
@@ -300,7 +389,7 @@ def _token(job: Job) -> bytes | None:
 
 def _tls(job: Job) -> Tls | None:
     folder = job.settings.get("GOSSAMER_TLS")
-    return Tls(*tls_contexts(folder)) if folder else None
+    return tls_contexts(folder) if folder else None
 
 
 USAGE_ERROR = 2  # the exit code of argparse and click for unknown arguments
@@ -330,8 +419,12 @@ def report(
     terminal: Terminal,
     json_file: Path | None,
     plot_file: Path | None,
+    preempted: str = "",
 ) -> records.Record | None:
-    """Write the run's record, draw its plot, and show its table. Return the record; None without one."""
+    """Write the run's record, draw its plot, and show its table. Return the record; None without one.
+
+    preempted: the notice of the preemption that ended the run; empty without one.
+    """
     if not directory.exists():
         terminal.note(REMOVED.format(logs=job.logs))
         return None
@@ -342,7 +435,7 @@ def report(
             terminal.note(text.format(script=job.name or job.script))
         records.discard_logs(directory)
         return None
-    record = records.merge(ranks, network, ended)
+    record = records.merge(ranks, network, ended, preempted)
     kept = job.logs / "record.json"
     files = {"record": str(json_file or kept), "logs": str(job.logs)}
     try:
@@ -369,18 +462,20 @@ def explain_end(job: Job, outcome: Outcome, checkpoint: dict[str, object] | None
     if outcome.failure is not None:
         _explain_failure(job, outcome.failure)
     elif outcome.signal is not None:
-        say(f"\nStopped by {signal.Signals(outcome.signal).name}; all workers have ended.\nLogs: {job.logs}")
+        print_text(f"\nStopped by {signal.Signals(outcome.signal).name}; all workers have ended.\nLogs: {job.logs}")
     elif outcome.resumable:
-        say(f"\n{outcome.resumable}. The remaining workers have ended.\nLogs: {job.logs}", error=True)
+        print_text(f"\n{outcome.resumable}. The remaining workers have ended.\nLogs: {job.logs}", error=True)
         if checkpoint is None:
-            say("No checkpoint was saved, so the same command starts from scratch: session.save(DIRECTORY) saves one.")
-    say_how_to_go_on(checkpoint)
+            print_text(
+                "No checkpoint was saved, so the same command starts from scratch: session.save(DIRECTORY) saves one."
+            )
+    explain_continuation(checkpoint)
 
 
-def say_how_to_go_on(checkpoint: dict[str, object] | None) -> None:
+def explain_continuation(checkpoint: dict[str, object] | None) -> None:
     if checkpoint is not None:
         where, step = checkpoint["directory"], checkpoint["step"]
-        say(
+        print_text(
             f"A checkpoint of step {step} is in {where}. A script that calls session.load({str(where)!r}) continues "
             "from it when the same command is run again:"
         )
@@ -391,11 +486,11 @@ def _explain_failure(job: Job, failure: Failure) -> None:
     text = str(failure)
     if failure.origin is Origin.ENDED and failure.exit_code == USAGE_ERROR:
         text = with_misplaced_options(text, job.arguments)
-    say(f"\n{without_controls(text)}", error=True)
+    print_text(f"\n{without_controls(text)}", error=True)
     if failure.traceback:
         click.echo(f"\n{without_controls(failure.traceback)}", err=True)
     others = job.workers - 1
     if others:
         text = f"The other {others} workers were" if others > 1 else "The other worker was"
-        say(f"{text} stopped, unless already finished.")
-    say(f"Log of rank {failure.rank}: {log_path(job.logs, failure.rank)}")
+        print_text(f"{text} stopped, unless already finished.")
+    print_text(f"Log of rank {failure.rank}: {log_path(job.logs, failure.rank)}")

@@ -50,7 +50,9 @@ def _unknown_term(text: str | None, script: Path, as_module: bool = False) -> st
     try:
         resolve(text)
     except UnknownTerm as error:
-        if not as_module and not re.search(rf"\b{re.escape(error.name)}\b", script.read_text(errors="replace")):
+        if not as_module and not re.search(
+            rf"\b{re.escape(error.name)}\b", script.read_text(encoding="utf-8", errors="replace")
+        ):
             raise click.BadParameter(str(error)) from None
         return error.name
     return None

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -16,21 +16,24 @@ from typing import Any
 import click
 
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
-from gossamer.base.figures import COLORS, check_matplotlib
+from gossamer.base import system
+from gossamer.base.figures import COLORS
 from gossamer.base.json_text import json_text
 from gossamer.base.units import bytes_text, count_text, seconds_text, share_text, short
-from gossamer.cli.compare import NO_LOSS, different_recipes
-from gossamer.cli.console import Say, echo, progress, say, table, wide_console
-from gossamer.cli.options import output_option
+from gossamer.cli.compare import NO_LOSS, check_plot, different_recipes
+from gossamer.cli.console import ShowText, echo, print_text, progress, table, wide_console
+from gossamer.cli.options import output_option, speeds_option
 from gossamer.cli.program import ScriptCommand, with_misplaced_options
 from gossamer.cli.script_terms import register_terms
 from gossamer.comm.network import read_network
-from gossamer.errors import GossamerError
 from gossamer.events import Attached
 from gossamer.observe.panels import Curve, Panel, drawable, shortened
 from gossamer.observe.plot import plot_panel
-from gossamer.plan.cost.step_cost import StepCost, step_cost
-from gossamer.plan.cost.workload_profile import WorkloadProfile
+from gossamer.plan.advise.prices import StepPricer
+from gossamer.plan.estimate.step_cost import StepCost, step_cost
+from gossamer.plan.estimate.step_time import is_predictable
+from gossamer.plan.estimate.worker_speeds import read_speeds
+from gossamer.plan.estimate.workload_profile import WorkloadProfile
 from gossamer.plan.profile.profile_runs import assume_profile, profile_script
 from gossamer.plan.profile.synthetic_shapes import assumed, attached_to
 from gossamer.plan.profile.user_script import attached_by
@@ -39,9 +42,10 @@ from gossamer.plan.simulate import ForecastClock, JobProgress, NetworkSchedule, 
 from gossamer.version import __version__
 
 WIDTH = 140  # columns of a table in a file
-TOLD_EVERY_SECONDS = 10.0  # without a terminal
+REPORT_EVERY_SECONDS = 10.0  # without a terminal
 CALL_SECONDS = 0.5  # of simulation between lines of progress
 COLUMNS = ("recipe", "steps", "first loss", "last loss", "virtual time", "a step", "sent a step")
+USED_SPEED = "used speed"  # samples per second, as a part of those of the same workers without communication
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,14 @@ class SimulationEnd:
     type=click.FloatRange(0, min_open=True),
     help="Compute time of a step on one worker; replaces the measurement.",
 )
+@speeds_option
+@click.option(
+    "--servers",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Parameter servers on hosts after those of the workers; 0: workers host them.",
+)
 @click.option("--learning-rate-factor", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True)
 @click.option("--shapes", metavar="NAME|FILE", help="No training, up to 100,000 workers: a model, as in `rehearse`.")
 @click.option("--parameters", type=click.IntRange(1, 10**12), help="No training: a transformer of this size.")
@@ -92,6 +104,8 @@ def simulate_command(
     steps: int | None,
     seconds: float | None,
     step_seconds: float | None,
+    speeds_text: str | None,
+    servers: int,
     learning_rate_factor: float,
     shapes: str | None,
     parameters: int | None,
@@ -110,6 +124,7 @@ def simulate_command(
         raise click.UsageError(
             "pass exactly one of: a SCRIPT that trains, --shapes resnet50, or --parameters 100000000"
         )
+    speeds = () if speeds_text is None else read_speeds(speeds_text, workers)
     if script is None:
         if step_seconds is None:
             raise click.UsageError("shapes have no compute time. Add --step-seconds 0.3, the compute time of a step")
@@ -120,14 +135,15 @@ def simulate_command(
             workers=workers,
             network=schedule_text,
             step_seconds=step_seconds,
+            speeds=speeds,
             json_file=json_file,
         )
         return
     if picture_file is not None:
-        _check_picture()
+        check_plot()
     register_terms(script, arguments, recipes)
-    schedule = NetworkSchedule.read(schedule_text, workers)
-    clock = ForecastClock(_profiler(script, arguments, workers, step_seconds), schedule, workers)
+    schedule = NetworkSchedule.read(schedule_text, workers + servers)
+    clock = ForecastClock(_profiler(script, arguments, workers, step_seconds, speeds), schedule, workers)
     runs: list[dict[str, Any]] = []
     for recipe in recipes:
         job = SimulatedJob(
@@ -137,6 +153,7 @@ def simulate_command(
             workers,
             clock=clock,
             learning_rate_factor=learning_rate_factor,
+            servers=servers,
             output=sys.stderr,
         )
         try:
@@ -144,50 +161,56 @@ def simulate_command(
             runs.append({"recipe": recipe, **_record(found, job)})
         finally:
             job.close()
-    _show(recipes, runs)
+    _show(recipes, runs, with_speeds=bool(speeds))
     if json_file is not None:
         about = {"gossamer": __version__, "script": str(script), "arguments": arguments, "workers": workers}
-        json_file.write_text(json_text({**about, "network": schedule_text, "runs": runs}, indent=2) + "\n")
+        about["speeds"] = speeds
+        json_file.write_text(
+            json_text({**about, "network": schedule_text, "runs": runs}, indent=2) + "\n", encoding="utf-8"
+        )
     if picture_file is not None:
         plot_panel(_panel(runs), picture_file)
     if any(run["failure"] for run in runs):
         raise SystemExit(1)
 
 
-def _check_picture() -> None:
-    try:
-        check_matplotlib()
-    except GossamerError as error:
-        raise click.ClickException(str(error)) from None
-
-
 def _profiler(
-    script: Path, arguments: Sequence[str], workers: int, step_seconds: float | None
+    script: Path, arguments: Sequence[str], workers: int, step_seconds: float | None, speeds: Sequence[float]
 ) -> Callable[[Recipe], WorkloadProfile]:
-    """Profile of a step on a machine like this one for each worker: timed here, or with the given compute time."""
-    if step_seconds is None:
-        return lambda recipe: profile_script(script, arguments, recipe, workers)
-    return lambda recipe: assume_profile(attached_by(script, arguments, recipe), recipe, step_seconds, workers=1)
+    """Profile of a step on a machine like this one for a worker of speed 1: timed here, or with the given compute
+    time."""
+
+    def measured(recipe: Recipe) -> WorkloadProfile:
+        if step_seconds is None:
+            return profile_script(script, arguments, recipe, workers)
+        return assume_profile(attached_by(script, arguments, recipe), recipe, step_seconds, workers=1)
+
+    def profile(recipe: Recipe) -> WorkloadProfile:
+        if is_predictable(recipe):
+            return replace(measured(recipe), speeds=speeds)
+        return StepPricer(replace(measured(resolve(None)), speeds=speeds), workers).profile(recipe)
+
+    return profile
 
 
 # -- one recipe --------------------------------------------------------------------------------------------------------
 
 
 def _simulate(job: SimulatedJob, recipe: str, end: SimulationEnd, arguments: Sequence[str]) -> JobProgress:
-    with progress(f"{recipe}: timing a step", TOLD_EVERY_SECONDS) as tell:
+    with progress(f"{recipe}: timing a step", REPORT_EVERY_SECONDS) as show:
         memory = job.begin()
     if memory is not None:
-        say(f"gossamer: {recipe}: memory {memory}")
-    with progress(f"{recipe}: the first step", TOLD_EVERY_SECONDS) as tell:
-        found = _advance(job, recipe, end, tell)
+        print_text(f"gossamer: {recipe}: memory {memory}")
+    with progress(f"{recipe}: the first step", REPORT_EVERY_SECONDS) as show:
+        found = _advance(job, recipe, end, show)
     if found.failure is not None:
-        say(f"{recipe}: {with_misplaced_options(found.failure, arguments)}", error=True)
+        print_text(f"{recipe}: {with_misplaced_options(found.failure, arguments)}", error=True)
     elif found.ended and found.steps < (end.steps or 0):
-        say(f"gossamer: {recipe}: the script ended after {found.steps} steps, before the requested {end.steps}")
+        print_text(f"gossamer: {recipe}: the script ended after {found.steps} steps, before the requested {end.steps}")
     return found
 
 
-def _advance(job: SimulatedJob, recipe: str, end: SimulationEnd, tell: Say) -> JobProgress:
+def _advance(job: SimulatedJob, recipe: str, end: SimulationEnd, show: ShowText) -> JobProgress:
     """Simulate until the end, by as many steps at a time as take CALL_SECONDS."""
     began, found, more = time.monotonic(), job.progress, 1
     while True:
@@ -196,7 +219,7 @@ def _advance(job: SimulatedJob, recipe: str, end: SimulationEnd, tell: Say) -> J
         found = job.advance(steps=asked, seconds=end.seconds)
         if end.reached(found, asked):
             return found
-        tell(_standing(recipe, found, end, time.monotonic() - began))
+        show(_standing(recipe, found, end, time.monotonic() - began))
         more = max(1, min(2 * more, round(more * CALL_SECONDS / max(time.monotonic() - called, 1e-6))))
 
 
@@ -226,21 +249,26 @@ def _record(found: JobProgress, job: SimulatedJob) -> dict[str, Any]:
         "seconds": found.seconds,
         "seconds_per_step": found.seconds / steps,
         "bytes_sent_per_step": found.bytes_sent / steps,
+        "parts": found.parts,
+        "speed_use": found.speed_use,
         "metrics": found.metrics,
         "ended": found.ended,
         "failure": found.failure,
+        "diverged": found.diverged,
         "digest": found.digest,
+        "peak_resident_bytes": system.peak_resident_bytes(),
         "foreseen_memory_bytes": job.memory.total_bytes if job.memory is not None else None,
     }
 
 
-def _show(recipes: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> None:
-    shown = table(COLUMNS, left=("recipe",), no_wrap=("recipe",))
+def _show(recipes: Sequence[str], runs: Sequence[Mapping[str, Any]], *, with_speeds: bool) -> None:
+    shown = table((*COLUMNS, *[USED_SPEED] * with_speeds), left=("recipe",), no_wrap=("recipe",))
     for recipe, run in zip(recipes, runs, strict=True):
         points = _loss(run["metrics"])
         losses = [short(points[place][2]) if points else "-" for place in (0, -1)]
         times = [seconds_text(run[name]) if run["steps"] else "-" for name in ("seconds", "seconds_per_step")]
-        shown.add_row(recipe, str(run["steps"]), *losses, *times, bytes_text(run["bytes_sent_per_step"]))
+        use = ["-" if run["speed_use"] is None else f"{run['speed_use']:.2f}"] * with_speeds
+        shown.add_row(recipe, str(run["steps"]), *losses, *times, bytes_text(run["bytes_sent_per_step"]), *use)
     console = wide_console(WIDTH)
     console.print(shown)
     if not any(_loss(run["metrics"]) for run in runs):
@@ -257,8 +285,8 @@ def _panel(runs: Sequence[Mapping[str, Any]]) -> Panel:
 
 
 HEADINGS = ("recipe", "seconds a step", "waiting", "sent by each", "busiest sends", "messages", "held to decode")
-SAYS = (
-    "Bytes are payload, per step. Seconds are estimates for workers with equal compute times, each on its own link; "
+EXPLANATION = (
+    "Bytes are payload, per step. Seconds are estimates for workers with these compute times, each on its own link; "
     "those with >= are a lower bound from computing and the link of the busiest machine. Held to decode: payloads of "
     "other workers that a worker keeps at once."
 )
@@ -273,6 +301,7 @@ def print_costs(
     workers: int,
     network: str,
     step_seconds: float,
+    speeds: Sequence[float] = (),
     json_file: Path | None = None,
 ) -> list[StepCost]:
     """Print a row for each recipe as soon as it is calculated.
@@ -281,21 +310,27 @@ def print_costs(
     network, or too many unequal hosts to simulate.
     """
     there = read_network(network, workers)
-    say(f"{title}, {seconds_text(step_seconds)} a step; {count_text(workers)} workers on {network}")
+    print_text(f"{title}, {seconds_text(step_seconds)} a step; {count_text(workers)} workers on {network}")
     found: list[StepCost] = []
     for text in recipes:
         began = perf_counter()
         recipe = resolve(text, workers)
         attached = model(recipe)
-        profile = partial(assume_profile, attached, recipe, step_seconds, workers)
-        found.append(step_cost(recipe, attached, there, workers, step_seconds, profile))
-        say(f"{text}: calculated in {seconds_text(perf_counter() - began)}")
+        profile = partial(_assumed, attached, recipe, step_seconds, workers, speeds)
+        found.append(step_cost(recipe, attached, there, workers, step_seconds, profile, speeds))
+        print_text(f"{text}: calculated in {seconds_text(perf_counter() - began)}")
     for line in cost_rows(recipes, found):
         echo(line)
-    echo(f"\n{SAYS}")
+    echo(f"\n{EXPLANATION}")
     if json_file is not None:
-        json_file.write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n")
+        json_file.write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n", encoding="utf-8")
     return found
+
+
+def _assumed(
+    model: Attached, recipe: Recipe, step_seconds: float, workers: int, speeds: Sequence[float]
+) -> WorkloadProfile:
+    return replace(assume_profile(model, recipe, step_seconds, workers), speeds=speeds)
 
 
 def cost_rows(texts: Sequence[str], found: Sequence[StepCost]) -> Iterator[str]:
@@ -327,6 +362,7 @@ def simulate_costs(
     workers: int,
     network: str,
     step_seconds: float,
+    speeds: Sequence[float],
     json_file: Path | None,
 ) -> None:
     """Calculate bytes and seconds of a step for shapes or a number of parameters."""
@@ -338,6 +374,7 @@ def simulate_costs(
         workers=workers,
         network=network,
         step_seconds=step_seconds,
+        speeds=speeds,
         json_file=json_file,
     )
 

@@ -53,7 +53,7 @@ def stacks_command(run: Path, threads: bool, dump: Path | None) -> None:
     written = max(found[rank].stat().st_mtime for rank in dumps)
     echo(f"Written {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(written))}, innermost line last")
     steps = {rank: step for rank in dumps if (step := _last_step(found[rank].parent, rank)) is not None}
-    for line in side_by_side(dumps, steps, threads, beside=_places(run)):
+    for line in side_by_side(dumps, steps, threads, notes=_places(run)):
         echo(line)
 
 

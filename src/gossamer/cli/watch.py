@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import click
 
-from gossamer.cli.console import echo, say
+from gossamer.cli.console import echo, print_text
 from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.watch.ingestion import ingesting, writable
 from gossamer.observe.watch.runs import WatchedRun, find_runs
@@ -40,33 +40,32 @@ def watch_command(
     """
 
     def note(sentence: str) -> None:
-        say(f"gossamer: {sentence}")
+        print_text(f"gossamer: {sentence}")
 
     with writable(find_runs(folders), note) as runs, ingesting(runs, note):
-        if terminal:
-            _in_terminal(runs)
-            return
-        server = PageServer(runs, host, port, names)
-        echo(f"{', '.join(run.name for run in runs)}: {server.link}")
-        say("Ctrl-C ends the page; the runs continue.")
-        if opened:
-            click.launch(server.link)
-        server.serve()
+        try:
+            if terminal:
+                watch_in_terminal(runs, SafeConsole(highlight=False))
+            else:
+                _serve(PageServer(runs, host, port, names), runs, opened)
+        except KeyboardInterrupt:  # also raised by uvicorn once the page has ended
+            print_text("The runs continue.")
 
 
-def _in_terminal(runs: tuple[WatchedRun, ...]) -> None:
-    try:
-        watch_in_terminal(runs, SafeConsole(highlight=False))
-    except KeyboardInterrupt:
-        say("The runs continue.")
+def _serve(server: PageServer, runs: Sequence[WatchedRun], opened: bool) -> None:
+    echo(f"{', '.join(run.name for run in runs)}: {server.link}")
+    print_text("Ctrl-C ends the page; the runs continue.")
+    if opened:
+        click.launch(server.link)
+    server.serve()
 
 
 @contextmanager
-def page_beside(logs: Path, wanted: bool) -> Iterator[None]:
+def served_page(logs: Path, wanted: bool) -> Iterator[None]:
     """Serve the page of a run while the block runs, and print its link. logs: folder of the run."""
     with PageServer([WatchedRun("0", logs)]).in_thread() if wanted else nullcontext() as link:
         if wanted:
-            say(OPENED.format(link=link))
+            print_text(OPENED.format(link=link))
         yield
     if wanted:
-        say(f"The page has ended with the run. To show it again: gossamer watch {logs}")
+        print_text(f"The page has ended with the run. To show it again: gossamer watch {logs}")

@@ -24,6 +24,8 @@ UNTIL, SECONDS = "GOSSAMER_UNTIL", "GOSSAMER_SECONDS"
 
 
 def main() -> None:
+    if not worker.wait_for_place():
+        return
     directory, rank = Path(os.environ[RUN_DIRECTORY]), int(os.environ["RANK"])
     recorder = Recorder(
         directory,

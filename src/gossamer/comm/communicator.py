@@ -15,8 +15,8 @@ from typing import Protocol, TypeVar
 
 from torch.distributed import DistError
 
+from gossamer.comm.device_wait import DeviceWait, first_line
 from gossamer.comm.environment.wait_timeout import VARIABLE, duration
-from gossamer.comm.peer_watch import PeerWatch, first_line
 from gossamer.errors import PeerLost
 
 ABORTED = "the communicator between devices was aborted"
@@ -41,7 +41,7 @@ class Communicator:
         seconds: Time limit for work while all peers are alive.
     """
 
-    def __init__(self, abort: Callable[[], object], watch: PeerWatch, seconds: float) -> None:
+    def __init__(self, abort: Callable[[], object], watch: DeviceWait, seconds: float) -> None:
         self._abort, self._watch, self._seconds = abort, watch, seconds
         self._aborted, self._ended, self._ending_it = False, False, threading.Lock()
 
@@ -49,7 +49,7 @@ class Communicator:
     def aborted(self) -> bool:
         return self._aborted
 
-    def watched_by(self, watch: PeerWatch) -> None:
+    def watched_by(self, watch: DeviceWait) -> None:
         """Replace the watch."""
         self._watch = watch
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 from torch import Tensor
 
 from gossamer.base.ops import CollectiveOp
-from gossamer.errors import PeerLost
+from gossamer.errors import GossamerError, PeerLost
 
 
 class DetachedTransport:
@@ -43,7 +43,7 @@ class DetachedTransport:
     def close(self) -> None:
         """Do nothing: there is no group."""
 
-    def _gone(self) -> PeerLost:
+    def _gone(self) -> GossamerError:
         return PeerLost(
             f"rank {self.rank} of {self.world} was lost and restarted, and its group no longer exists, so collective "
             "operations fail. Only separate parameter servers or pairwise gossip can readmit a worker: "

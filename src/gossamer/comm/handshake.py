@@ -5,6 +5,13 @@
     listener -> dialer     accept      a proof, and claims; or
                            refuse      claims alone, which are unproven
 
+Dialer and listener are roles, which usually follow from who opened the connection. If the listener opens it, or both
+ends open it at the same time, the listener sends before its challenge
+
+    listener -> dialer     knock       claims, which are unproven
+
+An end that accepts a connection cannot know this, so it sends a challenge, too, which a listener that knocks ignores.
+
     proof of the dialer   = HMAC-SHA256(key, protocol, purpose, side, challenge, nonce, claims of the dialer)
     proof of the listener = the same with its side, and also its own claims
 
@@ -15,7 +22,8 @@ Claims are bytes that the caller defines. Users and their claims:
 
     rpc (servers, elastic coordinator, telemetry, federated devices): version, run, recipe, layout and peer, from both
     ends, compared after the proofs; keys of the following frames are derived from the handshake
-    mesh (fixed runs and elastic views): number of the meeting, caller and called, from the dialer
+    mesh (fixed runs and elastic views): number of the meeting, caller and called, from the dialer and in a knock; in
+    runs with a relay also a public key, from both ends
     meeting (rendezvous of a run): run, world, rank and addresses, from the dialer; a refusal has the reason
 
     magic  protocol  kind  flags  length  body        little endian
@@ -51,6 +59,7 @@ class HandshakeStep(IntEnum):
     HELLO = 2
     ACCEPT = 3
     REFUSE = 4
+    KNOCK = 5
 
 
 # Bytes of a body in addition to claims
@@ -59,6 +68,7 @@ _FIXED_BYTES = {
     HandshakeStep.HELLO: NONCE_BYTES + PROOF_BYTES,
     HandshakeStep.ACCEPT: PROOF_BYTES,
     HandshakeStep.REFUSE: 0,
+    HandshakeStep.KNOCK: 0,
 }
 
 
@@ -183,17 +193,33 @@ class Handshake:
 class Dialer(Handshake):
     """The end that dialed. It is complete when `accepted` or `refused` is set: the claims of the listener.
 
-    `accepted` claims are proven; `refused` claims are not.
+    `accepted` claims are proven; `refused` claims are not. takes_knocks: whether the listener may knock first.
     """
 
-    def __init__(self, purpose: bytes, key: bytes, claims: bytes, *, limit_bytes: int = CLAIMS_BYTES) -> None:
+    def __init__(
+        self,
+        purpose: bytes,
+        key: bytes,
+        claims: bytes,
+        *,
+        limit_bytes: int = CLAIMS_BYTES,
+        takes_knocks: bool = False,
+    ) -> None:
         super().__init__(purpose, limit_bytes)
         self._key, self._dialer_claims = key, claims
-        self._expected = (HandshakeStep.CHALLENGE,)
+        self._expected = (HandshakeStep.CHALLENGE, *[HandshakeStep.KNOCK] * takes_knocks)
         self.accepted: bytes | None = None
         self.refused: bytes | None = None
 
+    @property
+    def was_challenged(self) -> bool:
+        """Whether the listener is there. The next output proves this end."""
+        return bool(self._challenge)
+
     def _process(self, step: HandshakeStep, body: bytes) -> None:
+        if step is HandshakeStep.KNOCK:
+            self._expected = (HandshakeStep.CHALLENGE,)
+            return
         if step is HandshakeStep.CHALLENGE:
             self._challenge, self._nonce = body, secrets.token_bytes(NONCE_BYTES)
             proof = self._proof(DIALER, self._dialer_claims)
@@ -215,18 +241,41 @@ class Listener(Handshake):
     """The end that accepted a connection. When `claims` is set, call `accept` or `refuse`, now or later.
 
     `accept` receives the key, because the claims may determine which key to use.
+
+    Args:
+        purpose: Name of the protocol that follows on the connection.
+        limit_bytes: Maximum size of received claims.
+        knock: Claims of a knock, if this end has opened the connection.
+        takes_knocks: Whether the other end may knock. Then `knocked` is set, and this end has to become the dialer.
     """
 
-    def __init__(self, purpose: bytes, *, limit_bytes: int = CLAIMS_BYTES) -> None:
+    def __init__(
+        self,
+        purpose: bytes,
+        *,
+        limit_bytes: int = CLAIMS_BYTES,
+        knock: bytes | None = None,
+        takes_knocks: bool = False,
+    ) -> None:
         super().__init__(purpose, limit_bytes)
+        if knock is not None:
+            self._send(HandshakeStep.KNOCK, knock)
         self._challenge = secrets.token_bytes(NONCE_BYTES)
         self._send(HandshakeStep.CHALLENGE, self._challenge)
-        self._expected = (HandshakeStep.HELLO,)
+        also = [HandshakeStep.CHALLENGE] * (knock is not None) + [HandshakeStep.KNOCK] * takes_knocks
+        self._expected = (HandshakeStep.HELLO, *also)
         self._received_proof = b""
+        self.knocked: bytes | None = None  # claims of the other end's knock, unproven
         self.claims: bytes | None = None  # of the dialer; unproven before `accept` or `is_proven`
 
     def _process(self, step: HandshakeStep, body: bytes) -> None:
+        if step is HandshakeStep.CHALLENGE:
+            self._expected = (HandshakeStep.HELLO,)
+            return
         self._expected = ()
+        if step is HandshakeStep.KNOCK:
+            self.knocked = body
+            return
         self._nonce, rest = body[:NONCE_BYTES], body[NONCE_BYTES:]
         self._received_proof, self.claims = rest[:PROOF_BYTES], rest[PROOF_BYTES:]
         self._dialer_claims = self.claims

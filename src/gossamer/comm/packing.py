@@ -15,6 +15,13 @@ def into(out: Tensor | None, tensor: Tensor) -> Tensor:
     return out if out.data_ptr() == tensor.data_ptr() else out.copy_(tensor)
 
 
+def moved(payload: Payload, own: Payload) -> Payload:
+    """Move a received payload to the devices of `own`, this rank's; if it has another form, to that of own's first
+    tensor."""
+    like = own if len(own) == len(payload) else own[:1] * len(payload)
+    return tuple(tensor.to(each.device) for tensor, each in zip(payload, like, strict=True))
+
+
 def _order(payload: Payload) -> list[int]:
     """Order tensors by element size, largest first, so that all are aligned in the joint buffer without padding."""
     return sorted(range(len(payload)), key=lambda place: -payload[place].element_size())

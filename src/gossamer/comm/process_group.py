@@ -29,13 +29,14 @@ from gossamer.base.ops import (
     NeighborAllGather,
     Payload,
     SimpleOp,
+    payload_bytes,
 )
 from gossamer.comm.communicator import Communicator
+from gossamer.comm.device_wait import DeviceWait, Peers
 from gossamer.comm.environment.rendezvous import gone
 from gossamer.comm.environment.wait_progress import Missing, WaitProgress, named_ranks
 from gossamer.comm.environment.wait_timeout import VARIABLE, duration, engine_timeout, timeout_seconds
-from gossamer.comm.packing import into, join, split
-from gossamer.comm.peer_watch import Peers, PeerWatch
+from gossamer.comm.packing import into, join, moved, split
 from gossamer.errors import ConnectError, PeerLost
 
 Begin = Callable[[Any], Callable[[], Any]]
@@ -44,23 +45,19 @@ Begin = Callable[[Any], Callable[[], Any]]
 def through_host(op: SimpleOp, begin: Begin, place: int) -> Callable[[], Any]:
     """Begin an operation with `begin`, which only accepts CPU tensors. place: index of this rank in its group."""
     wait = begin(op.map(Tensor.cpu))
-    return lambda: _beside(op, wait(), place)
+    return lambda: _like_input(op, wait(), place)
 
 
-def _beside(op: SimpleOp, answer: Any, place: int) -> Any:
+def _like_input(op: SimpleOp, answer: Any, place: int) -> Any:
     match op:
         case AllReduceMean(tensor, out):
             return answer.to(tensor.device) if out is None else out.copy_(answer)
         case AllToAll(parts):
-            return [_moved(payload, parts[place]) for payload in answer]
+            return [moved(payload, parts[place]) for payload in answer]
         case AllGather(payload) | NeighborAllGather(payload):
-            return [_moved(remote, payload) for remote in answer]
+            return [moved(remote, payload) for remote in answer]
         case _:
             assert_never(op)
-
-
-def _moved(payload: Payload, like: Payload) -> Payload:
-    return tuple(tensor.to(remote.device) for tensor, remote in zip(payload, like, strict=True))
 
 
 BUSY = (
@@ -184,7 +181,7 @@ class ProcessGroupTransport:
         ranks: ranks of the default group, ascending, that form a group with this one; None for all. `rank` and `world`
         refer to this group; `groups` has the ranks of all groups that are created in this call.
         """
-        self._stand(range(dist.get_world_size()), dist.group.WORLD)
+        self._install(range(dist.get_world_size()), dist.group.WORLD)
         self._await_all()
         # Detects at once a rank that has failed before; new_group would block
         outgoing = self.all_gather_text(json.dumps(list(self._ranks if ranks is None else ranks)))
@@ -192,14 +189,14 @@ class ProcessGroupTransport:
         # Every rank participates in the creation of all groups
         made = {each: dist.new_group(list(each), timeout=engine_timeout()) for each in self.groups}
         local = tuple(json.loads(outgoing[self.rank]))
-        self._stand(local, made[local])
+        self._install(local, made[local])
 
-    def _stand(self, ranks: Sequence[int], group: Any) -> None:
+    def _install(self, ranks: Sequence[int], group: Any) -> None:
         """Use a group of these ranks of the default group."""
         self._ranks, self._group = tuple(ranks), group
         self.takes_devices = _is_nccl(group)  # whether the engine accepts device tensors
         self.rank, self.world = self._ranks.index(dist.get_rank()), len(self._ranks)
-        watch = PeerWatch(MeetingPeers(self.rank, self.world))
+        watch = DeviceWait(MeetingPeers(self.rank, self.world))
         self._communicator = Communicator(partial(_abort, group), watch, timeout_seconds())
         self._parts: list[ProcessGroupTransport] = []
         self.links = ""
@@ -210,7 +207,7 @@ class ProcessGroupTransport:
 
     def watched_by(self, peers: Peers) -> None:
         """From now on, abort device operations when one of these peers is lost, instead of ranks of the meeting."""
-        self._communicator.watched_by(PeerWatch(peers))
+        self._communicator.watched_by(DeviceWait(peers))
 
     def _await_all(self) -> None:
         with self._translated():
@@ -248,7 +245,7 @@ class ProcessGroupTransport:
 
     def _here(self, op: SimpleOp, begin: Callable[[Any], Callable[[], Any]], place: int) -> Callable[[], Any]:
         """Begin an operation directly if the engine accepts its tensors, else through host memory."""
-        if not any(tensor.is_cuda for tensor in op.tensors()) or self.takes_devices:
+        if all(tensor.is_cpu for tensor in op.tensors()) or self.takes_devices:
             return begin(op)
         return through_host(op, begin, place)
 
@@ -256,7 +253,7 @@ class ProcessGroupTransport:
         match op:
             case AllReduceMean(tensor, out):
                 return self._mean(tensor, out)
-            case AllGather(payload) if payload[0].is_cuda:
+            case AllGather(payload) if payload[0].is_cuda and op.forms is None:
                 return self._all_gathered(join(payload), payload)
             case _:
                 return self._among(range(self.world), op)
@@ -267,29 +264,30 @@ class ProcessGroupTransport:
             case AllReduceMean(tensor, out):
                 return self._direct_mean(into(out, tensor), ranks)
             case AllGather(payload):
-                joint = join(payload)
-                return self._told(dict.fromkeys(ranks, joint), ranks, joint, payload)
+                joint, likes = join(payload), op.meta_answer(len(ranks), ranks.index(self.rank))
+                return self._sent(dict.fromkeys(ranks, joint), joint, list(zip(ranks, likes, strict=True)))
             case AllToAll(parts):
                 outgoing = {peer: join(part) for peer, part in zip(ranks, parts, strict=True)}
-                return self._told(outgoing, ranks, outgoing[self.rank], parts[ranks.index(self.rank)])
+                likes = op.meta_answer(len(ranks), ranks.index(self.rank))
+                return self._sent(outgoing, outgoing[self.rank], list(zip(ranks, likes, strict=True)))
             case NeighborAllGather(payload):
                 joint = join(payload)
                 outgoing = {ranks[peer]: joint for peer in op.receivers}
-                return self._told(outgoing, [ranks[peer] for peer in op.senders], joint, payload)
+                return self._sent(outgoing, joint, [(ranks[peer], payload) for peer in op.senders])
             case InGroup() | Coalesced():
                 raise AssertionError("InGroup cannot contain Coalesced; build Coalesced((InGroup(...), ...)) instead.")
 
-    def _told(
-        self, outgoing: dict[int, Tensor], senders: Sequence[int], local: Tensor, like: Payload
+    def _sent(
+        self, outgoing: dict[int, Tensor], local: Tensor, likes: Sequence[tuple[int, Payload]]
     ) -> Callable[[], list[Payload]]:
-        """Send `outgoing[j]` to rank j, and receive as many bytes as `local` from each of `senders`."""
-        received = {peer: local if peer == self.rank else torch.empty_like(local) for peer in senders}
+        """Send `outgoing[j]` to rank j. likes: sender and layout of each result; this rank's own is `local`."""
+        incoming = {peer: local if peer == self.rank else local.new_empty(payload_bytes(like)) for peer, like in likes}
         everyone = range(self.world)
-        arrived = self._straight([outgoing.get(peer) for peer in everyone], [received.get(peer) for peer in everyone])
+        arrived = self._straight([outgoing.get(peer) for peer in everyone], [incoming.get(peer) for peer in everyone])
 
         def wait() -> list[Payload]:
             arrived()
-            return [split(received[peer], like) for peer in senders]
+            return [split(incoming[peer], like) for peer, like in likes]
 
         return wait
 
@@ -318,15 +316,15 @@ class ProcessGroupTransport:
         """
         cut = mean.view(-1).tensor_split(len(ranks))
         parts = {peer: part.view(torch.uint8) for peer, part in zip(ranks, cut, strict=True)}
-        own = cut[ranks.index(self.rank)]
-        received = own.new_empty((len(ranks), own.numel()))
-        rows = {peer: row.view(torch.uint8) for peer, row in zip(ranks, received, strict=True)}
+        piece = cut[ranks.index(self.rank)]
+        contributions = piece.new_empty((len(ranks), piece.numel()))
+        rows = {peer: row.view(torch.uint8) for peer, row in zip(ranks, contributions, strict=True)}
         everyone = range(self.world)
         arrived = self._straight([parts.get(peer) for peer in everyone], [rows.get(peer) for peer in everyone])
 
         def wait() -> Tensor:
             arrived()
-            _average(received, own)
+            _average(contributions, piece)
             answers = [parts.get(peer) for peer in everyone]
             self._straight([parts[self.rank] if peer in parts else None for peer in everyone], answers)()
             return mean
@@ -334,24 +332,24 @@ class ProcessGroupTransport:
         return wait
 
     def _all_gathered(self, joint: Tensor, like: Payload) -> Callable[[], list[Payload]]:
-        received = joint.new_empty(self.world * joint.numel())
-        done = self._begun(joint, lambda: [_all_gather(received, joint, group=self._group, async_op=True)])
+        joint_payloads = joint.new_empty(self.world * joint.numel())
+        done = self._begun(joint, lambda: [_all_gather(joint_payloads, joint, group=self._group, async_op=True)])
 
         def wait() -> list[Payload]:
             done()
-            return [split(part, like) for part in received.view(self.world, -1)]
+            return [split(part, like) for part in joint_payloads.view(self.world, -1)]
 
         return wait
 
-    def _straight(self, outgoing: Sequence[Tensor | None], received: Sequence[Tensor | None]) -> Callable[[], None]:
+    def _straight(self, outgoing: Sequence[Tensor | None], incoming: Sequence[Tensor | None]) -> Callable[[], None]:
         """Send the bytes `outgoing[j]` directly to rank j, and its own part to `heard[j]`, concurrently in one hop."""
-        local, own = outgoing[self.rank], received[self.rank]
-        if local is not None and own is not None and own.data_ptr() != local.data_ptr():
-            own.copy_(local)
+        local, into_own = outgoing[self.rank], incoming[self.rank]
+        if local is not None and into_own is not None and into_own.data_ptr() != local.data_ptr():
+            into_own.copy_(local)
         others = [(self.rank + step) % self.world for step in range(1, self.world)]
         moves = [
             dist.P2POp(move, numbers, self._ranks[peer], self._group)
-            for move, all_numbers in ((dist.irecv, received), (dist.isend, outgoing))
+            for move, all_numbers in ((dist.irecv, incoming), (dist.isend, outgoing))
             for peer in others
             if (numbers := all_numbers[peer]) is not None and numbers.numel()
         ]
@@ -379,7 +377,7 @@ class ProcessGroupTransport:
             for tensor in tensors:
                 if not tensor.numel():
                     continue
-                dense = (tensor.cpu() if tensor.is_cuda and not self.takes_devices else tensor).contiguous()
+                dense = (tensor if tensor.is_cpu or self.takes_devices else tensor.cpu()).contiguous()
                 outgoing, sender = dense.view(-1).view(torch.uint8), self._ranks[source]
                 self._begun(outgoing, partial(self._broadcast, outgoing, sender))()
                 if dense is not tensor:
@@ -393,15 +391,15 @@ class ProcessGroupTransport:
             data = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8).to(self._device())
             (lengths,) = zip(*self._gathered(torch.tensor([data.numel()], device=data.device)), strict=True)
             longest = int(max(lengths))
-            received = self._gathered(torch.nn.functional.pad(data, (0, longest - data.numel())))
+            padded_texts = self._gathered(torch.nn.functional.pad(data, (0, longest - data.numel())))
         return [
             bytes(part[: int(length)].tolist()).decode().rstrip("\0")
-            for (part,), length in zip(received, lengths, strict=True)
+            for (part,), length in zip(padded_texts, lengths, strict=True)
         ]
 
     def _gathered(self, tensor: Tensor) -> list[Payload]:
-        received: list[Payload] = self._start(AllGather((tensor,)))()
-        return received
+        payloads: list[Payload] = self._start(AllGather((tensor,)))()
+        return payloads
 
     def _device(self) -> torch.device:
         """Device for small control tensors of this group."""
@@ -459,11 +457,11 @@ def _is_nccl(group: Any) -> bool:
     return "nccl" in str(dist.get_backend_config(group))
 
 
-def _average(received: Tensor, out: Tensor) -> None:
+def _average(contributions: Tensor, out: Tensor) -> None:
     """Mean of rows in rank order, summed in at least float32 and rounded once. `received`: (world, n); out: (n,)."""
-    if received.is_cuda or received.dtype.itemsize >= 4:
-        out.copy_(rank_order_mean(received.unbind()))
+    if contributions.is_cuda or contributions.dtype.itemsize >= 4:
+        out.copy_(rank_order_mean(contributions.unbind()))
         return
     total = scratch_like(out, torch.float32)
-    half_decode(received.unbind(), total, len(received))
+    half_decode(contributions.unbind(), total, len(contributions))
     out.copy_(total)

@@ -26,8 +26,8 @@ class SimulatedGroup:
 
     def __init__(self, world: int, patience_seconds: float = 60.0) -> None:
         self.world, self._patience_seconds = world, patience_seconds
-        self._said: dict[int, Any] = {}  # inputs by rank, in this round
-        self._heard: list[Any] = []  # results of the last round
+        self._inputs: dict[int, Any] = {}  # inputs by rank, in this round
+        self._results: list[Any] = []  # results of the last round
         self._answered = 0  # completed rounds
         self._closed: set[int] = set()  # ranks that have left
         self._failure: Failure | None = None  # raised by every later round
@@ -39,22 +39,22 @@ class SimulatedGroup:
         """Wait until every rank has passed an input, and return this rank's result. All ranks combine equally."""
         with current_worker().waiting(), self._changed:
             self._refuse_broken()
-            self._said[rank], answered = contributions, self._answered
-            if len(self._said) == self.world:
+            self._inputs[rank], answered = contributions, self._answered
+            if len(self._inputs) == self.world:
                 self._answer()
             else:
                 self._wait(rank, answered)
-            return self._heard[rank]
+            return self._results[rank]
 
     def _wait(self, rank: int, answered: int) -> None:
         def over() -> bool:
-            return self._answered > answered or self._failure is not None or bool(self._closed - self._said.keys())
+            return self._answered > answered or self._failure is not None or bool(self._closed - self._inputs.keys())
 
         came = self._changed.wait_for(over, self._patience_seconds)
         if self._answered > answered:  # regardless of later failures
             return
         if self._failure is None:
-            missing = sorted(self._closed - self._said.keys()) or sorted({*range(self.world)} - self._said.keys())
+            missing = sorted(self._closed - self._inputs.keys()) or sorted({*range(self.world)} - self._inputs.keys())
             how = "has left" if came else "has not come"
             self._break((PeerLost, f"rank {missing[0]} {how} while rank {rank} waited for it"))
         self._refuse_broken()
@@ -65,14 +65,14 @@ class SimulatedGroup:
             raise kind(message)
 
     def _answer(self) -> None:
-        combine, _ = self._said[0]
+        combine, _ = self._inputs[0]
         try:
-            self._heard = combine([self._said[rank][1] for rank in range(self.world)])
+            self._results = combine([self._inputs[rank][1] for rank in range(self.world)])
         except BaseException as failure:
             mismatch = (MismatchError, str(failure)) if isinstance(failure, MismatchError) else None
             self._break(mismatch or (PeerLost, "another worker has failed"))
             raise
-        self._said, self._answered = {}, self._answered + 1
+        self._inputs, self._answered = {}, self._answered + 1
         self._changed.notify_all()
 
     def _break(self, failure: Failure) -> None:

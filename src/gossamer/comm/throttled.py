@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gossamer.base.ops import CollectiveOp
+from gossamer.base.ops import AllGather, AllToAll, Coalesced, CollectiveOp, InGroup
 from gossamer.base.transport import Transport
 from gossamer.comm.mesh.collective_selector import prefer_collective
 from gossamer.comm.network import Network
@@ -58,11 +58,11 @@ class ThrottledTransport:
     def links(self, text: str) -> None:
         self._inner.links = text
 
-    def prefer(self, wish: str) -> None:
+    def prefer(self, requested: str) -> None:
         """Change the algorithm of means, and of their costs."""
-        self._collective = wish
+        self._collective = requested
         self._prices.clear()
-        prefer_collective(self._inner, wish)
+        prefer_collective(self._inner, requested)
 
     def make_progress(self) -> bool:
         return self._inner.make_progress()
@@ -93,7 +93,7 @@ class ThrottledTransport:
         form = op.map(_size)  # determines the cost
         if form not in self._prices:
             whole, way = (
-                seconds(each, self._network, collective=self._collective) for each in (op, op.map(_first_entry))
+                seconds(each, self._network, collective=self._collective) for each in (op, _of_first_entries(op))
             )
             self._prices[form] = Price(line_seconds=max(0.0, whole - way), way_seconds=min(whole, way))
         return self._prices[form]
@@ -108,6 +108,19 @@ class Price(NamedTuple):
 
     line_seconds: float  # exclusive use of the line: the time that its bytes add
     way_seconds: float  # overlaps with other operations: the time with one element of each tensor
+
+
+def _of_first_entries(op: CollectiveOp) -> CollectiveOp:
+    """The operation on one element of each tensor."""
+    match op:
+        case Coalesced(ops):
+            return replace(op, ops=tuple(map(_of_first_entries, ops)))  # type: ignore[arg-type]
+        case InGroup(_, inner):
+            return replace(op, op=_of_first_entries(inner))  # type: ignore[arg-type]
+        case AllGather() | AllToAll():
+            return replace(op.map(_first_entry), forms=None)
+        case _:
+            return op.map(_first_entry)
 
 
 def _first_entry(tensor: Tensor) -> Tensor:

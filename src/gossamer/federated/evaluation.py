@@ -89,7 +89,7 @@ class StopCondition:
         """Whether the condition is met; False for a round without the metric, since some evaluate every few rounds."""
         return self.metric in metrics and bool(COMPARISONS[self.comparison](metrics[self.metric], self.limit))
 
-    def check_told(self, rounds: Sequence[Mapping[str, float]]) -> None:
+    def notice_if_missing(self, rounds: Sequence[Mapping[str, float]]) -> None:
         """Give notice, at the end, if no round had the metric. rounds: the metrics of each."""
         names = {name for metrics in rounds for name in metrics}
         if self.metric not in names:

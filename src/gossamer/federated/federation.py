@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
-from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.algorithms.strategies.federated_rules import FederatedStrategy
 from gossamer.errors import RecipeError, require
 from gossamer.federated.messages import Scalar
 

@@ -77,14 +77,14 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     missing: tuple[Count, ...] = ()  # parts that the server does not have
 
 
-Told = TypeVar("Told", bound=msgspec.Struct)
+MessageT = TypeVar("MessageT", bound=msgspec.Struct)
 
 
 def encode(message: msgspec.Struct) -> str:
     return msgspec.json.encode(message).decode()
 
 
-def decode(text: str, kind: type[Told], sender: Peer | str) -> Told:
+def decode(text: str, kind: type[MessageT], sender: Peer | str) -> MessageT:
     """Parse a message. Raises MalformedError."""
     try:
         found: Any = read_json(text)

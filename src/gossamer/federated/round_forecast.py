@@ -10,7 +10,7 @@ import torch
 
 from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.algorithms.strategies.federated import FederatedStrategy, SecureAggregation
+from gossamer.algorithms.strategies.federated_rules import FederatedStrategy, SecureAggregation
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.ops import payload_bytes

@@ -26,8 +26,8 @@ __version__ = "0.28.1"  # the version of Horovod that has this API
 
 UNAVAILABLE = {
     "mxnet": "MXNet is retired. Train with torch: import gossamer.horovod.torch as hvd.",
-    "spark": "start workers by `gossamer run --as-horovod`, or on a cluster: see docs/how-to/clusters.md.",
-    "ray": "use gossamer.integrations.ray: docs/how-to/integrations/ray.md.",
+    "spark": 'start workers by `gossamer run --as-horovod`, or on a cluster: "Clusters" in the documentation.',
+    "ray": "use gossamer.integrations.ray: TorchTrainer(train, torch_config=GossamerConfig(), ...).",
     "run": "start the script by `gossamer run --as-horovod --workers 4 train.py`.",
     "runner": "start the script by `gossamer run --as-horovod --workers 4 train.py`.",
     "data": "use torch's DataLoader with num_workers.",

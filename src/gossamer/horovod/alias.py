@@ -59,7 +59,8 @@ def _module(name: str) -> ModuleType:
         if error.name != place:
             raise
         raise ModuleNotFoundError(
-            f"{name} is not available in gossamer.horovod. docs/how-to/integrations/horovod.md has a list.", name=name
+            f'{name} is not available in gossamer.horovod. All names: "Horovod scripts" in the documentation.',
+            name=name,
         ) from None
 
 

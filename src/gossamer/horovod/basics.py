@@ -27,10 +27,48 @@ from gossamer.horovod.timeline import CallTimeline
 from gossamer.train.session.transport_setup import transport_for
 from gossamer.train.world_state import current as current_world
 
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "barrier",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
 Average, Sum, Adasum = ReductionOp.AVERAGE, ReductionOp.SUM, ReductionOp.ADASUM
 Min, Max, Product = ReductionOp.MIN, ReductionOp.MAX, ReductionOp.PRODUCT
 
-MakeTransport = Callable[[Sequence[int]], Transport]  # of a group of ranks with this one; every rank asks together
+MakeTransport = Callable[
+    [Sequence[int]], Transport
+]  # of a group of ranks that contains this one; every rank of the job calls it
 
 
 class ProcessSet:
@@ -308,6 +346,9 @@ def is_homogeneous() -> bool:
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Add a set of ranks; every rank of the job calls it. Returns the set.
 
+    Args:
+        process_set: a ProcessSet, or a list of ranks.
+
     Raises:
         ValueError: for a set of the same ranks as another, or with ranks that the job does not have.
     """
@@ -319,17 +360,29 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a set; every rank of the job calls it. False for a set that is not known, and for the global one.
 
-    Optimizers of the set begin their recipe again when it is added again. Later sets may have its number."""
+    Optimizers of the set begin their recipe again when it is added again. Later sets may have its number.
+
+    Args:
+        process_set: a set that `add_process_set` returned.
+    """
     return context().remove(process_set)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every rank of the set has called it."""
+    """Return when every rank of the set has called it.
+
+    Args:
+        process_set: the ranks of the call; all by default.
+    """
     context().barrier(process_set)
 
 
 def poll(handle: int) -> bool:
-    """Whether an asynchronous call is done, so that `synchronize` returns at once."""
+    """Whether an asynchronous call is done, so that `synchronize` returns at once.
+
+    Args:
+        handle: as an asynchronous call returned it.
+    """
     return context().poll(handle)
 
 
@@ -349,7 +402,12 @@ def join_lane() -> Callable[[], int]:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Write the timeline of rank 0 to a file from now on."""
+    """Write the timeline of rank 0 to a file from now on.
+
+    Args:
+        file_path: file of trace events in JSON, which chrome://tracing and Perfetto open.
+        mark_cycles: accepted for Horovod's signature.
+    """
     here = context()
     if here.rank == 0:
         before, here.timeline = here.timeline, CallTimeline(file_path, mark_cycles)

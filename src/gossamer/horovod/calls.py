@@ -49,13 +49,13 @@ class CollectiveCall(ABC):
     def form(self) -> list[Any]:
         """The part that must be the same on every rank, as JSON."""
 
-    def own(self) -> list[int]:
-        """The part that may differ between ranks. Every rank receives those of all ranks."""
+    def sizes(self) -> list[int]:
+        """Numbers of rows or bytes, which may differ between ranks. Every rank receives those of all ranks."""
         return []
 
     @abstractmethod
-    def answer(self, transport: Transport, owns: Sequence[list[int]]) -> Answer:
-        """Communicate. owns: `own()` of all ranks."""
+    def answer(self, transport: Transport, rank_sizes: Sequence[list[int]]) -> Answer:
+        """Communicate. rank_sizes: `sizes()` of all ranks."""
 
 
 def described(tensor: Tensor, shape: Sequence[int]) -> list[Any]:
@@ -104,8 +104,8 @@ def _reduced(vector: Tensor, op: ReductionOp, world: int) -> Generator[Collectiv
     share = -(-len(vector) // world)
     padded = vector.new_zeros(share * world)
     padded[: len(vector)] = vector
-    heard = yield AllToAll(tuple((as_bytes(part),) for part in padded.split(share)))
-    mine = combined([part.view(vector.dtype) for (part,) in heard], op, world)
+    payloads = yield AllToAll(tuple((as_bytes(part),) for part in padded.split(share)))
+    mine = combined([part.view(vector.dtype) for (part,) in payloads], op, world)
     found = yield AllGather((as_bytes(mine),))
     return torch.cat([part.view(vector.dtype) for (part,) in found])[: len(vector)]
 
@@ -146,7 +146,7 @@ class AllReduceCall(ReducingCall):
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
 
-    def answer(self, transport: Transport, owns: Sequence[list[int]]) -> Answer:
+    def answer(self, transport: Transport, rank_sizes: Sequence[list[int]]) -> Answer:
         return fused_answers([self], transport)[0]
 
 
@@ -180,24 +180,24 @@ class AllGatherCall(CollectiveCall):
     def form(self) -> list[Any]:
         return [described(tensor, tensor.shape[1:]) for tensor in self.tensors]
 
-    def own(self) -> list[int]:
+    def sizes(self) -> list[int]:
         return [len(tensor) for tensor in self.tensors]
 
-    def answer(self, transport: Transport, owns: Sequence[list[int]]) -> Answer:
-        sizes = [[own[number] for own in owns] for number in range(len(self.tensors))]
-        padded = [_padded(tensor, max(rows)) for tensor, rows in zip(self.tensors, sizes, strict=True)]
-        pairs = list(zip(padded, sizes, strict=True))
+    def answer(self, transport: Transport, rank_sizes: Sequence[list[int]]) -> Answer:
+        rows_of = [[sizes[number] for sizes in rank_sizes] for number in range(len(self.tensors))]
+        padded = [_padded(tensor, max(rows)) for tensor, rows in zip(self.tensors, rows_of, strict=True)]
+        pairs = list(zip(padded, rows_of, strict=True))
         sent = [number for number, tensor in enumerate(padded) if tensor.numel()]
         found = [
             padding.new_empty((0 if padding.numel() else sum(rows), *padding.shape[1:])) for padding, rows in pairs
         ]
         if sent:
-            heard = _alone(transport, AllGather(tuple(as_bytes(padded[number].view(-1)) for number in sent)))
+            payloads = _alone(transport, AllGather(tuple(as_bytes(padded[number].view(-1)) for number in sent)))
             for place, number in enumerate(sent):
                 like = padded[number]
-                parts = [from_bytes(payload[place], like.dtype).view(like.shape) for payload in heard]
-                found[number] = torch.cat([part[:size] for part, size in zip(parts, sizes[number], strict=True)])
-        return list(zip(found, sizes, strict=True))
+                parts = [from_bytes(payload[place], like.dtype).view(like.shape) for payload in payloads]
+                found[number] = torch.cat([part[:size] for part, size in zip(parts, rows_of[number], strict=True)])
+        return list(zip(found, rows_of, strict=True))
 
 
 def _alone(transport: Transport, op: CollectiveOp) -> Any:
@@ -227,7 +227,7 @@ class BroadcastCall(CollectiveCall):
     def form(self) -> list[Any]:
         return [[described(tensor, tensor.shape) for tensor in self.tensors], self.root]
 
-    def answer(self, transport: Transport, owns: Sequence[list[int]]) -> Answer:
+    def answer(self, transport: Transport, rank_sizes: Sequence[list[int]]) -> Answer:
         vectors = [flat(tensor) for tensor in self.tensors]
         if sent := [as_bytes(vector) for vector in vectors if len(vector)]:
             broadcast(transport, sent, self.root)
@@ -244,11 +244,11 @@ class BroadcastBytesCall(CollectiveCall):
     def form(self) -> list[Any]:
         return [self.root]
 
-    def own(self) -> list[int]:
+    def sizes(self) -> list[int]:
         return [len(self.tensors[0])]
 
-    def answer(self, transport: Transport, owns: Sequence[list[int]]) -> Answer:
-        (length,) = owns[self.root]
+    def answer(self, transport: Transport, rank_sizes: Sequence[list[int]]) -> Answer:
+        (length,) = rank_sizes[self.root]
         here = transport.rank == self.root
         content = self.tensors[0].clone() if here else torch.empty(length, dtype=torch.uint8, device="cpu")
         broadcast(transport, [content], self.root)
@@ -261,20 +261,20 @@ class AllToAllCall(CollectiveCall):
 
     kind = "alltoall"
     splits: tuple[int, ...]
-    told: bool  # whether the caller named splits
+    splits_given: bool  # whether the caller passed splits
 
     def form(self) -> list[Any]:
-        return [described(self.tensors[0], self.tensors[0].shape[1:]), self.told]
+        return [described(self.tensors[0], self.tensors[0].shape[1:]), self.splits_given]
 
-    def own(self) -> list[int]:
+    def sizes(self) -> list[int]:
         return list(self.splits)
 
-    def answer(self, transport: Transport, owns: Sequence[list[int]]) -> Answer:
+    def answer(self, transport: Transport, rank_sizes: Sequence[list[int]]) -> Answer:
         """A part has the same size on every sender, so parts are padded to the largest of their receiver."""
         (tensor,) = self.tensors
         rows, trailing = flat(tensor).view(tensor.shape), tensor.shape[1:]
-        received = [own[transport.rank] for own in owns]
-        most = [max(own[peer] for own in owns) for peer in range(transport.world)]
+        received = [sizes[transport.rank] for sizes in rank_sizes]
+        most = [max(sizes[peer] for sizes in rank_sizes) for peer in range(transport.world)]
         if not max(most) or not prod(trailing):
             return rows.new_empty((sum(received), *trailing)), received
         begins = [0, *accumulate(self.splits)]
@@ -282,9 +282,9 @@ class AllToAllCall(CollectiveCall):
             _padded(rows[begin : begin + count], size)
             for begin, count, size in zip(begins, self.splits, most, strict=False)
         ]
-        heard = _alone(transport, AllToAll(tuple((as_bytes(part.reshape(-1)),) for part in parts)))
+        payloads = _alone(transport, AllToAll(tuple((as_bytes(part.reshape(-1)),) for part in parts)))
         shape = (most[transport.rank], *trailing)
-        blocks = [part.view(rows.dtype).view(shape) for (part,) in heard]
+        blocks = [part.view(rows.dtype).view(shape) for (part,) in payloads]
         return torch.cat([block[:count] for block, count in zip(blocks, received, strict=True)]), received
 
 
@@ -315,7 +315,7 @@ class ReduceScatterCall(ReducingCall):
 
     kind = "reducescatter"
 
-    def answer(self, transport: Transport, owns: Sequence[list[int]]) -> Answer:
+    def answer(self, transport: Transport, rank_sizes: Sequence[list[int]]) -> Answer:
         return [self._rows(tensor, transport) for tensor in self.tensors]
 
     def _rows(self, tensor: Tensor, transport: Transport) -> Tensor:
@@ -325,21 +325,21 @@ class ReduceScatterCall(ReducingCall):
         if not len(vector):
             return vector.view(0, *tensor.shape[1:]) if not len(tensor) else vector.new_empty(mine)
         parts = vector.split([share * (len(vector) // len(tensor)) for share in shares])
-        heard = _alone(transport, AllToAll(tuple((as_bytes(part),) for part in parts)))
-        found = combined([part.view(vector.dtype) for (part,) in heard], self.op, transport.world)
+        payloads = _alone(transport, AllToAll(tuple((as_bytes(part),) for part in parts)))
+        found = combined([part.view(vector.dtype) for (part,) in payloads], self.op, transport.world)
         return scaled(found, self.postscale).view(mine)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BarrierCall(CollectiveCall):
-    """Wait for all ranks: that every rank made this call is all there is to it."""
+    """Wait until every rank has made this call."""
 
     kind = "barrier"
 
     def form(self) -> list[Any]:
         return []
 
-    def answer(self, transport: Transport, owns: Sequence[list[int]]) -> Answer:
+    def answer(self, transport: Transport, rank_sizes: Sequence[list[int]]) -> Answer:
         return None
 
 
@@ -354,5 +354,5 @@ class TransportCall(CollectiveCall):
     def form(self) -> list[Any]:
         return [self.about]
 
-    def answer(self, transport: Transport, owns: Sequence[list[int]]) -> Answer:
+    def answer(self, transport: Transport, rank_sizes: Sequence[list[int]]) -> Answer:
         return self.perform(transport)

@@ -234,7 +234,11 @@ def _take_up_commit(state: ElasticState) -> None:
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Decorator for a training function. Its first argument is a State; see `run_fn`."""
+    """Decorator for a training function. Its first argument is a State; see `run_fn`.
+
+    Args:
+        func: a function whose first argument is a State.
+    """
 
     def reset() -> None:
         basics.shutdown()

@@ -38,7 +38,7 @@ SHORT = 1024  # bytes of a text that travels at once, with its length
 _LENGTH = Struct("!Q")
 ADDS_UP = {ReductionOp.SUM.value, ReductionOp.AVERAGE.value}  # operations for which zeros of joined ranks mean nothing
 
-Told = Mapping[str, Any]  # one rank's part of a round: {"joined": bool, "calls": {name: [kind, form, own]}}
+RankReport = Mapping[str, Any]  # one rank's part of a round: {"joined": bool, "calls": {name: [kind, form, sizes]}}
 
 
 @dataclass(eq=False)
@@ -165,25 +165,25 @@ class Lane:
 
     def _round(self) -> None:
         with self._changed:
-            here, joined = dict(self._pending), self._joined is not None
+            own_calls, joined = dict(self._pending), self._joined is not None
         began = time.perf_counter()
-        mine = {name: [each.call.kind, each.call.form(), each.call.own()] for name, each in here.items()}
-        told: list[Told] = [
+        requests = {name: [each.call.kind, each.call.form(), each.call.sizes()] for name, each in own_calls.items()}
+        reports: list[RankReport] = [
             json.loads(text)
-            for text in _exchanged(self.transport, json.dumps({"joined": joined, "calls": mine}).encode())
+            for text in _all_gathered(self.transport, json.dumps({"joined": joined, "calls": requests}).encode())
         ]
         if (timeline := self._timeline()) is not None:
             timeline.cycle(began)
-        now_joined = {rank for rank, each in enumerate(told) if each["joined"]}
+        now_joined = {rank for rank, each in enumerate(reports) if each["joined"]}
         newest, self._others_joined = now_joined - self._others_joined, now_joined
         if newest:  # possibly rounds before the last call is performed
             self._last_joined = max(newest)
-        if len(now_joined) == len(told) and not any(each["calls"] for each in told):
+        if len(now_joined) == len(reports) and not any(each["calls"] for each in reports):
             self._all_joined(self.ranks[self._last_joined])
-        elif self._perform(_common(told), told, here):
+        elif self._perform(_common_names(reports), reports, own_calls):
             self._pause = 0.0
         else:
-            self._wait_for_more(told, here)
+            self._wait_for_more(reports, own_calls)
 
     def _all_joined(self, last: int) -> None:
         with self._changed:
@@ -192,42 +192,47 @@ class Lane:
         if done is not None:
             done.set_result(last)
 
-    def _wait_for_more(self, told: Sequence[Told], here: Mapping[str, PendingCall]) -> None:
+    def _wait_for_more(self, reports: Sequence[RankReport], own_calls: Mapping[str, PendingCall]) -> None:
         """No call is common to all ranks: some wait for different ones."""
-        self._name_missing(told, here)
+        self._warn_of_missing_ranks(reports, own_calls)
         self._pause = min(2 * self._pause + 0.0005, LONGEST_PAUSE_SECONDS)
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._pending.keys() != here.keys(), self._pause)
+            self._changed.wait_for(lambda: self._closing or self._pending.keys() != own_calls.keys(), self._pause)
 
-    def _name_missing(self, told: Sequence[Told], here: Mapping[str, PendingCall]) -> None:
-        for name, pending in here.items():
+    def _warn_of_missing_ranks(self, reports: Sequence[RankReport], own_calls: Mapping[str, PendingCall]) -> None:
+        for name, pending in own_calls.items():
             if pending.warned or time.perf_counter() - pending.since < STALL_SECONDS:
                 continue
             pending.warned = True
-            missing = [self.ranks[rank] for rank, each in enumerate(told) if name not in each["calls"]]
+            missing = [self.ranks[rank] for rank, each in enumerate(reports) if name not in each["calls"]]
             if self.transport.rank == 0:
                 events.notice(
                     f"{name} waits for {STALL_SECONDS:g} s: ranks {missing} have not called it. Call it on every rank "
                     "of the process set, with the same name"
                 )
 
-    def _perform(self, names: Sequence[str], told: Sequence[Told], here: Mapping[str, PendingCall]) -> int:
+    def _perform(
+        self, names: Sequence[str], reports: Sequence[RankReport], own_calls: Mapping[str, PendingCall]
+    ) -> int:
         """Perform the calls of these names; the number of them."""
         agreed: list[tuple[str, CollectiveCall]] = []
         for name in names:
-            about = [each["calls"].get(name) for each in told]
-            if (fault := _fault(name, about, self.ranks)) is not None:
-                self._finish(here.get(name), partial(_fail, fault))
-            elif name in here:
-                agreed.append((name, here[name].call))
+            requests = [each["calls"].get(name) for each in reports]
+            if (fault := _fault(name, requests, self.ranks)) is not None:
+                self._finish(own_calls.get(name), partial(_fail, fault))
+            elif name in own_calls:
+                agreed.append((name, own_calls[name].call))
             else:
-                agreed.append((name, AllReduceCall.zeros(next(form for _, form, _ in filter(None, about)))))
+                agreed.append((name, AllReduceCall.zeros(next(form for _, form, _ in filter(None, requests)))))
         for batch in _batches(agreed, self._settings.fusion_bytes):
-            self._perform_batch(batch, told, here)
+            self._perform_batch(batch, reports, own_calls)
         return len(names)
 
     def _perform_batch(
-        self, batch: Sequence[tuple[str, CollectiveCall]], told: Sequence[Told], here: Mapping[str, PendingCall]
+        self,
+        batch: Sequence[tuple[str, CollectiveCall]],
+        reports: Sequence[RankReport],
+        own_calls: Mapping[str, PendingCall],
     ) -> None:
         began = time.perf_counter()
         first_name, first = batch[0]
@@ -235,10 +240,10 @@ class Lane:
             calls = [call for _, call in batch if isinstance(call, AllReduceCall)]
             answers = fused_answers(calls, self.transport)
         else:
-            owns = [each["calls"][first_name][2] for each in told]
-            answers = [first.answer(self.transport, owns)]
+            rank_sizes = [each["calls"][first_name][2] for each in reports]
+            answers = [first.answer(self.transport, rank_sizes)]
         for (name, call), answer in zip(batch, answers, strict=True):
-            pending = here.get(name)
+            pending = own_calls.get(name)
             if (timeline := self._timeline()) is not None and pending is not None:
                 timeline.call(name, call.kind, pending.since, began)
             self._finish(pending, partial(_succeed, answer))
@@ -251,7 +256,7 @@ class Lane:
         end(pending)
 
 
-def _exchanged(transport: Transport, text: bytes) -> list[bytes]:
+def _all_gathered(transport: Transport, text: bytes) -> list[bytes]:
     """The texts of all ranks. Short ones travel by one operation."""
 
     def gathered(content: bytes, size: int) -> list[bytes]:
@@ -277,27 +282,31 @@ def _succeed(answer: Any, pending: PendingCall) -> None:
         pending.future.set_exception(failure)
 
 
-def _common(told: Sequence[Told]) -> list[str]:
+def _common_names(reports: Sequence[RankReport]) -> list[str]:
     """The names that every rank has, in the order of the first; ranks that have joined need not have them."""
-    live = [each["calls"] for each in told if not each["joined"]] or [each["calls"] for each in told if each["calls"]]
+    live = [each["calls"] for each in reports if not each["joined"]] or [
+        each["calls"] for each in reports if each["calls"]
+    ]
     common = [name for name in live[0] if all(name in calls for calls in live)] if live else []
     # A rank that has joined still makes the calls of its training sessions
     return [
-        name for name in common if live[0][name][0] != TransportCall.kind or all(name in each["calls"] for each in told)
+        name
+        for name in common
+        if live[0][name][0] != TransportCall.kind or all(name in each["calls"] for each in reports)
     ]
 
 
-def _fault(name: str, about: Sequence[list[Any] | None], ranks: Sequence[int]) -> str | None:
-    """Why a call cannot be performed. about: its kind, form and own part on each rank, None on those that joined."""
-    given = [each for each in about if each is not None]
+def _fault(name: str, requests: Sequence[list[Any] | None], ranks: Sequence[int]) -> str | None:
+    """Why a call cannot be performed. requests: its kind, form and sizes on each rank, None on those that joined."""
+    given = [each for each in requests if each is not None]
     kind, form, _ = given[0]
     if any(each[:2] != [kind, form] for each in given):
-        texts = [f"rank {rank}: {each[0]} {each[1]}" for rank, each in zip(ranks, about, strict=True) if each]
+        texts = [f"rank {rank}: {each[0]} {each[1]}" for rank, each in zip(ranks, requests, strict=True) if each]
         return (
             f"ranks made different calls of the name {name!r} ({'; '.join(texts)}). Use the same operation, shape, "
             "dtype and factors on every rank, and a name of its own for each tensor."
         )
-    if len(given) < len(about) and not (kind == AllReduceCall.kind and form[1] in ADDS_UP):
+    if len(given) < len(requests) and not (kind == AllReduceCall.kind and form[1] in ADDS_UP):
         return (
             f"{kind} is not supported while some ranks have called join(): only allreduce with Sum or Average is. "
             "Call join() on every rank before it."

@@ -27,6 +27,12 @@ def broadcast_object(
 ) -> Any:
     """The object of rank `root_rank`, on every rank of the set.
 
+    Args:
+        obj: numbers, text, None, bytes, arrays, and lists, tuples and dicts of them; ignored on other ranks.
+        root_rank: rank in the job whose value is used.
+        name: matches calls of different ranks; without one they are matched by their order.
+        process_set: the ranks of the call; all by default.
+
     Raises:
         TypeError: for a type that does not travel, with the place of the value.
     """
@@ -39,7 +45,13 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """The objects of all ranks of the set, by rank. Raises TypeError as `broadcast_object`."""
+    """The objects of all ranks of the set, by rank. Raises TypeError as `broadcast_object`.
+
+    Args:
+        obj: as for `broadcast_object`.
+        name: matches calls of different ranks; without one they are matched by their order.
+        process_set: the ranks of the call; all by default.
+    """
     here = context()
     call = AllGatherCall(tensors=(tensor_of(encode(obj)),))
     ((content, sizes),) = here.synchronize(here.submit(call, None if name is None else f"{name}.object", process_set))

@@ -18,7 +18,7 @@ class CallTimeline:
     """
 
     def __init__(self, path: str | Path, mark_cycles: bool = False) -> None:
-        self._file = Path(path).open("w")  # noqa: SIM115 (until close)
+        self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 (until close)
         self._marks, self._lock, self._began = mark_cycles, threading.Lock(), time.perf_counter()
         self._rows: dict[str, int] = {}
         self._file.write("[\n")

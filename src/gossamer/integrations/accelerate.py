@@ -69,6 +69,11 @@ def attach(
     Raises:
         AttachError: if the model is wrapped already, Accelerate would shard it, the run is elastic, or Accelerate and
             Gossamer have different ranks or world sizes; and for all errors of gossamer.attach.
+
+    Example:
+        accelerator = Accelerator()
+        session = gossamer.integrations.accelerate.attach(accelerator, model, optimizer, "TopK(0.01)")
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     """
     refuse_other_world(accelerator)
     _refuse_wrapped(model)

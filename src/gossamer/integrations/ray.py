@@ -46,6 +46,9 @@ class GossamerConfig(TorchConfig):  # type: ignore[misc] # Ray has no types
 
     Raises:
         ValueError: for options of TorchConfig that do not apply.
+
+    Example:
+        trainer = TorchTrainer(train, torch_config=GossamerConfig(), scaling_config=ScalingConfig(num_workers=2))
     """
 
     tls: str | None = None
@@ -113,6 +116,9 @@ def report(
     Raises:
         LoopError: as `session.save`.
         CheckpointError: as `session.save`.
+
+    Example:
+        report(session, {"loss": loss.item()}, epoch=epoch + 1)
     """
     reported = {**(metrics or {}), **_numbers.take()}
     if not checkpoint:
@@ -129,12 +135,18 @@ def restore(session: Session) -> dict[str, Any]:
     All workers call it once, after attach and track. Ray restarts all workers when one is lost or their number changes;
     the checkpoint may come from a different number of workers.
 
+    Args:
+        session: the session of this worker.
+
     Returns:
         `parts` of that report, or {} without a checkpoint.
 
     Raises:
         LoopError: as `session.load`.
         CheckpointError: as `session.load`.
+
+    Example:
+        first_epoch = restore(session).get("epoch", 0)
     """
     if (checkpoint := train.get_checkpoint()) is None:
         return {}

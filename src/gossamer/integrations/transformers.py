@@ -93,9 +93,15 @@ class GossamerTrainer(Trainer):  # type: ignore[misc]  # untyped where the libra
     train(resume_from_checkpoint=...) resumes bit-exactly. Under local training, evaluation, prediction and the saved
     model use the merged parameters.
 
+    Args:
+        args, kwargs, recipe: as for transformers.Trainer; the recipe as for gossamer.attach.
+
     Raises:
         AttachError: when training begins, if the Trainer's arguments are incompatible with the recipe; and for all
             errors of gossamer.attach.
+
+    Example:
+        trainer = GossamerTrainer(model, arguments, train_dataset=dataset, recipe="TopK(0.01)")
     """
 
     def __init__(self, *args: Any, recipe: Written = None, **kwargs: Any) -> None:

@@ -15,5 +15,7 @@ worker.py            the program of a worker: runs the user's script and reports
 startup.py           progress of workers until the first step
 stack_dumps.py       Python stacks of workers: on SIGUSR1, and automatically after a stall
 signal_forwarding.py SIGUSR1 and SIGUSR2 to the launcher reach the workers that handle them
+preemption_notice.py preemptions that AWS, Google, Azure or a command announce
+bandwidth_keeper.py  bandwidth limits of this machine: by the hour, per day, and changed by `gossamer limit`
 parent_watchdog.py   kills workers that outlive the launcher
 """

@@ -7,18 +7,20 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from gossamer.base import bounded_file
+from gossamer.base import bounded_file, system
 from gossamer.base.peer_ops import Answer, Ask
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
+from gossamer.comm.elastic.relay import RelayServer
 from gossamer.comm.elastic.remote_control import ask_status
-from gossamer.comm.rpc.sockets import Tls
+from gossamer.comm.environment.run_settings import Tls
+from gossamer.comm.membership.invitations import Welcome
 from gossamer.errors import ConnectError, require
 from gossamer.launcher.job import WorkerRange
 from gossamer.launcher.process import POLL_SECONDS
@@ -58,6 +60,9 @@ class CoordinatorLink(Protocol):
         """Continue the run of an earlier start of this launcher if workers of it survived; else begin a new run. Call
         it before workers are started. note: shows the wait to the user."""
 
+    def invite(self, lifetime_seconds: float | None, uses: int | None) -> str:
+        """Return a link for other machines, see InvitationBook.create. Call it after `settle`."""
+
     def launched(self, number: int) -> None:
         """Report that the launcher has started this member."""
 
@@ -75,9 +80,13 @@ class CoordinatorLink(Protocol):
 
 @dataclass(frozen=True)
 class RemoteCoordinator:
-    """The coordinator of another launcher. It detects closed connections itself, so all reports are no-ops."""
+    """The coordinator of another launcher. It detects closed connections itself, so all reports are no-ops.
+
+    relay: relays connections of workers of that run.
+    """
 
     address: tuple[str, int]
+    relay: RelayServer | None = None
     members: Collection[int] = ()
     finishing: bool = False
     ended: str = ""
@@ -87,10 +96,15 @@ class RemoteCoordinator:
         return None
 
     def settle(self, note: Callable[[str], None]) -> None: ...
+    def invite(self, lifetime_seconds: float | None, uses: int | None) -> str:
+        raise ConnectError("links are made by the run's first launcher: write `gossamer invite RUN` on its machine")
+
     def launched(self, number: int) -> None: ...
     def gone(self, number: int) -> None: ...
     def expect(self, workers: int) -> None: ...
-    def close(self) -> None: ...
+    def close(self) -> None:
+        if self.relay is not None:
+            self.relay.close()
 
 
 class LocalCoordinator:
@@ -99,7 +113,10 @@ class LocalCoordinator:
     Args:
         listen: address and port; port 0 for any free one.
         journal: file of the coordinator's journal. It remains only if this process is killed.
-        `beside`: additional request handlers, see CoordinatorServer.
+        relays: whether workers may connect by this process.
+        servers: addresses of the run's parameter servers, as HOST:PORT.
+        seals: whether workers seal their connections.
+        more_handlers, welcome: request handlers, and the answer to invited machines; see CoordinatorServer.
 
     Raises:
         ConnectError: the port is in use, or the address does not belong to this machine.
@@ -113,7 +130,11 @@ class LocalCoordinator:
         journal: Path,
         note: Callable[[str], None],
         tls: Tls | None = None,
-        beside: Mapping[str, Callable[[Ask], Answer]] | None = None,
+        more_handlers: Mapping[str, Callable[[Ask], Answer]] | None = None,
+        welcome: Welcome | None = None,
+        relays: bool = False,
+        servers: Sequence[str] = (),
+        seals: bool = False,
     ) -> None:
         _check_free(*listen)
         self._serve = partial(
@@ -126,7 +147,11 @@ class LocalCoordinator:
             journal=journal,
             note=note,
             tls=tls,
-            beside=beside,
+            more_handlers=more_handlers,
+            welcome=welcome,
+            relays=relays,
+            servers=servers,
+            seals=seals,
         )
         self._journal = journal
         self._server = self._serve(port=listen[1])
@@ -162,6 +187,10 @@ class LocalCoordinator:
         else:
             note("no worker of that run reported, so a new run begins, from the checkpoint that the script loads")
         return received
+
+    def invite(self, lifetime_seconds: float | None, uses: int | None) -> str:
+        assert self._server.invitations is not None  # it is made with `welcome`
+        return self._server.invitations.create(lifetime_seconds, uses).link()
 
     def launched(self, number: int) -> None:
         self._server.launched(number)
@@ -222,7 +251,7 @@ def _check_free(host: str, port: int) -> None:
     """Raise ConnectError with command-line remedies; the endpoint's own error has none."""
     try:
         with closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            system.reuse_address(probe)
             probe.bind((host, port))
             probe.listen()
     except OSError as problem:
@@ -250,7 +279,7 @@ class RunCard:
         path = logs / RUN_CARD
         path.unlink(missing_ok=True)
         host, port = self.address
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        with open(system.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             json.dump({"coordinator": f"{host}:{port}", "token_file": str(self.token_file)}, file)
         return path
 

@@ -63,6 +63,8 @@ class ElasticOrders:
         join_command: the command that adds workers from another machine; None for a launcher that joined the run.
             Only the launcher that runs the coordinator ends the run.
         logs: folder of the workers' logs.
+        served: whether servers have the parameters. Then no worker waits for another one, and a restarted worker can
+            continue after the loss of all others.
     """
 
     initial: int
@@ -71,6 +73,7 @@ class ElasticOrders:
     linger_seconds: float
     join_command: str | None
     logs: Path
+    served: bool = False
 
 
 class ElasticPolicy(RestartOne[W]):
@@ -261,6 +264,8 @@ class ElasticPolicy(RestartOne[W]):
     def _is_without_state(self) -> bool:
         if not self._begun or self._is_done or self._orders.join_command is None or self._elsewhere:
             return False
+        if self._orders.served:
+            return False
         return not any(worker.holds_state for worker in self.workers)
 
     def _going_on(self) -> str:
@@ -268,7 +273,7 @@ class ElasticPolicy(RestartOne[W]):
         left = len(self._coordinator.members) or sum(worker.lives for worker in self.workers)
         if self._orders.join_command is None:
             return "The run continues without it"
-        waits = left < self._orders.least and not self._is_done
+        waits = left < self._orders.least and not self._is_done and not self._orders.served
         if left == 0:
             return "No worker is left to train"
         if left == 1:
@@ -283,8 +288,9 @@ class ElasticPolicy(RestartOne[W]):
         count = f"{size} worker{'s' * (size > 1)} of at least {least}"
         if self._short_since is None:
             self._short_since = now
+            effect = "the run ends without" if self._orders.served else "training waits for"
             self._note(
-                f"{count} {'are' if size > 1 else 'is'} left, so training waits for more workers, "
+                f"{count} {'are' if size > 1 else 'is'} left, so {effect} more workers, "
                 f"{waiting_for(self._orders.patience_seconds)}. To add some: {self._orders.join_command}"
             )
         if now >= self._short_since + self._orders.patience_seconds:

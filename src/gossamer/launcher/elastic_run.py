@@ -16,25 +16,33 @@ from pathlib import Path
 
 from gossamer.base.peer_ops import Answer, Ask
 from gossamer.base.run_files import RunFiles, Stage, read_json
+from gossamer.comm.elastic.relay import RelayServer
 from gossamer.comm.environment.network_interfaces import interface_towards
 from gossamer.comm.environment.run_settings import tls_contexts
-from gossamer.comm.environment.run_token import check_token_file, make_token_file
+from gossamer.comm.environment.run_token import check_token_file, make_token_file, write_secret
 from gossamer.comm.environment.wait_timeout import timeout_seconds
-from gossamer.comm.rpc.sockets import Tls
+from gossamer.comm.membership.invitations import Welcome
 from gossamer.launcher.coordinator import CoordinatorLink, LocalCoordinator, RemoteCoordinator, RunCard, check_joinable
 from gossamer.launcher.elastic_policy import ElasticOrders, ElasticPolicy
 from gossamer.launcher.failure import Outcome
-from gossamer.launcher.job import Elasticity, Job
-from gossamer.launcher.process import ManagedProcess
+from gossamer.launcher.job import MOST_WORKERS, NO_SERVERS, Elasticity, Job, Serving
+from gossamer.launcher.process import ManagedProcess, Spawn
 from gossamer.launcher.process_logs import Show, WorkerLog
 from gossamer.launcher.rendezvous import in_namespace
+from gossamer.launcher.served_run import Servers, free_endpoints
 from gossamer.launcher.supervisor import Supervisor
 
-JOURNAL = "coordinator-journal"
+JOURNAL, INVITATION = "coordinator-journal", "invitation"  # names of files
+INVITED = "to add workers from another machine, copy {path} to it and write there: gossamer join @invitation {program}"
+SEALED = (
+    "connections between workers are encrypted, and do not use NCCL. On a network of your own, without --relay, "
+    "--private-network 10.0.0.0/8 with its address turns this off"
+)
 NOTE_DELAY_SECONDS = 1.0
+ENDS_HERE = "if this launcher is killed, the run ends"
 NO_WAY_BACK = (
-    "if this launcher is killed, the run ends. With --listen HOST:PORT and --token-file FILE, the same command would "
-    "continue the run with the workers of other machines"
+    f"{ENDS_HERE}. With --listen HOST:PORT and --token-file FILE, the same command would continue the run with the "
+    "workers of other machines"
 )
 # Variables of runs with a fixed number of workers; an outer launcher may have set them
 FOREIGN = (
@@ -54,36 +62,67 @@ def coordinate_run(
     token_file: Path,
     directory: Path,
     note: Callable[[str], None],
-    beside: Mapping[str, Callable[[Ask], Answer]] | None = None,
+    more_handlers: Mapping[str, Callable[[Ask], Answer]] | None = None,
 ) -> CoordinatorLink:
     """Start the coordinator of this launcher, or check that another launcher's is reachable (--join).
 
-    `beside`: additional request handlers, see CoordinatorServer.
+    `more_handlers`: additional request handlers, see CoordinatorServer.
 
     Raises:
         ConnectError: within two seconds, if the port is in use, no coordinator answers, or it has another token.
     """
     token = hashlib.sha256(token_file.read_bytes()).digest()
     folder = job.settings.get("GOSSAMER_TLS")
-    tls = Tls(*tls_contexts(folder)) if folder else None
+    tls = tls_contexts(folder) if folder else None
     if elasticity.coordinator is not None:
         check_joinable(elasticity.coordinator, token, tls)
-        return RemoteCoordinator(elasticity.coordinator)
+        if not elasticity.relays:
+            return RemoteCoordinator(elasticity.coordinator)
+        assert elasticity.listen is not None
+        public = elasticity.invitation.addresses
+        relay = RelayServer(elasticity.coordinator, token, elasticity.listen, public, note)
+        return RemoteCoordinator(elasticity.coordinator, relay)
     assert elasticity.listen is not None
     journal = journal_path(job, elasticity, token) or directory / JOURNAL
-    serve = partial(LocalCoordinator, elasticity.range, elasticity.listen, token, journal, note, tls, beside)
+    welcome = Welcome(
+        token=token_file.read_bytes(),
+        addresses=elasticity.invitation.addresses,
+        settings={name: value for name, value in _shared_options(job).items() if value},
+        encrypted=tls is not None,
+    )
+    serve = partial(
+        LocalCoordinator,
+        elasticity.range,
+        elasticity.listen,
+        token,
+        journal,
+        note,
+        tls,
+        more_handlers,
+        welcome,
+        relays=elasticity.relays,
+        servers=elasticity.servers,
+        seals=elasticity.seals,
+    )
     return serve() if elasticity.network is None else in_namespace(elasticity.network, serve)
 
 
 def journal_path(job: Job, elasticity: Elasticity, token: bytes) -> Path | None:
     """Path of the coordinator's journal, the same for every start of this command.
 
-    None if a restarted coordinator could not be found by workers of other launchers: its port or its token would differ
-    in each start. The journal is next to the folder of logs, since the default folder has another name in each start;
-    if that place is not writable, it is in the folder. Its name is a hash of the address and the token.
+    None if a restarted coordinator could not be found by workers of other launchers, since its port or its token would
+    differ in each start; or if the run has servers, which end with their launcher. The journal is next to the folder of
+    logs, since the default folder has another name in each start; if that place is not writable, it is in the folder.
+    Its name is a hash of the address and the token.
     """
     emulated = elasticity.network is not None  # then this launcher has all workers
-    if job.token_file is None or elasticity.listen is None or not elasticity.listen[1] or emulated:
+    if (
+        job.token_file is None
+        or elasticity.listen is None
+        or not elasticity.listen[1]
+        or emulated
+        or elasticity.servers
+    ):
         return None
     host, port = elasticity.listen
     name = hashlib.sha256(b"journal" + token + f"{host}:{port}".encode()).hexdigest()[:16]
@@ -99,8 +138,10 @@ def launch_members(
     show: Show,
     note: Callable[[str], None],
     tick: Callable[[], None],
+    serving: Serving = NO_SERVERS,
     staffed: Staffed = lambda workers, places: None,
     coordinate: Coordinate = coordinate_run,
+    show_secret: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
     """Run `job` until no worker is left, by the rules of `ElasticPolicy`. Call it in the main thread.
 
@@ -110,13 +151,20 @@ def launch_members(
     Args:
         job, directory, show, note, tick: see `launch`.
         elasticity: range of workers and the coordinator's address.
+        serving: the run's parameter servers, which this launcher starts; workers learn their addresses from the
+            coordinator.
         staffed: called with (workers, slots) when the number of training workers, or of this machine's slots, changes.
         coordinate: starts or finds the coordinator.
+        show_secret: shows the link of the run, which must not be recorded.
     """
     token_file = check_token_file(job.token_file) if job.token_file else make_token_file(directory)
     delayed = DelayedNotes(note)
+    if serving.servers:
+        assert elasticity.listen is not None  # only the first launcher starts servers
+        endpoints = serving.endpoints or server_endpoints(*elasticity.listen, serving.servers)
+        serving, elasticity = replace(serving, endpoints=endpoints), replace(elasticity, servers=endpoints)
     coordinator = coordinate(job, elasticity, token_file, directory, delayed)
-    card: Path | None = None
+    written: list[Path] = []
     try:
         coordinator.settle(note)
         leads = elasticity.coordinator is None
@@ -129,18 +177,41 @@ def launch_members(
             linger_seconds=job.grace_seconds,
             join_command=join_command,
             logs=job.logs,
+            served=serving.servers > 0,
         )
-        run = ElasticRun(job, elasticity, orders, supervisor, coordinator, token_file, show, delayed, staffed)
-        card = RunCard(coordinator.address, token_file).write(job.logs) if leads else None
-        if leads and elasticity.network is None and not coordinator.address[0].startswith("127."):
-            note(f"to add workers from other machines: {join_command}")
-            if journal_path(job, elasticity, b"") is None:
-                note(NO_WAY_BACK)
+        run = ElasticRun(job, elasticity, orders, supervisor, coordinator, token_file, show, delayed, staffed, serving)
+        if leads:
+            written.append(RunCard(coordinator.address, token_file).write(job.logs))
+            written += _invite(job, elasticity, coordinator, note, show_secret)
+            if elasticity.seals:
+                note(SEALED)
         return supervisor.run(run)
     finally:
-        if card is not None:
-            card.unlink(missing_ok=True)
+        for path in written:
+            path.unlink(missing_ok=True)
         coordinator.close()
+
+
+def _invite(
+    job: Job,
+    elasticity: Elasticity,
+    coordinator: CoordinatorLink,
+    note: Callable[[str], None],
+    show_secret: Callable[[str], None],
+) -> list[Path]:
+    """Make the link of a run that other machines can join. Returns its file, or nothing for any other run."""
+    options = elasticity.invitation
+    is_reachable = elasticity.network is None and not coordinator.address[0].startswith("127.")
+    if not (is_reachable or options.file or options.addresses):
+        return []
+    link = coordinator.invite(options.lifetime_seconds, options.uses)
+    path = options.file or job.logs / INVITATION
+    write_secret(path, link)
+    note(INVITED.format(path=path, program=job.command))
+    show_secret(link)
+    if journal_path(job, elasticity, b"") is None:
+        note(ENDS_HERE if elasticity.servers else NO_WAY_BACK)
+    return [path]
 
 
 class ElasticRun(ElasticPolicy["MemberProcess"]):
@@ -157,33 +228,46 @@ class ElasticRun(ElasticPolicy["MemberProcess"]):
         show: Show,
         delayed: DelayedNotes,
         staffed: Staffed,
+        serving: Serving,
     ) -> None:
         super().__init__(orders, self._add_worker, coordinator, supervisor.note)
         self._job, self._supervisor, self._show = _towards(job, coordinator.address), supervisor, show
-        self._delayed, self._staffed, self._told_staff = delayed, staffed, (-1, -1)
+        self._delayed, self._staffed, self._reported_staff = delayed, staffed, (-1, -1)
         self._environment = _shared_environment(
             self._job, supervisor.files.directory, coordinator.address, str(elasticity.range), token_file
         )
+        self._standby = supervisor.standby("spare-worker", self._job.standby_command, self._environment)
+        first_number = elasticity.range.most if job.prefix else MOST_WORKERS  # places of workers may be added later
+        environment = {**self._environment, "GOSSAMER_SERVERS": ",".join(serving.endpoints)}
+        self._servers = Servers(self._job, serving, supervisor, environment, first_number)
+
+    def begin(self) -> None:
+        self._servers.start()
+        super().begin()
 
     def look(self, now: float) -> bool:
         goes_on = super().look(now)
+        self._servers.look()
         if goes_on:
+            self._standby.look_for(self.workers, ends=self.is_finishing)
             self._delayed.look(now, lambda: self.is_finishing)
-            if self._told_staff != (staff := (self.training, len(self.workers))):
-                self._told_staff = staff
+            if self._reported_staff != (staff := (self.training, len(self.workers))):
+                self._reported_staff = staff
                 self._staffed(*staff)
         return goes_on
 
     def _add_worker(self, place: int, initial: bool) -> MemberProcess:
-        process = MemberProcess(self._job, place, self._supervisor, self._environment, self._show, initial=initial)
+        process = MemberProcess(
+            self._job, place, self._supervisor, self._environment, self._show, self._standby.take, initial=initial
+        )
         return self._supervisor.add(process)
 
 
 class MemberProcess(ManagedProcess):
     """One worker slot of this launcher. Each start is a new member with a new number. Implements ElasticWorker.
 
-    shared_environment: variables that all workers have. initial: whether the first start is one of the run's first
-    workers, which initialize the same parameters and receive none.
+    shared_environment: variables that all workers have. begin: starts a process. initial: whether the first start is
+    one of the run's first workers, which initialize the same parameters and receive none.
     """
 
     def __init__(
@@ -193,6 +277,7 @@ class MemberProcess(ManagedProcess):
         supervisor: Supervisor,
         shared_environment: Mapping[str, str],
         show: Show,
+        begin: Spawn,
         *,
         initial: bool,
     ) -> None:
@@ -207,6 +292,7 @@ class MemberProcess(ManagedProcess):
             WorkerLog(job, place, supervisor.files, show),
             job.prefix,
             job.max_restarts,
+            begin,
         )
 
     @property
@@ -279,17 +365,25 @@ class DelayedNotes:
             self._note(self._waiting.popleft()[1])
 
 
+def server_endpoints(host: str, port: int, count: int) -> tuple[str, ...]:
+    """Endpoints of servers: the ports after the coordinator's, so that a firewall can open them; or free ones, if that
+    is any free port."""
+    return tuple(f"{host}:{port + 1 + server}" for server in range(count)) if port else free_endpoints(host, count)
+
+
 def _join_command(job: Job, address: tuple[str, int], token_file: Path) -> str:
     """The command that starts one more worker, also on another machine that has a copy of the token."""
     host, port = address
     words = ["gossamer", "run", "--join", f"{host}:{port}", "--token-file", str(token_file)]
-    alike = {
-        "--recipe": job.recipe,
-        "--collective": job.settings.get("GOSSAMER_COLLECTIVE"),
-        "--tls": job.settings.get("GOSSAMER_TLS"),
-    }
+    alike = {f"--{name}": value for name, value in _shared_options(job).items()}
+    alike["--tls"] = job.settings.get("GOSSAMER_TLS")
     options = [word for option, value in alike.items() if value for word in (option, value)]
     return f"{shlex.join([*words, '--workers', '1', *options])} {job.command}"
+
+
+def _shared_options(job: Job) -> Mapping[str, str | None]:
+    """Options that all launchers of a run must have alike, by name; None if not given."""
+    return {"recipe": job.recipe, "collective": job.settings.get("GOSSAMER_COLLECTIVE")}
 
 
 def _shared_environment(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from gossamer.base import system
 from gossamer.errors import PeerLost
 
 # Messages of Gloo and NCCL when another process ended; they raise no specific error class
@@ -25,10 +25,8 @@ class Origin(IntEnum):
     STOPPED = 4  # by the launcher, because another worker failed
 
 
-FAULTS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
-
-
-REQUESTS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+FAULTS = {*system.signals("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")}
+REQUESTS = {*system.signals("SIGTERM", "SIGINT", "SIGHUP")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +65,7 @@ class Failure:
 
 
 _HINTS = {
-    int(signal.SIGKILL): ". It was killed from outside; on Linux most often because memory ran out: see `dmesg`",
+    int(system.KILL): ". It was killed from outside; on Linux most often because memory ran out: see `dmesg`",
     int(signal.SIGTERM): ". It alone received a request to end: from a scheduler, a container's limit, or `kill`. To "
     "stop the run, send the signal to the launcher",
     int(signal.SIGSEGV): ". Native code crashed: `python -X faulthandler` shows where",
@@ -116,7 +114,7 @@ def cause(failures: Iterable[Failure]) -> Failure:
 
 
 LOOK_SECONDS = 0.05  # between reads of the workers' output
-RESUMABLE = os.EX_TEMPFAIL  # 75: a scheduler may start the same command again
+RESUMABLE = 75  # EX_TEMPFAIL of sysexits.h: a scheduler may start the same command again
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from gossamer.launcher.failure import Outcome
 from gossamer.launcher.job import NO_SERVERS, Job
 from gossamer.launcher.process import ManagedProcess
 from gossamer.launcher.process_logs import Show, WorkerLog
-from gossamer.launcher.rendezvous import RUN_ID, MachineRendezvous, Met, nobody_asks, reach
+from gossamer.launcher.rendezvous import RUN_ID, MachineRendezvous, Met, ignore_peer, reach
 from gossamer.launcher.restart_policy import RestartAll
 from gossamer.launcher.served_run import launch_peers
 from gossamer.launcher.supervisor import Supervisor
@@ -27,7 +27,7 @@ def launch(
     show: Show,
     note: Callable[[str], None],
     tick: Callable[[], None],
-    met: Met = nobody_asks,
+    met: Met = ignore_peer,
 ) -> Outcome:
     """Run `job` to its end.
 

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gossamer.base import system
 from gossamer.base.run_files import RUN_DIRECTORY
 from gossamer.errors import RecipeError, require
 
 LOOPBACK = "127.0.0.1"
+STANDBY = "--standby"  # first argument of a worker that waits for its environment
 MOST_WORKERS = 2**16
 
 
@@ -36,6 +38,7 @@ class Job:
     grace_seconds: float = 30.0  # for workers to save, once the launcher was asked to stop
     logs: Path  # directory with one log file per rank
     worker_module: str = "gossamer.launcher.worker"  # `python -m` runs it
+    keeps_standby: bool = False  # start a process ahead for the next lost worker; `worker_module` accepts --standby
     prefix: tuple[str, ...] = ()  # before every worker's command; ${local_rank} is replaced by its local rank
     settings: Mapping[str, str] = field(default_factory=dict)  # added to the workers' environment
 
@@ -79,6 +82,13 @@ class Job:
         return ("-u", "-m", self.worker_module, *self._program)
 
     @property
+    def standby_command(self) -> tuple[str, ...]:
+        """Command of a process that waits for the place of a lost worker; empty without restarts of single workers."""
+        if not self.keeps_standby or not self.max_restarts or self.prefix:
+            return ()
+        return (sys.executable, "-u", "-m", self.worker_module, STANDBY, *self._program)
+
+    @property
     def _program(self) -> tuple[str, ...]:
         return (*(("-m",) if self.as_module else ()), str(self.script), *self.arguments)
 
@@ -93,8 +103,8 @@ class Job:
             added["GOSSAMER_RECIPE"] = self.recipe
         if self.interface is not None:
             added |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), self.interface)
-        elif self.rendezvous is None and "GLOO_SOCKET_IFNAME" not in given:
-            added["GLOO_SOCKET_IFNAME"] = loopback()
+        elif self.rendezvous is None and "GLOO_SOCKET_IFNAME" not in given and system.LOOPBACK_INTERFACE:
+            added["GLOO_SOCKET_IFNAME"] = system.LOOPBACK_INTERFACE
         if "OMP_NUM_THREADS" not in given:
             # N workers with a thread per core each are slower than one worker
             added["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.workers))
@@ -103,10 +113,6 @@ class Job:
 
 def interfaces() -> list[str]:
     return [name for _, name in socket.if_nameindex()]
-
-
-def loopback() -> str:
-    return "lo0" if sys.platform == "darwin" else "lo"
 
 
 SERVER = (sys.executable, "-u", "-m", "gossamer.train.parameter_server")
@@ -182,20 +188,46 @@ def read_worker_range(text: str) -> WorkerRange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InvitationOptions:
+    """The first link of a run.
+
+    Args:
+        file: where to write it; None for the folder of logs, if other machines can reach the run.
+        lifetime_seconds: how long it is valid; None for the whole run.
+        uses: maximum number of machines that may use it; None for no limit.
+        addresses: further addresses of the coordinator, such as that of a forwarded port.
+    """
+
+    file: Path | None = None
+    lifetime_seconds: float | None = 86400.0
+    uses: int | None = None
+    addresses: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Elasticity:
     """Elasticity of a run as seen by one of its launchers. Job.workers is the number of workers that it starts with.
 
     Args:
         range: least, most and initial number of workers.
-        listen: address of this launcher's coordinator; port 0 for any free one. None to join another launcher's run.
-        coordinator: address of another launcher's coordinator; exactly one of `listen` and `coordinator` is given.
+        listen: address of this launcher's coordinator or relay; port 0 for any free one. None if it has neither.
+        coordinator: address of another launcher's coordinator, whose run this launcher joins.
         network: file of the network namespace to listen in; None for this process's own.
+        invitation: the link that this launcher makes.
+        relays: whether this launcher forwards traffic of workers that cannot connect to each other, at `listen`.
+        servers: HOST:PORT of this launcher's parameter servers; empty for a run in lock step.
+        seals: whether connections between workers are sealed with keys that each pair agrees on.
     """
 
     range: WorkerRange
     listen: tuple[str, int] | None = (LOOPBACK, 0)
     coordinator: tuple[str, int] | None = None
     network: Path | None = None
+    invitation: InvitationOptions = InvitationOptions()
+    relays: bool = False
+    servers: tuple[str, ...] = ()
+    seals: bool = False
 
     def __post_init__(self) -> None:
-        require((self.listen is None) != (self.coordinator is None), "pass either listen or coordinator")
+        serves = self.coordinator is None or self.relays
+        require((self.listen is not None) is serves, "pass listen for a coordinator or a relay, and only for them")

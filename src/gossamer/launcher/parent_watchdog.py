@@ -31,7 +31,7 @@ class OrphanReaper:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._telling = threading.Lock()  # a worker's end is reported at any time, also after the block
+        self._sending = threading.Lock()  # a worker's end is reported at any time, also after the block
 
     def __enter__(self) -> OrphanReaper:
         # A session of its own: signals of the terminal to the launcher must not reach it
@@ -51,22 +51,22 @@ class OrphanReaper:
     ) -> None:
         self._remove("")
         assert self._process.stdin is not None
-        with self._telling:
+        with self._sending:
             self._process.stdin.close()
         self._process.wait()
 
     def add(self, group: int) -> None:
-        self._tell(f"+{group}\n")
+        self._send(f"+{group}\n")
 
     def remove(self, group: int) -> None:
-        self._tell(f"-{group}\n")
+        self._send(f"-{group}\n")
 
     def _remove(self, directory: str) -> None:
-        self._tell(f"={json.dumps(directory)}\n")
+        self._send(f"={json.dumps(directory)}\n")
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
-        with self._telling, contextlib.suppress(BrokenPipeError):  # it was killed; the run does not depend on it
+        with self._sending, contextlib.suppress(BrokenPipeError):  # it was killed; the run does not depend on it
             if not self._process.stdin.closed:
                 self._process.stdin.write(line.encode())
 
@@ -88,10 +88,18 @@ def main() -> None:
     groups, directory = left(sys.stdin)
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
+            kill(group)
     deadline = time.monotonic() + REMOVING_SECONDS
     while directory and not remove(Path(directory)) and time.monotonic() < deadline:
         time.sleep(0.05)
+
+
+def kill(group: int) -> None:
+    """Kill a process group. On Windows, which has none, only its leader."""
+    if sys.platform == "win32":
+        os.kill(group, signal.SIGTERM)
+    else:
+        os.killpg(group, signal.SIGKILL)
 
 
 def remove(directory: Path) -> bool:

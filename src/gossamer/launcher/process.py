@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from gossamer.base import system
 from gossamer.base.run_files import RunFiles, Stage, read_json, write_json
 from gossamer.launcher.failure import Failure, from_exit, from_report
 from gossamer.launcher.parent_watchdog import OrphanReaper
@@ -36,15 +36,7 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start a process as the leader of a new process group. output, boot: files for stdout and stderr; given: stdin."""
     with output.open("wb", buffering=0) as out, boot.open("wb", buffering=0) as errors:
-        return subprocess.Popen(
-            command, env=environment, stdin=given, stdout=out, stderr=errors, start_new_session=True
-        )
-
-
-def signal_group(leader: int, number: signal.Signals) -> None:
-    """Send a signal to the process group of `leader`, if it exists."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, number)
+        return system.start_group(command, environment, stdin=given, stdout=out, stderr=errors)
 
 
 def placed(number: int, prefix: Sequence[str], command: Sequence[str]) -> list[str]:
@@ -124,7 +116,7 @@ class ManagedProcess:
         """Return the exit code once, negative for a signal; None while the process is running or not started."""
         if self._process is None or (exit_code := self._process.poll()) is None:
             return None
-        self._signal(signal.SIGKILL)  # its helpers
+        self._end_group()  # its helpers
         self._orphan_reaper.remove(self._process.pid)
         self._process = None
         self._report_exit(exit_code)
@@ -141,11 +133,11 @@ class ManagedProcess:
         """Signal the process alone, not its group: it needs its helpers while it saves."""
         if self._process is not None:
             self._stopped = True
-            self._process.send_signal(number)
+            system.request_end(self._process, number)
 
     def kill(self) -> None:
         self._stopped = True
-        self._signal(signal.SIGKILL)
+        self._end_group()
 
     def wait(self) -> int | None:
         """Wait for the end of a killed process; returns as `ended`."""
@@ -161,9 +153,9 @@ class ManagedProcess:
         with contextlib.suppress(OSError):
             write_json(self._files.exited(self.number, self.attempt), report)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _end_group(self) -> None:
         if self._process is not None:
-            signal_group(self._process.pid, number)
+            system.kill_group(self._process.pid)
 
 
 def end_all(
@@ -200,17 +192,17 @@ def end_all(
         process.kill()
     for process in alive:
         exit_code = process.wait()
-        exit_codes[process.number] = -signal.SIGKILL if exit_code is None else exit_code
+        exit_codes[process.number] = -system.KILL if exit_code is None else exit_code
     return exit_codes
 
 
 class StandbyProcess:
     """At most one process that waits on its standard input for the rest of its environment, as a line of JSON.
 
-    A server that is started normally imports for five seconds on an idle machine, and for fifteen on a busy one, while
-    all workers wait. A standby listens within a fraction of a second. While it waits it costs no CPU time and 315 MB
-    of resident memory, of which 90 MB are files that the other processes share. It ends when its input is closed, and
-    by `orphan_reaper` if the launcher dies.
+    A server or worker that is started normally imports for two to five seconds on an idle machine, and for fifteen on a
+    busy one. A standby is ready within a fraction of a second. While it waits it costs no CPU time and 315 MB of
+    resident memory, of which 90 MB are files that the other processes share. It ends when its input is closed, and by
+    `orphan_reaper` if the launcher dies.
 
     Args:
         command: its command; empty for no standby.
@@ -242,6 +234,11 @@ class StandbyProcess:
             self._process = spawn(self._command, self._environment, self._output, self._boot, given=subprocess.PIPE)
             self._orphan_reaper.add(self._process.pid)
 
+    def look_for(self, workers: Sequence[ManagedProcess], *, ends: bool) -> None:
+        """Start a standby for these workers once all of them run the script, unless the run ends soon."""
+        if not ends and all(worker.entered for worker in workers if worker.lives):
+            self.look()
+
     def take(
         self, command: Sequence[str], environment: Mapping[str, str], output: Path, boot: Path
     ) -> subprocess.Popen[bytes]:
@@ -267,7 +264,7 @@ class StandbyProcess:
             self._end(process)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        signal_group(process.pid, signal.SIGKILL)
+        system.kill_group(process.pid)
         process.communicate()
         self._orphan_reaper.remove(process.pid)
 

@@ -14,7 +14,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
+from gossamer.base import system
 from gossamer.base.run_files import RunFiles, read_json
+from gossamer.launcher import stack_dumps
 from gossamer.launcher.job import Job
 
 BLOCK_BYTES = 1 << 20
@@ -47,7 +49,7 @@ class PatientFile(io.RawIOBase):
             if self._waiting and len(self._waiting) + len(given) > MOST_WAITING_BYTES:
                 self._lost += len(given)
             else:
-                self._waiting += self._told_lost() + given
+                self._waiting += self._lost_notice() + given
                 self._flush()
             return len(given)
 
@@ -60,7 +62,7 @@ class PatientFile(io.RawIOBase):
     def isatty(self) -> bool:
         return os.isatty(self._file)
 
-    def _told_lost(self) -> bytes:
+    def _lost_notice(self) -> bytes:
         lost, self._lost = self._lost, 0
         return LOST.format(count=lost).encode() if lost else b""
 
@@ -133,7 +135,7 @@ class RankLog:
 
     def __init__(self, path: Path, command: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._opened = system.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         self._file = PatientFile(self._opened)
         self._command = command
 
@@ -190,7 +192,8 @@ class ProcessLog(Protocol):
 class WorkerLog:
     """Passes every line of one worker to `show(rank, line)` and to its log file, with a header for each attempt.
 
-    Each version of an unfinished, rewritten line is only shown, with a carriage return at its end.
+    Each version of an unfinished, rewritten line is only shown, with a carriage return at its end. Stacks that the
+    launcher has requested are only logged: they are long, and a rank that validates alone is enough to cause them.
     """
 
     def __init__(self, job: Job, rank: int, files: RunFiles, show: Show) -> None:
@@ -200,12 +203,13 @@ class WorkerLog:
         self._output = OutputReader(files, rank)
         self._attempt, self._headed = -1, False
         self._version: str | None = None  # last shown version of an unfinished line
+        self._in_stacks = False
 
     def begin(self, attempt: int) -> None:
         """Pass on the rest of the previous attempt's files, which are complete, and follow the new ones."""
         with self._lock:
             self.drain()
-            self._attempt, self._headed = attempt, False
+            self._attempt, self._headed, self._in_stacks = attempt, False, False
             self._output.begin(attempt)
 
     def look(self) -> None:
@@ -236,7 +240,12 @@ class WorkerLog:
         for line in lines:
             self._head()
             self._log.add([line])
-            self._show(self._rank, line)
+            if line.endswith(stack_dumps.HEAD.format(rank=self._rank)):
+                self._in_stacks = True
+            if not self._in_stacks:
+                self._show(self._rank, line)
+            elif line == stack_dumps.END.format(rank=self._rank):
+                self._in_stacks = False
 
     def _head(self) -> None:
         """Write the header before the first line: by then the worker has reported its pid."""
@@ -251,12 +260,18 @@ def log_path(logs: Path, rank: int) -> Path:
 
 
 class ServerLog:
-    """Passes every line of one server to `say`, with its name in front, and to its log file."""
+    """Passes every line of one server to `print_text`, with its name in front, and to its log file."""
 
     def __init__(
-        self, server: int, number: int, files: RunFiles, logs: Path, command: Iterable[str], say: Callable[[str], None]
+        self,
+        server: int,
+        number: int,
+        files: RunFiles,
+        logs: Path,
+        command: Iterable[str],
+        print_text: Callable[[str], None],
     ) -> None:
-        self._server, self._say = server, say
+        self._server, self._print = server, print_text
         self._lock = threading.RLock()  # `look` has its own thread; the supervisor's begins
         self._log = RankLog(server_log_path(logs, server), shlex.join(command))
         self._output = OutputReader(files, number)
@@ -287,7 +302,7 @@ class ServerLog:
     def _hand_on(self, lines: Iterable[str]) -> None:
         for line in lines:
             self._log.add([line])
-            self._say(f"server {self._server}: {line}")
+            self._print(f"server {self._server}: {line}")
 
 
 def server_log_path(logs: Path, server: int) -> Path:

@@ -49,7 +49,7 @@ T = TypeVar("T")
 Met = Callable[[TCPStore, str], None]
 
 
-def nobody_asks(store: TCPStore, address: str) -> None:
+def ignore_peer(store: TCPStore, address: str) -> None:
     """Default for `met`: does nothing."""
 
 
@@ -64,7 +64,7 @@ class MachineRendezvous:
         ConnectError: machine 0 cannot listen, or machines are missing after the timeout.
     """
 
-    def __init__(self, job: Job, met: Met = nobody_asks) -> None:
+    def __init__(self, job: Job, met: Met = ignore_peer) -> None:
         self._job, self._met = job, met
         self.run = ""  # the run's name, the same on all machines; set by `meet`, as the next three
         self.first_rank = self.world = 0

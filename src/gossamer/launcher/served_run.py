@@ -21,7 +21,7 @@ from gossamer.comm.environment.run_token import check_token_file, make_token_fil
 from gossamer.errors import ConnectError, PeerLost, require
 from gossamer.launcher.failure import Failure, Outcome, cause, from_exit
 from gossamer.launcher.job import LOOPBACK, Job, Serving
-from gossamer.launcher.process import ManagedProcess, StandbyProcess, placed
+from gossamer.launcher.process import ManagedProcess, Spawn, StandbyProcess, placed
 from gossamer.launcher.process_logs import ServerLog, Show, WorkerLog, server_log_path
 from gossamer.launcher.rendezvous import serve_store
 from gossamer.launcher.restart_policy import SETTLED_SECONDS, RestartOne, failures_of_stopped
@@ -69,7 +69,7 @@ def launch_peers(
     environment = _shared_environment(job, directory, store_endpoint, endpoints, token)
     trains, exited = partial(worker_registry.trains, store), partial(worker_registry.mark_exited, store)
     supervisor = Supervisor(RunFiles(directory), job.grace_seconds, note, tick)
-    servers = Servers(job, serving, supervisor, environment)
+    servers = Servers(job, serving, supervisor, environment, job.workers)
     try:
         return supervisor.run(ServedRun(job, supervisor, servers, environment, trains, exited, show))
     finally:
@@ -95,8 +95,10 @@ class ServedRun(RestartOne[ManagedProcess]):
     ) -> None:
         super().__init__(supervisor.note)
         self._servers, self._trains, self._exited = servers, trains, exited
+        self._standby = supervisor.standby("spare-worker", job.standby_command, environment)
         self.workers = [
-            supervisor.add(_worker(job, rank, supervisor, environment, show)) for rank in range(job.workers)
+            supervisor.add(_worker(job, rank, supervisor, environment, show, self._standby.take))
+            for rank in range(job.workers)
         ]
 
     def begin(self) -> None:
@@ -109,6 +111,7 @@ class ServedRun(RestartOne[ManagedProcess]):
             if (exit_code := worker.ended()) is not None:
                 self._worker_ended(worker, exit_code, now)
         self._servers.look()
+        self._standby.look_for(self.workers, ends=bool(self._finished or self.failed))
         return not self.failed and any(worker.lives for worker in self.workers)
 
     def outcome(self, stopped: Mapping[int, int]) -> Outcome:
@@ -162,14 +165,19 @@ class ServedRun(RestartOne[ManagedProcess]):
 
 
 class Servers:
-    """The servers of a run and their standbys. Their process numbers follow those of the workers."""
+    """The servers of a run and their standbys. Their process numbers begin with `first_number`."""
 
-    def __init__(self, job: Job, serving: Serving, supervisor: Supervisor, environment: Mapping[str, str]) -> None:
-        self._job, self._supervisor = job, supervisor
+    def __init__(
+        self,
+        job: Job,
+        serving: Serving,
+        supervisor: Supervisor,
+        environment: Mapping[str, str],
+        first_number: int,
+    ) -> None:
+        self._job, self._supervisor, self._first_number = job, supervisor, first_number
         self._endpoints = environment["GOSSAMER_SERVERS"].split(",")
         self._standbys = self._standby_by_host(serving, environment)
-        for standby in self._standbys:
-            supervisor.at_end.callback(standby.close)
         self._processes = [
             supervisor.add_server(self._server(server, serving.command, environment))
             for server in range(serving.servers)
@@ -214,7 +222,7 @@ class Servers:
         process.start()
 
     def _server(self, server: int, command: Sequence[str], shared_environment: Mapping[str, str]) -> ManagedProcess:
-        job, files, number = self._job, self._supervisor.files, self._job.workers + server
+        job, files, number = self._job, self._supervisor.files, self._first_number + server
         journal = files.directory / f"journal-{server}"
         journal.mkdir(mode=0o700)
         environment = {**shared_environment, "GOSSAMER_SERVER": str(server), "GOSSAMER_JOURNAL": str(journal)}
@@ -232,22 +240,20 @@ class Servers:
 
     def _standby_by_host(self, serving: Serving, environment: Mapping[str, str]) -> list[StandbyProcess]:
         """One standby for all servers; on an emulated network, one per host."""
-        job, directory = self._job, self._supervisor.files.directory
+        job = self._job
         count = serving.servers if job.prefix else min(serving.servers, 1)
         return [
-            StandbyProcess(
+            self._supervisor.standby(
+                f"spare-{number}",
                 placed(number, job.prefix, serving.standby) if serving.standby else (),
                 environment,
-                directory / f"spare-{number}.txt",
-                directory / f"spare-{number}-boot.txt",
-                self._supervisor.orphan_reaper,
             )
-            for number in range(job.workers, job.workers + count)
+            for number in range(self._first_number, self._first_number + count)
         ]
 
 
 def _worker(
-    job: Job, rank: int, supervisor: Supervisor, shared_environment: Mapping[str, str], show: Show
+    job: Job, rank: int, supervisor: Supervisor, shared_environment: Mapping[str, str], show: Show, begin: Spawn
 ) -> ManagedProcess:
     def environment(attempt: int) -> Mapping[str, str]:
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(attempt)}
@@ -262,6 +268,7 @@ def _worker(
         WorkerLog(job, rank, supervisor.files, show),
         job.prefix,
         job.max_restarts,
+        begin,
     )
 
 

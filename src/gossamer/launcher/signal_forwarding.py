@@ -13,11 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from gossamer.base import system
 from gossamer.base.run_files import RunFiles
 from gossamer.launcher import stack_dumps
 from gossamer.launcher.stack_dumps import StackRequests
 
-FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED = system.signals("SIGUSR1", "SIGUSR2")
 SENT = "{signal} was forwarded to {ranks}"
 UNHANDLED = "{signal} was ignored: no worker handles it"
 
@@ -75,7 +76,7 @@ def forward(number: signal.Signals, files: RunFiles, *, but: Collection[int] = (
 def _handles(pid: int, number: signal.Signals) -> bool:
     """Whether this is a child of this process that has a handler for the signal."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     except OSError:  # it has ended, or this is not Linux
         return False
     status = dict(line.split(":", 1) for line in lines)

@@ -7,8 +7,6 @@ its main thread runs Python again. The launcher requests dumps by itself when a 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import fcntl
 import os
 import shutil
 import signal
@@ -17,13 +15,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from gossamer.base import system
 from gossamer.base.run_files import RunFiles
 from gossamer.events import Attached, Event, Stalled, StepEnded
 
-SIGNAL = signal.SIGUSR1
+SIGNAL = next(iter(system.signals("SIGUSR1")), None)  # None on Windows, where no worker writes its stacks
 # Workers that wait for the same silent worker report the stall within a few seconds of each other
 SAME_SILENCE_SECONDS = 30.0
-TOLD = "wrote the Python stacks of its workers: see `gossamer stacks {logs}`"
+HEAD, END = "stacks of rank {rank}, asked for by SIGUSR1:", "end of the stacks of rank {rank}"  # lines of its log
+DUMP_NOTE = "wrote the Python stacks of its workers: see `gossamer stacks {logs}`"
 
 
 class DumpOnSignal:
@@ -36,36 +36,41 @@ class DumpOnSignal:
     def __init__(self, files: RunFiles, rank: int) -> None:
         self._files, self._rank = files, rank
         self._path = files.stacks(rank)
-        self._file: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o666)
-        signal.signal(SIGNAL, self._show)
-        faulthandler.register(SIGNAL, self._file, all_threads=True, chain=True)
-        fcntl.flock(self._file, fcntl.LOCK_EX)  # last: from now on the signal does not end the process
+        self._file: int | None = None
+        if SIGNAL is not None:
+            self._file = system.open_file(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC)
+            signal.signal(SIGNAL, self._show)
+            system.dump_stacks_on(SIGNAL, self._file)
+            system.lock_file(self._file)  # last: from now on the signal does not end the process
 
     def __call__(self, event: Event) -> None:
         match event:
-            case Attached() | StepEnded() if self._file is not None and signal.getsignal(SIGNAL) != self._show:
+            case Attached() | StepEnded() if self._file is not None and not self._is_handler():
                 self._give_up()
             case Stalled():
                 self._files.stalled(self._rank).touch()
 
     def close(self) -> None:
         """End of the script. A late signal is ignored and does not end the process."""
-        if self._file is not None and signal.getsignal(SIGNAL) == self._show:
-            faulthandler.unregister(SIGNAL)
+        if SIGNAL is not None and self._is_handler():
+            system.dump_no_stacks_on(SIGNAL)
             signal.signal(SIGNAL, signal.SIG_IGN)
         self._give_up()
+
+    def _is_handler(self) -> bool:
+        return self._file is not None and SIGNAL is not None and signal.getsignal(SIGNAL) == self._show
 
     def _give_up(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             if not os.fstat(file).st_size:
                 self._path.unlink(missing_ok=True)
-            fcntl.flock(file, fcntl.LOCK_UN)  # faulthandler may hold the file itself
+            system.unlock_file(file)  # faulthandler may hold the file itself
 
     def _show(self, number: int, frame: FrameType | None) -> None:
-        head = f"stacks of rank {self._rank}, asked for by {SIGNAL.name}:\n"
+        head, end = (f"{line.format(rank=self._rank)}\n".encode() for line in (HEAD, END))
         with contextlib.suppress(OSError):  # not sys.stderr: the main thread may be writing to it
-            os.write(2, head.encode() + self._path.read_bytes())
+            os.write(2, head + self._path.read_bytes() + end)
 
 
 class StackRequests:
@@ -87,7 +92,7 @@ class StackRequests:
         self._asked = self._clock()
         asked = ask(self._files.all_stacks())
         if asked:
-            self._note(TOLD.format(logs=self._logs))
+            self._note(DUMP_NOTE.format(logs=self._logs))
         return asked
 
     def tick(self) -> None:
@@ -108,11 +113,13 @@ class StackRequests:
 def ask(dumps: Iterable[Path]) -> Sequence[int]:
     """Request a new dump for each of these files, in place of the last one. Return the process ids that were signaled:
     workers that are running and handle the signal."""
-    asked = []
+    asked: list[int] = []
+    if SIGNAL is None:
+        return asked
     for path in dumps:
         with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:  # the worker may end meanwhile
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                system.lock_file(file.fileno())
             except BlockingIOError:  # its worker holds the lock
                 file.truncate()
                 pid = int(path.stem.rpartition("-")[2])

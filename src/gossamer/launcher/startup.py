@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from gossamer.base.run_files import RunFiles, Stage, write_json
-from gossamer.events import Attached, Event, Joined, LeftRun, ResidualTold, WithoutSession
+from gossamer.events import Attached, Event, Joined, LeftRun, ResidualMeasured, WithoutSession
 from gossamer.launcher.job import Job
 
 REACHED = {
@@ -30,7 +30,7 @@ class StageMarks:
             self._files.mark(stage, self._rank, self._attempt)
         elif isinstance(event, WithoutSession):
             self._files.mark(Stage.OTHERWISE if event.trains else Stage.CALLED, self._rank, self._attempt)
-        elif isinstance(event, ResidualTold):
+        elif isinstance(event, ResidualMeasured):
             with suppress(OSError):  # a full disk must not end training
                 path = self._files.residual(self._rank, self._attempt)
                 write_json(path, {"norm": event.norm, "step": event.step})

@@ -13,11 +13,12 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType, TracebackType
 from typing import TypeVar
 
+from gossamer.base import system
 from gossamer.base.run_files import RunFiles
 from gossamer.comm.runtime.signal_handlers import STOP_SIGNALS, handling
 from gossamer.launcher.failure import LOOK_SECONDS, Outcome
 from gossamer.launcher.parent_watchdog import OrphanReaper
-from gossamer.launcher.process import POLL_SECONDS, ManagedProcess, end_all
+from gossamer.launcher.process import POLL_SECONDS, ManagedProcess, StandbyProcess, end_all
 from gossamer.launcher.restart_policy import RestartPolicy
 
 # A wrapper that forwards Ctrl-C, such as `uv run`, doubles the signal
@@ -61,6 +62,19 @@ class Supervisor:
         """Supervise a server: read its output, and stop it after all workers, which may need it to save."""
         self._servers.append(server)
         return server
+
+    def standby(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> StandbyProcess:
+        """Return a standby that is closed at the end of the run. Without a command, it starts no process.
+
+        Args:
+            name: of its files.
+            command: the command.
+            environment: variables known at its start.
+        """
+        output, boot = (self.files.directory / f"{name}{part}.txt" for part in ("", "-boot"))
+        standby = StandbyProcess(command, environment, output, boot, self.orphan_reaper)
+        self.at_end.callback(standby.close)
+        return standby
 
     def end_workers(self, grace_seconds: float | None = None) -> Mapping[int, int]:
         """Stop running workers. Return exit codes by number."""
@@ -182,7 +196,7 @@ def end_by_request(
     if any(worker.lives and worker.entered for worker in workers):
         note(stop.waiting(grace_seconds))
     exit_codes = end_all(workers, grace_seconds, stop.worker_signal, stop.hurried)
-    if killed := [f"rank {rank}" for rank, exit_code in exit_codes.items() if exit_code == -signal.SIGKILL]:
+    if killed := [f"rank {rank}" for rank, exit_code in exit_codes.items() if exit_code == -system.KILL]:
         note(f"killed, because they had not ended by then: {', '.join(killed)}")
     return exit_codes
 
@@ -219,10 +233,10 @@ class PeriodicTask:
                 self._action()
         except BaseException as error:
             self._error = error
-            if (number := _handled_stop_signal()) is not None:
-                signal.pthread_kill(threading.main_thread().ident or 0, number)
+            if (number := handled_stop_signal()) is not None:
+                system.interrupt_main_thread(number)
 
 
-def _handled_stop_signal() -> signal.Signals | None:
+def handled_stop_signal() -> signal.Signals | None:
     """A stop signal that this process handles, to interrupt the main thread: SIGINT, unless it is ignored."""
     return next((number for number in STOP_SIGNALS if callable(signal.getsignal(number))), None)

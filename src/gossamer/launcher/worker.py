@@ -1,6 +1,7 @@
 """Worker: runs the user's script as `python script.py` would, and reports its failure to the launcher.
 
-The launcher starts it as `python -u -m gossamer.launcher.worker SCRIPT ARGS...`, or with `-m MODULE` for SCRIPT.
+The launcher starts it as `python -u -m gossamer.launcher.worker SCRIPT ARGS...`, or with `-m MODULE` for SCRIPT. With
+--standby before SCRIPT, it imports what a session needs, and then waits for the place of a lost worker.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
+from gossamer.base import system
 from gossamer.base.run_files import RUN_DIRECTORY, RunFiles, Stage, write_json
 from gossamer.comm.runtime import interruption
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.comm.runtime.uncaught_errors import is_users, shortened
 from gossamer.launcher.failure import Origin, is_echo
+from gossamer.launcher.job import STANDBY
 from gossamer.launcher.process_logs import PatientFile
 
 Finish = Callable[[bool], None]  # called with whether the script failed
@@ -33,6 +37,8 @@ Finish = Callable[[bool], None]  # called with whether the script failed
 
 def main(arguments: Sequence[str] | None = None, finish: Finish = lambda failed: None) -> None:
     """Run the script. `finish(failed)` writes this rank's record after success and failure."""
+    if not wait_for_place():
+        return
     program = arguments or sys.argv[1:]
     files = RunFiles(Path(os.environ[RUN_DIRECTORY]))
     reporter = FailureReporter(files, int(os.environ["RANK"]))
@@ -54,6 +60,29 @@ def main(arguments: Sequence[str] | None = None, finish: Finish = lambda failed:
     reporter.finished()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def wait_for_place(arguments: list[str] = sys.argv) -> bool:
+    """Wait for a lost worker's place, if the first argument is --standby, which is removed.
+
+    Returns False if the launcher has ended without a place for this process.
+    """
+    if arguments[1:2] != [STANDBY]:
+        return True
+    from gossamer.train.parameter_server.standby import wait_for_role  # imported late: other workers do not need it
+
+    arguments.pop(1)
+    warm_up()
+    return wait_for_role()
+
+
+def warm_up() -> None:
+    """Import what a session needs, and what torch imports at the first step of an optimizer. It draws no number."""
+    import gossamer.train.session.attach  # noqa: F401
+
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.zeros(1)
+    torch.optim.AdamW([weight]).step()
 
 
 def _print_patiently() -> None:
@@ -165,7 +194,7 @@ def _end_with_launcher(launcher: int) -> None:
     def watch() -> None:
         while os.getppid() == launcher:
             time.sleep(0.5)
-        os.killpg(os.getpgrp(), signal.SIGKILL)
+        system.kill_own_group()
 
     threading.Thread(target=watch, daemon=True).start()
 

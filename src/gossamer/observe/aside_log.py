@@ -21,7 +21,7 @@ from gossamer import events
 from gossamer.base import flight_recorder
 from gossamer.base.flight_recorder import NOTHING, FlightRecorder, NotedOperation
 from gossamer.comm.environment.rank_environment import rank_environment
-from gossamer.events import Event, GroupChanged, Joined, LinkCounters, LinksOpened, Noticed, Parted, Skipped
+from gossamer.events import Event, GroupChanged, Joined, LinkCounters, LinksOpened, Noticed, ParametersDiffer, Skipped
 from gossamer.observe.event_log import Entry, LineFile
 from gossamer.observe.flight_dump import flight_path, write_flight
 from gossamer.observe.vitals import CollectorClock, VitalsSampler, process_vitals
@@ -39,7 +39,7 @@ class ActivityWatch:
     def __init__(self, recorder: FlightRecorder, clock: Callable[[], float] = time.perf_counter) -> None:
         self._recorder, self._clock = recorder, clock
         self._before: tuple[object, ...] = ()
-        self._told: tuple[object, ...] = ()
+        self._last_entry: tuple[object, ...] = ()
 
     def look(self) -> Entry | None:
         """The entry to report, if it is new. `seconds`: duration so far; `waits_for`: global ranks."""
@@ -50,9 +50,9 @@ class ActivityWatch:
         state = "saving" if saving else "waiting" if lasts and waiting is not NOTHING else "training"
         at = (waiting if waiting is not NOTHING else latest) if lasts else NOTHING
         key = (state, at, waiting.waits_for if lasts else ())
-        if key == self._told or latest is NOTHING:
+        if key == self._last_entry or latest is NOTHING:
             return None
-        self._told = key
+        self._last_entry = key
         return {"kind": "activity", "state": state, **(self._about(at, waiting is not NOTHING) if lasts else {})}
 
     def _about(self, at: NotedOperation, under_way: bool) -> dict[str, object]:
@@ -171,7 +171,7 @@ class AsideLog:
             Noticed: lambda event: {"kind": "noticed", "message": event.message[:MOST_CHARACTERS]},
             LinksOpened: lambda event: {"kind": "links", "links": self._watch.opened(event)},
             Skipped: lambda event: _entry("skipped", event, "step", "rank", "tensor", "scaled", "batch"),
-            Parted: lambda event: _entry("parted", event, "when", "tensor", "held", "agreed"),
+            ParametersDiffer: lambda event: _entry("parted", event, "when", "tensor", "held", "agreed"),
             GroupChanged: lambda event: _entry(
                 "group changed", event, "step", "view", "world", "lost", "joined", "seconds", "finished"
             ),
@@ -180,38 +180,38 @@ class AsideLog:
     def __call__(self, event: Event) -> None:
         take = self._takes.get(type(event))
         if take is not None:
-            self._tell(take(event))
+            self._append(take(event))
 
     def begin(self) -> None:
         """Report the environment of a process at its begin."""
-        self._tell({"kind": "environment", "versions": rank_environment()})
+        self._append({"kind": "environment", "versions": rank_environment()})
 
     def warned(self, category: str, message: str, where: str) -> None:
         self._warnings += 1
         if self._warnings <= MOST_WARNINGS:
             text = message[:MOST_CHARACTERS]
-            self._tell({"kind": "warning", "category": category, "message": text, "where": where})
+            self._append({"kind": "warning", "category": category, "message": text, "where": where})
 
     def failed(self, error: BaseException, thread: str) -> None:
         """Report an uncaught error that ended a thread."""
         text = "".join(traceback.format_exception(error))[-MOST_CHARACTERS:]
         summary = traceback.format_exception_only(error)[-1].strip()[:MOST_CHARACTERS]
-        self._tell({"kind": "uncaught", "thread": thread, "summary": summary, "traceback": text})
+        self._append({"kind": "uncaught", "thread": thread, "summary": summary, "traceback": text})
 
     def vitals(self, sampled: Mapping[str, float]) -> None:
-        self._tell({"kind": "vitals", "values": sampled})
+        self._append({"kind": "vitals", "values": sampled})
 
     def active(self, activity: Entry) -> None:
         """Report the rank's activity, an entry of ActivityWatch."""
-        self._tell(activity)
+        self._append(activity)
 
     def links(self, *, last: bool = False) -> None:
         """Report the traffic of connections since the last call."""
         rows = self._watch.sample(last=last)
         if rows:
-            self._tell({"kind": "links", "links": rows})
+            self._append({"kind": "links", "links": rows})
 
-    def _tell(self, entry: Entry) -> None:
+    def _append(self, entry: Entry) -> None:
         if os.getpid() != self._pid:
             return  # a data loader's process, which may have been forked while the lock was held
         with self._lock:
@@ -223,12 +223,12 @@ def _entry(kind: str, event: Event, *names: str) -> Entry:
 
 
 class VitalsThread:
-    """Samples vitals every `seconds` in a thread until it is closed, and once more at the end. `tell`: gets them."""
+    """Samples vitals every `seconds` in a thread until it is closed, and once more at the end. `report`: gets them."""
 
     def __init__(
-        self, sampler: VitalsSampler, tell: Callable[[Mapping[str, float]], None], seconds: float = VITALS_SECONDS
+        self, sampler: VitalsSampler, report: Callable[[Mapping[str, float]], None], seconds: float = VITALS_SECONDS
     ) -> None:
-        self._sampler, self._tell, self._seconds = sampler, tell, seconds
+        self._sampler, self._append, self._seconds = sampler, report, seconds
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gossamer vitals", daemon=True)
         self._thread.start()
@@ -239,8 +239,8 @@ class VitalsThread:
 
     def _run(self) -> None:
         while not self._over.wait(self._seconds):
-            self._tell(self._sampler.sample())
-        self._tell(self._sampler.sample())
+            self._append(self._sampler.sample())
+        self._append(self._sampler.sample())
 
 
 class Aside:
@@ -284,8 +284,8 @@ class Aside:
         self._file.close()
 
 
-def watch_warnings(tell: Callable[[str, str, str], None]) -> Callable[[], None]:
-    """Pass category, message and place of Python's warnings to `tell`; they are shown as before. Returns its undo."""
+def watch_warnings(report: Callable[[str, str, str], None]) -> Callable[[], None]:
+    """Pass category, message and place of Python's warnings to `report`; they are shown as before. Returns its undo."""
     shown = warnings.showwarning
 
     def show(
@@ -296,7 +296,7 @@ def watch_warnings(tell: Callable[[str, str, str], None]) -> Callable[[], None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        tell(category.__name__, str(message), f"{filename}:{lineno}")
+        report(category.__name__, str(message), f"{filename}:{lineno}")
         shown(message, category, filename, lineno, file, line)
 
     warnings.showwarning = show
@@ -308,13 +308,13 @@ def watch_warnings(tell: Callable[[str, str, str], None]) -> Callable[[], None]:
     return end
 
 
-def watch_threads(tell: Callable[[BaseException, str], None]) -> Callable[[], None]:
-    """Pass errors that end a thread to `tell`; they are shown as before. Returns its undo."""
+def watch_threads(report: Callable[[BaseException, str], None]) -> Callable[[], None]:
+    """Pass errors that end a thread to `report`; they are shown as before. Returns its undo."""
     shown = threading.excepthook
 
     def show(about: threading.ExceptHookArgs) -> None:
         if about.exc_value is not None:
-            tell(about.exc_value, about.thread.name if about.thread else "")
+            report(about.exc_value, about.thread.name if about.thread else "")
         shown(about)
 
     threading.excepthook = show

@@ -8,9 +8,7 @@ each, is a file of 100 MB.
 from __future__ import annotations
 
 import os
-import resource
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -18,21 +16,21 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from gossamer.base import bounded_file
+from gossamer.base import bounded_file, system
 from gossamer.base.json_text import json_text, read_json
 from gossamer.events import (
     Attached,
     Closed,
     CollectivePicked,
+    ContributionsCounted,
     Event,
     LeftRun,
     Logged,
     RecipeSwitched,
-    ResidualTold,
+    ResidualMeasured,
     Saved,
-    ServersTold,
     StepEnded,
-    TensorsTold,
+    TensorsMeasured,
 )
 
 Entry = dict[str, Any]
@@ -52,11 +50,6 @@ def event_log_path(directory: Path, rank: int) -> Path:
 def truncated_path(directory: Path, rank: int) -> Path:
     """An empty file, which fits on a full disk. It means that the rank ended and its event log lacks the last lines."""
     return directory / f"truncated-{rank}"
-
-
-def peak_resident_bytes() -> int:
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest if sys.platform == "darwin" else largest * 1024
 
 
 class EventLog:
@@ -83,10 +76,10 @@ class EventLog:
             Saved: self._save,
             RecipeSwitched: self._switch,
             CollectivePicked: self._pick,
-            ServersTold: self._hear_servers,
+            ContributionsCounted: self._count_contributions,
             LeftRun: self._leave,
-            ResidualTold: self._tell_residual,
-            TensorsTold: self._tell_tensors,
+            ResidualMeasured: self._write_residual,
+            TensorsMeasured: self._write_tensors,
             Closed: self._close,
         }
 
@@ -101,17 +94,17 @@ class EventLog:
         """Put the batch since the last flush."""
         self._flushed = self._moment
         if self._steps:
-            self._tell("steps", peak_resident_bytes=peak_resident_bytes(), **self._steps)
+            self._put_entry("steps", peak_resident_bytes=system.peak_resident_bytes(), **self._steps)
             self._steps = {}
         if self._logged:
-            self._tell("logged", points=self._logged)
+            self._put_entry("logged", points=self._logged)
             self._logged, self._numbers = [], 0
 
     def end(self, failed: bool = False) -> None:
         """Log the end of the process. failed: whether training failed."""
         if self._attached is not None:
             self.flush()
-            self._tell("end", failed=failed)
+            self._put_entry("end", failed=failed)
 
     def _attach(self, event: Attached) -> None:
         self.flush()
@@ -119,7 +112,7 @@ class EventLog:
         fields = ("rank", "world", "recipe", "parameters", "period")
         unix = round(time.time() + event.moment - time.perf_counter(), 6)  # wall-clock time, to compare ranks
         place = {"moment": unix, "host": socket.gethostname(), "pid": os.getpid()}
-        self._tell("attached", **{name: getattr(event, name) for name in fields}, **place)
+        self._put_entry("attached", **{name: getattr(event, name) for name in fields}, **place)
 
     def _step(self, event: StepEnded) -> None:
         self._count += 1
@@ -158,19 +151,20 @@ class EventLog:
     def _pick(self, event: CollectivePicked) -> None:
         self._at_once("collective", nbytes=event.nbytes, collective=event.collective, world=event.world)
 
-    def _hear_servers(self, event: ServersTold) -> None:
+    def _count_contributions(self, event: ContributionsCounted) -> None:
         ages = {str(age): count for age, count in sorted(event.staleness.items())}
-        self._at_once("servers", told={"applied": event.applied, "late": event.late, "staleness": ages})
+        counts = {"applied": event.applied, "late": event.late, "samples": event.samples}
+        self._at_once("servers", told={**counts, "staleness": ages})
 
     def _leave(self, event: LeftRun) -> None:
         self._at_once("left")
 
-    def _tell_residual(self, event: ResidualTold) -> None:
+    def _write_residual(self, event: ResidualMeasured) -> None:
         norm = event.norm if isfinite(event.norm) else None
         self._at_once("residual", residual={"norm": norm, "step": event.step})
 
-    def _tell_tensors(self, event: TensorsTold) -> None:
-        self._tell("tensors", step=event.step, tensors=[asdict(each) for each in event.tensors])
+    def _write_tensors(self, event: TensorsMeasured) -> None:
+        self._put_entry("tensors", step=event.step, tensors=[asdict(each) for each in event.tensors])
 
     def _close(self, event: Closed) -> None:
         fields = ("digest", "holds_merged", "residual_bytes", "bucket_bytes", "agrees", "differing")
@@ -183,9 +177,9 @@ class EventLog:
 
     def _at_once(self, kind: str, **content: Any) -> None:
         self.flush()
-        self._tell(kind, **content)
+        self._put_entry(kind, **content)
 
-    def _tell(self, kind: str, **content: Any) -> None:
+    def _put_entry(self, kind: str, **content: Any) -> None:
         self._put({"kind": kind, "at": self._seconds(), **content})
 
     def _seconds(self) -> float:
@@ -201,18 +195,18 @@ class LineFile:
     Args:
         path: the file.
         complain: called once with a message about a full disk.
-        `anew`: truncate an existing file.
+        `truncate`: truncate an existing file.
 
     Raises:
         OSError: the file cannot be opened.
     """
 
-    def __init__(self, path: Path, complain: Callable[[str], None], *, anew: bool = False) -> None:
+    def __init__(self, path: Path, complain: Callable[[str], None], *, truncate: bool = False) -> None:
         self._path, self._complain = path, complain
         self._complained = self._given_up = False
-        self._pending = b"" if anew or _ends_whole(path) else b"\n"
-        how = os.O_TRUNC if anew else os.O_APPEND
-        self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o666)
+        self._pending = b"" if truncate or _ends_whole(path) else b"\n"
+        how = os.O_TRUNC if truncate else os.O_APPEND
+        self._file: int | None = system.open_file(path, os.O_WRONLY | os.O_CREAT | how, 0o666)
 
     def append(self, entry: Entry) -> None:
         if self._file is None or self._given_up:

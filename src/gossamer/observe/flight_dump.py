@@ -55,7 +55,9 @@ def write_flight(path: Path, recorder: FlightRecorder, clock: Callable[[], float
         for each in operations
     ]
     draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps({"first": max(0, begun - len(rows)), "columns": COLUMNS, "operations": rows}))
+    draft.write_text(
+        json.dumps({"first": max(0, begun - len(rows)), "columns": COLUMNS, "operations": rows}), encoding="utf-8"
+    )
     os.replace(draft, path)
 
 

@@ -75,7 +75,7 @@ class Progress:
     attached: dict[str, Any] | None = None
     checkpoint: dict[str, Any] | None = None
     _windows: dict[int, Window] = field(default_factory=dict)
-    _said: set[str] = field(default_factory=set)
+    _shown: set[str] = field(default_factory=set)
 
     @property
     def window(self) -> deque[dict[str, Any]]:
@@ -114,9 +114,9 @@ class Progress:
         return self._once(f"At step {line['step']} rank {line['rank']} was at batch {line['batch']} of its epoch.")
 
     def _once(self, sentence: str) -> str | None:
-        if sentence in self._said:
+        if sentence in self._shown:
             return None
-        self._said.add(sentence)
+        self._shown.add(sentence)
         return sentence
 
     def __str__(self) -> str:

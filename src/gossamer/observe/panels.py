@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
+from gossamer.base.bounded_mean import mean_of
 from gossamer.base.figures import COLORS
+from gossamer.base.intervals import sample_mean
 from gossamer.base.units import BYTE_UNITS
 from gossamer.observe.record import Record
 
@@ -31,7 +33,7 @@ COMMUNICATION = (
     Part("wire", "on the wire", "#D98C78", "\\\\\\"),
     Part("decode", "decompressing", "#B5C7A8", "xxx"),
 )
-BARS_SAY = (
+BARS_TEXT = (
     "Upper bar: the training thread, so the whole step. Lower bar: the communication thread at the same time. The "
     "upper bar waits for the part that does not finish in time."
 )
@@ -39,21 +41,32 @@ BARS_SAY = (
 
 @dataclass(frozen=True)
 class Curve:
-    """The values of one recipe."""
+    """The values of one recipe. low, high: their 95 % intervals over several runs; empty for one run."""
 
     name: str
     color: str
     across: Sequence[float]
     values: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
 
     @property
     def smoothed(self) -> Sequence[float]:
         """Running mean of many values; at the ends over fewer values."""
-        width = len(self.values) // SMOOTHED_POINTS
-        if width < 2:
-            return self.values
-        near = [self.values[max(0, place - width) : place + width + 1] for place in range(len(self.values))]
-        return [sum(each) / len(each) for each in near]
+        return _smoothed(self.values)
+
+    @property
+    def band(self) -> tuple[Sequence[float], Sequence[float]]:
+        """The bounds of the intervals, smoothed like the values."""
+        return _smoothed(self.low), _smoothed(self.high)
+
+
+def _smoothed(values: Sequence[float]) -> Sequence[float]:
+    width = len(values) // SMOOTHED_POINTS
+    if width < 2:
+        return values
+    near = [values[max(0, place - width) : place + width + 1] for place in range(len(values))]
+    return [sum(each) / len(each) for each in near]
 
 
 @dataclass(frozen=True)
@@ -80,19 +93,44 @@ class StepBars:
     communication: Sequence[tuple[Part, float]]
 
 
-def panels(records: Sequence[Record], metric: str) -> tuple[Panel, Panel]:
-    """The metric over seconds and over bytes."""
+def panels(
+    records: Sequence[Record], metric: str, repeats: Sequence[Sequence[Record]] | None = None
+) -> tuple[Panel, Panel]:
+    """The metric over seconds and over bytes. repeats: for each record, those of other seeds; curves are means."""
     unit, size = _byte_unit(records)
     over_seconds, over_bytes = [], []
-    for name, color, record in _named(records):
-        points = [point for point in record["metrics"].get(metric, ()) if point[2] is not None]
-        sent, values = record["bytes_sent_per_step"]["accounted"], [drawable(value) for _, _, value in points]
-        over_seconds.append(Curve(name, color, [seconds for _, seconds, _ in points], values))
-        over_bytes.append(Curve(name, color, [step * sent / size for step, _, _ in points], values))
+    for (name, color, record), others in zip(_named(records), repeats or [()] * len(records), strict=True):
+        points = _mean_points([record, *others], metric)
+        sent, values = record["bytes_sent_per_step"]["accounted"], [drawable(point.value) for point in points]
+        band = ([drawable(point.low) for point in points], [drawable(point.high) for point in points]) if others else ()
+        over_seconds.append(Curve(name, color, [point.seconds for point in points], values, *band))
+        over_bytes.append(Curve(name, color, [point.step * sent / size for point in points], values, *band))
     return (
         Panel(f"{metric} over time", "seconds of training", metric, over_seconds),
         Panel(f"{metric} over bytes", f"{unit} sent per worker", metric, over_bytes),
     )
+
+
+@dataclass(frozen=True)
+class _Point:
+    step: int
+    seconds: float
+    value: float
+    low: float
+    high: float
+
+
+def _mean_points(runs: Sequence[Record], metric: str) -> list[_Point]:
+    """Means over the runs at each step for which all of them logged a finite value."""
+    logged = [{step: (seconds, value) for step, seconds, value in run["metrics"].get(metric, ())} for run in runs]
+    points = []
+    for step in logged[0]:
+        found = [each[step] for each in logged if each.get(step, (0, None))[1] is not None]
+        if len(found) == len(runs):
+            mean = sample_mean([drawable(value) for _, value in found])
+            bounds = mean.interval()
+            points.append(_Point(step, mean_of(seconds for seconds, _ in found), mean.value, bounds.low, bounds.high))
+    return points
 
 
 def drawable(value: float) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gossamer.base.figures import SOFT, figure, light_grid, open_frame, title
 from gossamer.observe.panels import (
-    BARS_SAY,
+    BARS_TEXT,
     COMMUNICATION,
     TRAINING,
     Panel,
@@ -31,6 +31,21 @@ def plot(records: Sequence[Record], path: Path, metric: str = "loss") -> None:
     drawn(records, metric).savefig(path)
 
 
+def plot_metrics(
+    records: Sequence[Record], path: Path, metrics: Sequence[str], repeats: Sequence[Sequence[Record]]
+) -> None:
+    """Draw each metric over time and over bytes into the PNG file `path`: means over seeds, with their 95 % intervals.
+
+    repeats: for each record, those of other seeds.
+    """
+    picture = figure(13, 4.6 * max(1, len(metrics)))
+    rows = picture.subplots(max(1, len(metrics)), 2, squeeze=False)
+    for row, metric in zip(rows, metrics or ("loss",), strict=True):
+        for axes, panel in zip(row, panels(records, metric, repeats), strict=True):
+            _draw_panel(axes, panel, named=True)
+    picture.savefig(path)
+
+
 def plot_panel(panel: Panel, path: Path) -> None:
     """Draw one panel into the PNG file `path`."""
     picture = figure(9, 4.6)
@@ -46,7 +61,7 @@ def drawn(records: Sequence[Record], metric: str = "loss") -> Any:
     for axes, panel in zip(curves, panels(records, metric), strict=True):
         _draw_panel(axes, panel, named=len(records) > 1)
     _draw_bars(below.subplots(), step_bars(records))
-    below.supxlabel(BARS_SAY, x=0.01, ha="left", fontsize=TEXT_POINTS + 1, color=SOFT)
+    below.supxlabel(BARS_TEXT, x=0.01, ha="left", fontsize=TEXT_POINTS + 1, color=SOFT)
     if len(records) == 1:
         name = f"{shortened(records[0]['recipe'])}, {records[0]['workers']} workers"
         above.suptitle(name, x=0.01, ha="left", fontsize=10, color=SOFT)
@@ -57,8 +72,10 @@ def _draw_panel(axes: Any, panel: Panel, named: bool) -> None:
     """Draw every value lightly and their running mean on top; names at the ends, at the height of their curves."""
     for curve in panel.curves:
         many = curve.smoothed is not curve.values
-        if many:
+        if many and not curve.low:
             axes.plot(curve.across, curve.values, color=curve.color, linewidth=0.7, alpha=0.2)
+        if curve.low:
+            axes.fill_between(curve.across, *curve.band, color=curve.color, alpha=0.18, linewidth=0)
         single = "o" if len(curve.values) == 1 else ""
         axes.plot(curve.across, curve.smoothed, color=curve.color, linewidth=1.9, marker=single)
     title(axes, panel.title)

@@ -190,11 +190,21 @@ class Tally:
         )
 
 
+DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # of fields that were damaged on disk
+
+
 def replay(entries: Iterable[Entry]) -> RankRecord | None:
-    """The record of the last session that trained; None if no session trained.
+    """The record of the last session that trained; None if no session trained, or if an entry is damaged.
 
     A worker that was restarted after the others had finished remains lost: its record is not complete.
     """
+    try:
+        return _replayed(entries)
+    except DAMAGED:
+        return None
+
+
+def _replayed(entries: Iterable[Entry]) -> RankRecord | None:
     sessions: list[Tally] = []
     for entry in entries:
         if entry.get("kind") == "attached":

@@ -69,7 +69,9 @@ def write(path: Path, record: Record) -> None:
         raise
 
 
-def merge(ranks: Sequence[RankRecord], network: Record | None = None, ended: Ended = "finished") -> Record:
+def merge(
+    ranks: Sequence[RankRecord], network: Record | None = None, ended: Ended = "finished", preempted: str = ""
+) -> Record:
     """Merge the records of ranks into the run's record: means over workers, maxima of memory.
 
     Times per step exclude the first ten steps, or a fifth of fewer than fifty, as warm-up; `seconds`, `steps` and bytes
@@ -81,6 +83,7 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None, ended: End
         ranks: records of this machine's ranks, or of all.
         network: fields of the record about the emulated network.
         ended: how the run ended.
+        preempted: notice of the preemption that ended it; empty without one.
     """
     truncated = ranks[0].truncated
     complete, all_ranks = [rank for rank in ranks if rank.complete or rank.rank in truncated], ranks
@@ -103,6 +106,7 @@ def merge(ranks: Sequence[RankRecord], network: Record | None = None, ended: End
         "recipe": first.recipe,
         "workers": first.world,
         "ended": ended,
+        "preempted": preempted or None,
         "lost": list(lost),
         "left": gone,
         "truncated": list(truncated),

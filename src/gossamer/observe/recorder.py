@@ -40,7 +40,7 @@ class Recorder:
         self._truncated = truncated_path(directory, rank)
         self._truncated.unlink(missing_ok=True)  # of the previous start
         self._log_file = LineFile(event_log_path(directory, rank), events.notice)
-        self._live_file = LineFile(live_path(directory, rank), lambda sentence: None, anew=True)
+        self._live_file = LineFile(live_path(directory, rank), lambda sentence: None, truncate=True)
         self._log = EventLog(self._log_file.append, interface_bytes)
         self._live = LiveLines(self._live_file.append, steps_live)
         self._lock = threading.RLock()  # steps and notices may come from different threads; a full disk is a notice
@@ -61,10 +61,10 @@ class Recorder:
 
 
 class LiveLines:
-    """Turns a session's events into the lines of a live view; `say` gets each as a dict."""
+    """Turns a session's events into the lines of a live view; `put` gets each as a dict."""
 
-    def __init__(self, say: Callable[[dict[str, Any]], None], steps_live: bool = True) -> None:
-        self._put = say
+    def __init__(self, put: Callable[[dict[str, Any]], None], steps_live: bool = True) -> None:
+        self._put = put
         self._steps_live = steps_live
         self._began = self._next = 0.0  # times of attach, and of the next line about a step
         self._steps = 0
@@ -85,13 +85,13 @@ class LiveLines:
 
     def _attach(self, event: Attached) -> None:
         self._began, self._steps, self._latest = event.moment, 0, {}
-        self._say("attached", recipe=event.recipe, workers=event.world, parameters=event.parameters)
+        self._put_entry("attached", recipe=event.recipe, workers=event.world, parameters=event.parameters)
 
     def _step(self, event: StepEnded) -> None:
         self._steps += 1
         if self._steps_live and event.moment >= self._next:
             self._next = event.moment + LIVE_SECONDS
-            self._say(
+            self._put_entry(
                 "step",
                 step=event.step,
                 seconds=event.moment - self._began,
@@ -106,15 +106,15 @@ class LiveLines:
 
     def _skip(self, event: Skipped) -> None:
         about = {"step": event.step, "rank": event.rank, "tensor": event.tensor, "scaled": event.scaled}
-        self._say("skipped", **about, **({} if event.batch is None else {"batch": event.batch}))
+        self._put_entry("skipped", **about, **({} if event.batch is None else {"batch": event.batch}))
 
     def _notice(self, event: Noticed) -> None:
-        self._say("noticed", message=event.message)
+        self._put_entry("noticed", message=event.message)
 
     def _save(self, event: Saved) -> None:
-        self._say("saved", step=event.step, directory=event.directory)
+        self._put_entry("saved", step=event.step, directory=event.directory)
 
-    def _say(self, kind: str, **content: Any) -> None:
+    def _put_entry(self, kind: str, **content: Any) -> None:
         self._put({"kind": kind, **content})
 
 

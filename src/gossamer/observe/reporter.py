@@ -65,7 +65,7 @@ class StatusLine:
             self._next = moment + PLAIN_SECONDS
             self._write(f"{PREFIX}{text}\n")
 
-    def say(self, sentence: str) -> None:
+    def print_line(self, sentence: str) -> None:
         """Write a permanent line."""
         self._write(f"{ERASE if self._unfinished else ''}{PREFIX}{without_controls(sentence)}\n")
         self._unfinished = False
@@ -105,7 +105,7 @@ class Reporter:
         self._file = None if record is None else RecordFile(record)
         self._stream = stream
         self._progress = Progress()
-        self._live = LiveLines(self._hear)
+        self._live = LiveLines(self._show_line)
         self._summary: Summary | None = None  # from attach to the end
         self._lock = threading.RLock()  # steps and notices may come from different threads; a full disk is a notice
         self._process = os.getpid()
@@ -117,7 +117,7 @@ class Reporter:
             return
         with self._lock:
             if self._file is not None:
-                self._file.hear(event)
+                self._file.handle(event)
             self._live(event)
             self._take(event)
 
@@ -133,7 +133,7 @@ class Reporter:
             summary, self._summary = self._summary, None
             written = self._file.close(ended) if self._file is not None else None
             if self._lines and summary is not None and summary.steps:
-                self._status.say(summary.text(ended, written))
+                self._status.print_line(summary.text(ended, written))
 
     def _take(self, event: Event) -> None:
         match event:
@@ -149,14 +149,14 @@ class Reporter:
             case Closed():
                 self.close(event.ended)
 
-    def _hear(self, line: dict[str, Any]) -> None:
+    def _show_line(self, line: dict[str, Any]) -> None:
         sentence = self._progress.take(line)
         if not self._lines or self._summary is None:
             return
         if line["kind"] == "noticed":
             self._status.leave()  # the log shows the notice
         elif sentence:
-            self._status.say(sentence)
+            self._status.print_line(sentence)
 
 
 class Summary:
@@ -198,13 +198,13 @@ class RecordFile:
         self._path = path
         self._log_path = path.with_name(path.stem + LOG_SUFFIX)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = LineFile(self._log_path, events.notice, anew=True)
+        self._file = LineFile(self._log_path, events.notice, truncate=True)
         self._log = EventLog(self._put)
         self._tally: Tally | None = None
         self._began = self._next = 0.0  # times of attach and of the next write
         self._complained = False
 
-    def hear(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         self._log(event)
         if isinstance(event, Attached):
             self._began, self._next = event.moment, event.moment + 1.0

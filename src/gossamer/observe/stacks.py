@@ -82,7 +82,7 @@ def side_by_side(
     dumps: Mapping[int, Sequence[Stack]],
     steps: Mapping[int, int],
     threads: bool = False,
-    beside: Mapping[int, str] | None = None,
+    notes: Mapping[int, str] | None = None,
 ) -> list[str]:
     """Lines to show, with groups of ranks that have equal stacks. The smallest groups come first, since the ranks that
     others wait for are seldom in the largest one.
@@ -91,12 +91,12 @@ def side_by_side(
         dumps: threads by rank, the main one first.
         steps: last completed step by rank, from its event log, which is written once a second.
         threads: show all threads instead of the main thread only.
-        `beside`: current operation by rank.
+        `notes`: current operation by rank.
     """
     groups: dict[tuple[tuple[Stack, ...], str], list[int]] = {}
     for rank in sorted(dumps):
         shown = tuple(dumps[rank]) if threads else tuple(dumps[rank][:1])
-        groups.setdefault((shown, (beside or {}).get(rank, "")), []).append(rank)
+        groups.setdefault((shown, (notes or {}).get(rank, "")), []).append(rank)
     lines = []
     for (stacks, place), ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1])):
         main = stacks[0] if stacks else ()

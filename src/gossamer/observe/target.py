@@ -41,11 +41,11 @@ class TargetWatch:
     def __init__(self, target: Target | None, seconds: float | None, enough: Callable[[], None]) -> None:
         self._target, self._seconds, self._enough = target, seconds, enough
         self._began: float | None = None
-        self._said = False
+        self._reported = False
 
     def __call__(self, event: Event) -> None:
-        if not self._said and self._is_enough(event):
-            self._said = True
+        if not self._reported and self._is_enough(event):
+            self._reported = True
             self._enough()
 
     @singledispatchmethod

@@ -22,6 +22,12 @@ PLAIN_SECONDS = 5.0
 AGREE = {True: "yes", False: "no", None: "unknown: only this machine's workers are in this record"}
 TRUNCATED = "{ranks}: the disk was full, so their last steps and numbers are missing here"
 UNRECORDED = "unknown: the disk was full, so the final parameters of {ranks} are not recorded"
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+LOCAL_STATISTICS = (
+    ". BatchNorm's statistics are each rank's own where forward passes followed the last exchange, or with parameter "
+    "servers. To average them, before session.close(): gossamer.average_([b for b in model.buffers() if "
+    'b.is_floating_point()], "Dense()")'
+)
 APART = ", on the merged model; each holds its own (session.averaged_parameters)"
 
 
@@ -70,6 +76,11 @@ class Terminal:
     def note(self, sentence: str) -> None:
         text = Text.assemble(("gossamer: ", "bold yellow"), (without_controls(sentence), "yellow"))
         self._aside.print(text, soft_wrap=not self._aside.is_terminal)
+
+    def show_secret(self, text: str) -> None:
+        """Show a text that no file may contain: on a terminal only, and on one line, so that it can be copied."""
+        if self._aside.is_terminal:
+            self._aside.print(Text(without_controls(text)), soft_wrap=True)
 
     def tick(self) -> None:
         """Read the live files; without a terminal print a line of progress every few seconds."""
@@ -165,7 +176,8 @@ def _differing(found: Record | None) -> str:
         by_hash.setdefault(text or "absent", []).append(rank)
     held = "; ".join(f"{text[:8]} on rank{'s' * (len(each) > 1)} {', '.join(each)}" for text, each in by_hash.items())
     more = f", and {found['others']} more" if found["others"] else ""
-    return f': "{in_one_line(found["name"])}" differs ({held}){more}'
+    local = LOCAL_STATISTICS if found["name"].rpartition(".")[2] in STATISTICS else ""
+    return f': "{in_one_line(found["name"])}" differs ({held}){more}{local}'
 
 
 def _grid(record: Record, files: Mapping[str, str]) -> Table:

@@ -12,12 +12,13 @@ segments per second). Values that the system does not provide are left out.
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+
+from gossamer.base import system
 
 ROOT = Path("/")
 Readings = dict[str, float]
@@ -105,7 +106,7 @@ def throttled(root: Path) -> Readings:
 
 def resident(root: Path) -> Readings:
     columns = _text(root / "proc/self/statm").split()
-    return {"rss": float(int(columns[1]) * os.sysconf("SC_PAGE_SIZE"))} if len(columns) > 1 else {}
+    return {"rss": float(int(columns[1]) * system.page_bytes())} if len(columns) > 1 else {}
 
 
 def gpu_memory() -> Readings:
@@ -121,7 +122,7 @@ def gpu_memory() -> Readings:
 
 def load() -> Readings:
     with suppress(OSError, AttributeError):
-        return {"load": os.getloadavg()[0]}
+        return {"load": system.load_average()}
     return {}
 
 
@@ -132,9 +133,9 @@ def processor_shares(root: Path) -> Readings:
     if not lines or cores < 1:
         return {}
     ticks = [int(column) for column in lines[0].split()[1:]]
-    user, nice, system, _, _, hard, soft, steal = ticks[:8]
-    each = os.sysconf("SC_CLK_TCK") * cores
-    return {"busy": (user + nice + system + hard + soft) / each, "steal": steal / each}
+    user, nice, kernel, _, _, hard, soft, steal = ticks[:8]
+    each = system.clock_ticks_per_second() * cores
+    return {"busy": (user + nice + kernel + hard + soft) / each, "steal": steal / each}
 
 
 def pressure(root: Path) -> Readings:
@@ -187,7 +188,7 @@ def _pairs(text: str) -> Iterator[tuple[str, int]]:
 def _text(path: Path) -> str:
     """Text of a file; empty if it does not exist or cannot be read."""
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return ""
 

@@ -1,6 +1,6 @@
 """Planning: bytes, seconds and loss of a run before it begins.
 
-cost/       estimated bytes and seconds of a step
+estimate/   estimated bytes and seconds of a step
 profile/    measured work of a script's step
 advise/     recommendation of a recipe: candidates, prices, a race, an answer
 simulate/   all workers of a script in this process, in virtual time
@@ -9,6 +9,6 @@ emulation/  slow networks on this machine
 doctor/     a check of this machine and its links
 bench/      benchmarks of compressors
 
-intervals         means with a confidence interval
 retained_benefit  share of the benefit of communication that a recipe keeps
+study             every recipe with every seed: stored runs, and estimates over the seeds
 """

@@ -10,7 +10,7 @@ from the arm's own best learning rate.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -19,8 +19,8 @@ from math import inf, isfinite, sqrt
 import numpy as np
 
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
-from gossamer.errors import require
-from gossamer.plan.intervals import ConfidenceInterval, student_quantile
+from gossamer.base.intervals import ConfidenceInterval, student_quantile
+from gossamer.errors import RecipeError, require
 
 Losses = Mapping[int, float]  # by seed; inf or nan where the training diverged
 
@@ -72,6 +72,24 @@ def retained_benefit(losses: Losses, *, silent: Losses, dense: Losses, confidenc
     value = float(kept.mean() / whole.mean())
     low, high = _fieller(kept, whole, confidence)
     return ConfidenceInterval(value=value, low=low, high=high, confidence=confidence)
+
+
+def shares_of_benefit(recipes: Sequence[Recipe], losses: Sequence[Losses]) -> list[ConfidenceInterval | None]:
+    """The retained benefit of each recipe. None for all of them if Silent() or Dense() is missing, has no loss or
+    diverged, or if Dense() is not better than Silent().
+
+    Args:
+        recipes: resolved recipes.
+        losses: losses of each recipe by seed.
+    """
+    ends = resolve("Silent()"), resolve("Dense()")
+    if not all(end in recipes for end in ends):
+        return [None] * len(recipes)
+    silent, dense = (losses[recipes.index(end)] for end in ends)
+    try:
+        return [retained_benefit(each, silent=silent, dense=dense) for each in losses]
+    except ValueError:
+        return [None] * len(recipes)
 
 
 def _fieller(kept: np.ndarray, whole: np.ndarray, confidence: float) -> tuple[float, float]:
@@ -140,8 +158,16 @@ def measured_shares() -> tuple[MeasuredShare, ...]:
 
 
 def measured_share(recipe: Recipe, workers: int) -> MeasuredShare | None:
-    """The measured share of a resolved recipe."""
-    return next((each for each in measured_shares() if resolve(each.recipe, workers) == recipe), None)
+    """The measured share of a resolved recipe; of several tasks, the one with the narrowest interval."""
+    found = [each for each in measured_shares() if _resolves_to(recipe, each, workers)]
+    return min(found, key=lambda each: each.high - each.low, default=None)
+
+
+def _resolves_to(recipe: Recipe, share: MeasuredShare, workers: int) -> bool:
+    try:
+        return resolve(share.recipe, workers) == recipe
+    except RecipeError:  # it names a rank that only more workers have
+        return False
 
 
 def better_share(than: MeasuredShare) -> MeasuredShare | None:

@@ -6,6 +6,7 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from math import gcd
 from typing import Any, Protocol, TypeVar, overload
 
 import torch
@@ -147,7 +148,8 @@ class WorldState(ShardFactory):
         self._local_rank, self._device = local_rank, device
         self._shards: list[weakref.ref[WorldShard]] = []
         self._marks = EpochMarks()
-        self._told = False  # whether the notice about a loader that draws ahead was given
+        self._noticed = False  # whether the notice about a loader that draws ahead was given
+        self._equal_parts_reported = False
 
     def __repr__(self) -> str:
         return f"WorldState(rank={self.rank}, size={self.size}, local_rank={self.local_rank}, device={self.device!r})"
@@ -202,16 +204,20 @@ class WorldState(ShardFactory):
         # Weak references, so that shards made for one evaluation and dropped are not counted.
         return [shard for reference in self._shards if (shard := reference()) is not None]
 
+    def data(self) -> list[str]:
+        """For each map-style shard in use, in the order of creation, a text that is equal on ranks with its data."""
+        return [shard.data for shard in self._alive() if isinstance(shard, Shard)]
+
     def state_dict(self) -> dict[str, Any]:
         """The positions of the shards in use, in the order of their creation. Draws outside of session.epoch() that
         were not trained on are not counted."""
         shards = self._alive()
-        self._tell_of_fetching(shards, "a checkpoint counts prefetched samples as trained on: the resumed run would")
+        self._notice_prefetching(shards, "a checkpoint counts prefetched samples as trained on: the resumed run would")
         return {"shards": self._marks.states(shards)}
 
-    def _tell_of_fetching(self, shards: Sequence[WorldShard], consequence: str) -> None:
-        if self.is_first and not self._told and any(shard.drawn_ahead and not shard.tracked for shard in shards):
-            self._told = True
+    def _notice_prefetching(self, shards: Sequence[WorldShard], consequence: str) -> None:
+        if self.is_first and not self._noticed and any(shard.drawn_ahead and not shard.tracked for shard in shards):
+            self._noticed = True
             events.notice(
                 f"a DataLoader with workers fetches ahead, and {consequence} skip them, or draw a stream from its "
                 "beginning. Let the session count the samples that the loop takes: loader = "
@@ -249,8 +255,9 @@ class WorldState(ShardFactory):
     @property
     def lap(self) -> int:
         """The position of this rank, in half epochs of the first shuffled shard; 0 without one."""
-        for shard in self._alive():
-            if (lap := shard.lap) is not None:
+        for reference in self._shards:
+            shard = reference()
+            if shard is not None and (lap := shard.lap) is not None:
                 return lap
         return 0
 
@@ -287,16 +294,59 @@ class WorldState(ShardFactory):
         self._marks.rewind(self._alive())
         for shard, states in matched:
             shard.regroup(rank, size, states, stayed=stayed)
-        self._marks.set(self._alive())
+        self._marks.set(self._alive(), moved=True)
         self._place, self._joins = (rank, size), False
         shards = [shard for shard, _ in matched]
-        self._tell_of_fetching(shards, "samples that a lost worker had only fetched count as trained on: others")
+        self._notice_prefetching(shards, "samples that a lost worker had only fetched count as trained on: others")
 
-    def _matched(self, saved: Sequence[_Saved], who_holds: str) -> list[tuple[WorldShard, _Saved]]:
+    def renumber(self, rank: int, size: int) -> None:
+        """Become `rank` of `size`, without lock step: shards keep their parts of the data."""
+        self._place, self._joins = (rank, size), False
+
+    # -- workers with unequal speeds -----------------------------------------------------------------------------------
+
+    def parts_in_use(self, rank: int, size: int) -> list[Any]:
+        """For each shard in use, in the order of creation: whether this session.epoch() block has drawn from it, and
+        its position, if the parts of `size` workers may be unequal. Plain values for JSON."""
+        shards = self._alive()
+        positions = [shard.position() if shard.follows_speed(rank, size) else None for shard in shards]
+        return [[self._marks.drawn(shard), each] for shard, each in zip(shards, positions, strict=True)]
+
+    def divide(self, shares: Sequence[int], parts: Sequence[Sequence[Any]], rank: int) -> None:
+        """Divide the rest of the epoch, and later epochs, in proportion to `shares` of the workers, by rank.
+
+        Shards with equal parts from which no rank has drawn in this session.epoch() block keep them, such as those of
+        an evaluation: loops over them may need equally many batches.
+
+        Args:
+            parts: parts_in_use() of all workers, by rank.
+        """
+        shards = self._alive()
+        if {len(each) for each in parts} != {len(shards)}:
+            self._report_equal_parts("ranks made different numbers of calls of world.shard")
+            return
+        common = gcd(*shares)
+        widths = [share // common for share in shares] if len({*shares}) > 1 else []
+        for shard, held in zip(shards, zip(*parts, strict=True), strict=True):
+            drawn, positions = zip(*held, strict=True)
+            if None not in positions and (any(drawn) or "widths" in positions[0]):
+                shard.regroup(rank, len(shares), positions, stayed=range(len(shares)), widths=widths)
+            elif any(drawn):
+                self._report_equal_parts("stratify, non_iid and Hugging Face streams need them")
+
+    def _report_equal_parts(self, reason: str) -> None:
+        if self.is_first and not self._equal_parts_reported:
+            self._equal_parts_reported = True
+            events.notice(
+                f"the parts of an epoch stay equal although the workers' speeds differ, because {reason}. The slowest "
+                "worker ends each epoch last. Write DataLoader(..., sampler=world.shard(dataset)), on every rank"
+            )
+
+    def _matched(self, saved: Sequence[_Saved], holder: str) -> list[tuple[WorldShard, _Saved]]:
         shards = self._alive()
         if len(saved) != len(shards):
             raise CheckpointError(
-                f"{who_holds} the positions of {len(saved)} shards, but this run has {len(shards)}. Make the same "
+                f"{holder} the positions of {len(saved)} shards, but this run has {len(shards)}. Make the same "
                 "calls of world.shard, in the same order, before loading, and before gossamer.attach."
             )
         return list(zip(shards, saved, strict=True))

@@ -19,7 +19,7 @@ def test_small_worlds():
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5, 7, 8, 9, 16])
-def test_two_rounds_whatever_the_world(world):
+def test_two_rounds_regardless_of_the_world(world):
     tables = tables_of(DirectAllReduce(), world)
     assert rounds_of(tables) == [0, 1]
     for rank, table in enumerate(tables):

@@ -20,7 +20,7 @@ def test_small_rings():
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5, 7, 8, 9, 16])
-def test_everyone_talks_to_the_next_in_as_many_rounds_as_there_are_others_twice(world):
+def test_everyone_sends_to_the_next_in_as_many_rounds_as_there_are_others_twice(world):
     tables = tables_of(RingAllReduce(), world)
     assert rounds_of(tables) == list(range(2 * (world - 1)))
     for rank, table in enumerate(tables):

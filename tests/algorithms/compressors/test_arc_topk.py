@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from laws.laws import LAYOUT, Group
 from support.aggregations import aggregate, priced_bytes
-from support.by_collective import simulate_by
 from torch import Tensor
 
-from gossamer.algorithms.collectives import HalvingDoubling, RingAllReduce
-from gossamer.algorithms.compressors import ARCTopK, Dense, Feedback, TopK, arc_topk, point_to_point
+from gossamer.algorithms.compressors import ARCTopK, Feedback, TopK, arc_topk
+from gossamer.algorithms.compressors import arc_topk as module
+from gossamer.algorithms.compressors.arc_topk import RowBlocks, row_blocks, signs, squared_norms
 from gossamer.algorithms.compressors.error_feedback import RESIDUAL
 from gossamer.base import rng
 from gossamer.base.aggregation import AggregationContext, AggregationResult, State
@@ -131,8 +133,8 @@ def spiky(rows: int, row: int, draw: int) -> Tensor:
 def expected_share(compressor: ARCTopK, x: Tensor, layout: Layout, patch: pytest.MonkeyPatch) -> float:
     """The share of the squared norm that is kept, on average over all signs: no draw is left to chance."""
     shares = []
-    for signs in product([-1.0, 1.0], repeat=compressor.row // compressor.rank):
-        v = torch.tensor(signs)
+    for drawn in product([-1.0, 1.0], repeat=compressor.row // compressor.rank):
+        v = torch.tensor(drawn)
         patch.setattr(arc_topk, "signs", lambda key, count, like, v=v: v.to(like.dtype))
         kept, whole = captured([x - 4, x + 4], compressor, layout)
         shares.append(kept / whole)
@@ -226,14 +228,6 @@ def test_feedback_keeps_what_did_not_travel_and_nothing_else() -> None:
 # -- the edges ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrapped", [ARCTopK(density=1.0), Feedback(ARCTopK(density=1.0, row=4))], ids=repr)
-def test_density_one_is_dense_bit_for_bit(wrapped: Any) -> None:
-    group, dense = Group(wrapped, 3, dtype=torch.float32), Group(Dense(), 3, dtype=torch.float32)
-    for _ in range(3):
-        inputs = group.gradients()
-        assert torch.equal(group.aggregate(inputs)[0].mean, dense.aggregate(inputs)[0].mean)
-
-
 def test_integers_are_exact() -> None:
     for world in (2, 3, 7):
         inputs = [integers(rank, ODD, world) for rank in range(world)]
@@ -250,50 +244,13 @@ def test_bytes_of_a_worker_are_flat_in_the_workers() -> None:
     assert priced_bytes(TopK(density=0.01), 64, layout) > 8 * priced_bytes(TopK(density=0.01), 8, layout)
 
 
-@pytest.mark.parametrize("world", [1, 2, 8])
-@pytest.mark.parametrize(
-    "shapes", [{"w": (1,)}, {"a": (2,), "empty": (0, 3), "b": (3,)}, {"a": (9,), "b": ()}, {"w": (0,)}]
-)
-def test_few_entries_or_none(shapes: dict[str, Any], world: int) -> None:
-    group = Group(Feedback(ARCTopK(density=0.02, row=2)), world, layout=Layout.of(shapes))
-    for _ in range(3):
-        staged = group.aggregate(group.gradients())
-        assert all(torch.equal(each.mean, staged[0].mean) for each in staged)
-        assert torch.isfinite(staged[0].mean).all()
-
-
 @pytest.mark.parametrize(("row", "rank"), [(0, 1), (8, 3), (8, 0), (8, 16)])
 def test_rows_that_cannot_be_cut_are_refused(row: int, rank: int) -> None:
     with pytest.raises(ValueError, match=r"Write ARCTopK\(density=0.1, row=64, rank=1\)"):
         ARCTopK(density=0.1, row=row, rank=rank)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
-    group = Group(Feedback(ARCTopK(density=0.2, row=8)), 3, dtype=dtype)
-    gradients = group.gradients()
-    staged = group.aggregate(gradients)
-    exact = torch.stack([each.float() for each in gradients]).mean(0)
-    waits = torch.stack([state[RESIDUAL].flat for state in group.states]).mean(0)
-    assert staged[0].mean.dtype == torch.float32
-    torch.testing.assert_close(staged[0].mean + waits, exact, rtol=1e-6, atol=1e-6)
-
-
 # -- what is not finite ------------------------------------------------------------------------------------------------
-
-
-def test_a_number_that_cannot_be_sent_is_noticed_before_the_first_word() -> None:
-    compressor, at = Feedback(ARCTopK(density=0.1, row=8)), AggregationContext(world=4)
-    for place in range(0, LAYOUT.numel, 53):
-        x = FlatTensors(torch.zeros(LAYOUT.numel), LAYOUT)
-        state = compressor.init(x, at)
-        state[RESIDUAL].flat[place] = 3e38
-        before = state[RESIDUAL].flat.clone()
-        for number in (nan, 3e38):
-            x.flat[place] = number
-            with pytest.raises(NotFinite):
-                next(compressor.aggregate(x, state, at))
-        assert torch.equal(before, state[RESIDUAL].flat), "something of a step that is skipped is remembered"
 
 
 def test_values_that_leave_the_range_though_their_sketch_does_not_are_told_to_all() -> None:
@@ -327,7 +284,7 @@ def deceived(script: Script, number: int) -> Script:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_mean_that_is_not_finite_is_told(number: int) -> None:
+def test_a_mean_that_is_not_finite_is_reported(number: int) -> None:
     at = AggregationContext(world=2)
     x = FlatTensors(integers(0), ONE)
     scripts = [deceived(ARCTopK(density=0.1, row=8).aggregate(x, State(), at), number) for _ in range(2)]
@@ -337,41 +294,90 @@ def test_a_mean_that_is_not_finite_is_told(number: int) -> None:
 # -- collectives, peers, going on --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("collective", [RingAllReduce(), HalvingDoubling()], ids=repr)
-def test_it_is_the_same_by_a_ring_and_by_halving_and_doubling(collective: Any) -> None:
-    """Both operations are all-reduces of dense numbers, so any table of hops serves."""
-    world, compressor = 4, ARCTopK(density=0.25, row=8)
-    inputs = [integers(rank, LAYOUT) for rank in range(world)]
-    at = partial(AggregationContext, world=world)
-    scripts = [compressor.aggregate(FlatTensors(x, LAYOUT), State(), at(rank=rank)) for rank, x in enumerate(inputs)]
-    ends = simulate_by(collective, scripts)
-    together = aggregate(compressor, inputs, LAYOUT)
-    assert all(torch.equal(end.mean, together[0].mean) for end in ends)
-
-
-def test_one_worker_alone_can_be_read_by_another() -> None:
-    x = FlatTensors(torch.randn(LAYOUT.numel, generator=rng.generator("letter")), LAYOUT)
-    compressor, at = ARCTopK(density=0.2, row=8), AggregationContext(step=3, seed=5)
-    letter = point_to_point.encode(compressor, x, State(), at)
-    out = torch.empty(LAYOUT.numel)
-    point_to_point.decode(compressor, letter.payload, LAYOUT, at, out)
-    assert torch.equal(out, letter.own())
-    assert out.any()
-
-
-def test_going_on_gives_the_same_bits_and_another_step_has_other_signs() -> None:
-    whole, part = (Group(Feedback(ARCTopK(density=0.1, row=8)), 3) for _ in range(2))
-    means = [whole.aggregate(whole.gradients())[0].mean for _ in range(7)]
-    for _ in range(3):
-        part.aggregate(part.gradients())
-    resumed = Group(Feedback(ARCTopK(density=0.1, row=8)), 3)
-    resumed.step = part.step
-    resumed.states = [State({key: packed.clone() for key, packed in state.items()}) for state in part.states]
-    for mean in means[3:]:
-        assert torch.equal(resumed.aggregate(resumed.gradients())[0].mean, mean)
+def test_another_step_has_other_signs() -> None:
     at = AggregationContext(seed=7)
     drawn = [next(ARCTopK(density=0.1).aggregate(FlatTensors(torch.ones(1107), LAYOUT), State(), each)).tensor
              for each in (at, replace(at, step=1), replace(at, seed=8), replace(at, rank=3, world=4))]  # fmt: skip
     assert torch.equal(drawn[0], drawn[3])
     assert not torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
+
+
+# -- every entry in one row, and a sketch that is right on average and as fast to take as it is short ------------------
+
+
+SIZES = (40, 0, 1, 9, 16)
+ROWS = row_blocks(SIZES, 8)
+
+
+def numbers(n: int, seed: int = 0) -> Tensor:
+    return torch.randn(n, generator=rng.generator("rows", seed), dtype=torch.float64)
+
+
+def by_hand(x: Tensor, sizes: tuple[int, ...], row: int, v: Tensor) -> Tensor:
+    """The sketch, entry by entry."""
+    found: list[list[float]] = []
+    start = 0
+    for size in sizes:
+        for begin in range(0, size, row):
+            entries = [float(x[start + j]) if j < size else 0.0 for j in range(begin, begin + row)]
+            pieces = [entries[i : i + len(v)] for i in range(0, row, len(v))]
+            found.append([sum(a * float(b) for a, b in zip(piece, v, strict=True)) for piece in pieces])
+        start += size
+    return torch.tensor(found, dtype=x.dtype)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 12))
+def test_every_entry_lies_in_one_row(sizes: list[int], row: int) -> None:
+    blocks = RowBlocks(tuple(sizes), row)
+    places = blocks.places(torch.arange(blocks.total, dtype=torch.int32))
+    assert places.tolist() == list(range(sum(sizes)))
+    apart = [blocks.places(torch.tensor([each], dtype=torch.int32)).tolist() for each in range(blocks.total)]
+    assert [place for row_places in apart for place in row_places] == list(range(sum(sizes)))
+
+
+@pytest.mark.parametrize("small", [0, 2**14])
+@pytest.mark.parametrize("pieces", [1, 2, 4, 8])
+@pytest.mark.parametrize("sizes", [SIZES, (16, 8), (3,), (0,), (8, 16, 0, 9, 8, 8, 3, 24)])
+def test_a_sketch_is_what_it_is_by_hand(
+    sizes: tuple[int, ...], pieces: int, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SMALL", small)
+    x, v = numbers(sum(sizes)), signs(5, 8 // pieces, torch.empty(0, dtype=torch.float64))
+    found = RowBlocks(sizes, 8).sketch(x, v)
+    assert found.shape == (row_blocks(sizes, 8).total, pieces)
+    if found.numel():
+        torch.testing.assert_close(found, by_hand(x, sizes, 8, v), rtol=1e-12, atol=1e-12)
+
+
+def test_it_is_linear_so_that_the_mean_of_sketches_is_the_sketch_of_the_mean() -> None:
+    xs = [torch.randint(-99, 99, (sum(SIZES),), generator=rng.generator("linear", i)).float() for i in range(4)]
+    v = signs(11, 8, xs[0])
+    apart = torch.stack([ROWS.sketch(x, v) for x in xs]).sum(0)
+    assert torch.equal(apart, ROWS.sketch(torch.stack(xs).sum(0), v))
+
+
+def test_over_all_signs_the_mean_square_is_the_squared_norm_exactly() -> None:
+    x = torch.randint(-9, 9, (8,), generator=rng.generator("norm")).double()
+    for piece in (8, 4, 2):
+        every = [torch.tensor(v, dtype=torch.float64) for v in product([-1.0, 1.0], repeat=piece)]
+        squares = torch.stack([row_blocks((8,), 8).sketch(x, v).square().sum() for v in every])
+        assert float(squares.mean()) == float(x.square().sum())
+
+
+def test_signs_are_even_and_each_key_has_its_own() -> None:
+    drawn = torch.stack([signs(rng.address("signs", key), 16, torch.empty(0)) for key in range(2000)])
+    assert set(drawn.unique().tolist()) == {-1.0, 1.0}
+    assert float(drawn.mean(0).abs().max()) * 2000**0.5 <= 4.5
+    both = (drawn[:, 1:] * drawn[:, :-1]).mean(0)
+    assert float(both.abs().max()) * 2000**0.5 <= 4.5
+    assert torch.equal(drawn[7], signs(rng.address("signs", 7), 16, torch.empty(0)))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1.0, 1e36])
+def test_norms_are_in_proportion_regardless_of_the_range(scale: float) -> None:
+    sketch = torch.tensor([[3.0, 4.0], [0.0, 5.0], [1.0, 0.0]]) * scale
+    found = squared_norms(sketch)
+    assert torch.isfinite(found).all()
+    torch.testing.assert_close(found, torch.tensor([25.0, 25.0, 1.0]) / 25 * (scale > 0))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Generator
+from typing import Any
+
 import pytest
 import torch
 from laws.laws import LAYOUT, Group
@@ -9,7 +13,7 @@ from support.virtual_workers import Worker, cluster, loss_of, network, parameter
 from torch import Tensor
 
 from gossamer.algorithms.compressors import Compressor, Feedback, OneBit, TopK
-from gossamer.algorithms.compressors.base import aggregate_finite
+from gossamer.algorithms.compressors.base import aggregate_finite, relayed
 from gossamer.algorithms.compressors.error_feedback import RESIDUAL
 from gossamer.algorithms.compressors.int8 import Int8
 from gossamer.base.layout import FlatTensors
@@ -68,3 +72,57 @@ def test_the_step_is_skipped_on_all_ranks_and_nothing_is_raised(recipe: str) -> 
     found = cluster(work, 2)
     assert all(skipped for _, skipped in found)
     assert torch.equal(found[0][0], found[1][0])
+
+
+# -- what they ask and return is what `yield from` passes on, and nothing of it is kept alive --------------------------
+
+
+class Large:
+    """Something that can be seen to go."""
+
+
+def script() -> Generator[Any, Any, int]:
+    total = 0
+    for place in range(3):
+        total += yield place
+    return total
+
+
+def plain(inner: Generator[Any, Any, int]) -> Generator[Any, Any, int]:
+    return (yield from inner)
+
+
+def keeping(inner: Generator[Any, Any, int]) -> Generator[Any, Any, int]:
+    """The twin: holds what is asked until it is answered, and what was answered until the next question."""
+    answer = None
+    while True:
+        try:
+            op = inner.send(answer)
+        except StopIteration as ended:
+            return int(ended.value)
+        answer = yield op
+
+
+def asked(relay: Callable[..., Any]) -> tuple[list[int], int]:
+    run, ops, answer = relay(script()), [], None
+    while True:
+        try:
+            ops.append(run.send(answer))
+        except StopIteration as ended:
+            return ops, ended.value
+        answer = 10 + ops[-1]
+
+
+def test_questions_answers_and_the_result_are_passed_on() -> None:
+    assert asked(relayed) == asked(plain) == ([0, 1, 2], 33)
+
+
+@pytest.mark.parametrize(("relay", "kept"), [(relayed, False), (plain, False), (keeping, True)])
+def test_operations_are_not_kept_alive(relay: Callable[..., Any], kept: bool) -> None:
+    def asks() -> Generator[Large, None, int]:
+        yield Large()
+        return 0
+
+    run = relay(asks())
+    op = weakref.ref(next(run))
+    assert (op() is not None) == kept

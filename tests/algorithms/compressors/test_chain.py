@@ -71,8 +71,8 @@ def test_both_losses_are_left(then: Codec, aliased: bool) -> None:
     payload = chain.encode(FlatTensors(x, LAYOUT), AT, residual)
     own = chain.decoded(payload, LAYOUT, x)
     torch.testing.assert_close(residual.after + own, wanted, atol=1e-6, rtol=0)
-    untold = own == 0
-    assert torch.equal(residual.after[untold], wanted[untold]), "what did not travel was changed"
+    unreported = own == 0
+    assert torch.equal(residual.after[unreported], wanted[unreported]), "what did not travel was changed"
 
 
 class Forgetful(Chain):

@@ -198,7 +198,7 @@ class Undecayed(DeMo):
 
 
 @pytest.mark.parametrize("twin", [Keeping, Late, Undecayed])
-def test_twins_are_found(twin: type[DeMo]) -> None:
+def test_mutants_are_found(twin: type[DeMo]) -> None:
     with pytest.raises(AssertionError):
         check_by_hand(twin(TopK(density=0.5), decay=0.5))
     with pytest.raises(AssertionError):

@@ -111,7 +111,7 @@ def one_step(
 
 
 @pytest.mark.parametrize("masking", [True, False])
-def test_the_largest_of_what_waits_are_sent_and_begin_anew(masking: bool) -> None:
+def test_the_largest_of_what_waits_are_sent_and_begin_again(masking: bool) -> None:
     group, before, gradients, staged = one_step(DGC(density=0.1, masking=masking))
     accelerated = 0.9 * before[0][MOMENTUM].flat + gradients[0]
     waiting = before[0][RESIDUAL].flat + accelerated

@@ -92,7 +92,7 @@ def test_a_message_loses_what_the_paper_says(bits: int) -> None:
     assert float(lost) == pytest.approx(DISTORTIONS[bits], rel=0.1)
 
 
-def test_zeros_stay_zeros_beside_other_blocks() -> None:
+def test_zeros_stay_zeros_next_to_other_blocks() -> None:
     x = torch.cat([torch.zeros(64), torch.ones(64)]).double()
     found = decoded(EDEN(block=64), x, Layout.of({"x": (128,)}), at())
     assert torch.equal(found[:64], torch.zeros(64, dtype=torch.float64))

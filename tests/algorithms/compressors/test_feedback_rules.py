@@ -200,7 +200,7 @@ def test_momentum_is_the_averaging_form(world: int, keep: float) -> None:
     check_momentum(world, keep)
 
 
-def test_momentum_that_begins_anew_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_momentum_that_begins_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     by(NeverSmooths, monkeypatch)
     with pytest.raises(AssertionError):
         check_momentum(3, 0.9)

@@ -107,7 +107,7 @@ def test_of_equal_magnitudes_nothing_is_lost() -> None:
         torch.testing.assert_close(sent(SignMagnitude(), x), x, atol=1e-7, rtol=0)
 
 
-def test_bits_beside_one_another() -> None:
+def test_bits_next_to_one_another() -> None:
     """Two bits of a normal distribution's entries, four, and one: shares of its energy that are lost."""
     x = normal(100_000)
     shares = [float((x - sent(codec, x)).square().mean()) for codec in (OneBit(block=512), SignMagnitude(), Float4())]

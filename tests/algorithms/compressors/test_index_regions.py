@@ -32,6 +32,21 @@ def test_every_place_is_in_one_region_under_one_row(numel: int, world: int) -> N
         assert torch.equal(drawn.places(rank, rows[places]), places)
 
 
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("numel", [8, 15, 16, 129, 1000, 1024])
+def test_a_region_reads_and_writes_exactly_its_members(numel: int, world: int) -> None:
+    drawn = Regions(numel, world, key=12345678901234567)
+    for rank in range(world):
+        region, places, flat = drawn.of(rank, CPU), drawn.members(rank, CPU), torch.rand(numel)
+        values = torch.rand(len(places))
+        assert torch.equal(region.read(flat), flat[places])
+        cleared, written = flat.clone(), flat.clone()
+        region.clear(cleared)
+        assert torch.equal(cleared, flat.index_fill(0, places, 0))
+        region.write(written, values)
+        assert torch.equal(written, flat.index_copy(0, places, values))
+
+
 # -- balance -----------------------------------------------------------------------------------------------------------
 
 WORLD = 8
@@ -82,7 +97,7 @@ def test_the_check_catches_regions_that_patterns_fill(twin: type[Regions], patte
         check_balance(twin, pattern)
 
 
-def test_regions_are_drawn_anew_and_alike_on_every_rank() -> None:
+def test_regions_are_drawn_again_and_alike_on_every_rank() -> None:
     x = FlatTensors(torch.empty(4096), Layout.of({"w": (4096,)}))
     first = Regions.drawn(x, AggregationContext(step=0, world=4))
     assert all(

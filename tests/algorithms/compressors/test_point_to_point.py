@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from laws import momentum, quantisers, sharded
+from laws import momentum, quantisers, same_places, sharded, sparse_sum
 from laws import sparse as sparse_family
 from laws.laws import LAYOUT
 
@@ -29,7 +29,7 @@ EVERY = [
     Route(Feedback(PowerSGD(rank=2)), rest=Feedback(Int8()), smallest=100),
     *(
         compressor
-        for family in (quantisers, sparse_family, momentum, sharded)
+        for family in (quantisers, sparse_family, momentum, sharded, same_places, sparse_sum)
         for compressor in family.EXACT
         if not adapts(compressor)
     ),

@@ -128,7 +128,7 @@ def test_factors_differ_between_steps_seeds_and_matrices() -> None:
         assert not any(torch.equal(each, other) for other in found[place + 1 :])
 
 
-def test_a_factor_is_the_same_whatever_lies_beside_its_matrix() -> None:
+def test_a_factor_is_the_same_whatever_lies_next_to_its_matrix() -> None:
     own = RandomProjection(rank=2)
     alone, beside = Layout.of({"a": (30, 20)}), Layout.of({"z": (90, 80), "a": (30, 20), "b": (4, 5)})
     assert torch.equal(own.bases(alone, AT)["a"], own.bases(beside, AT)["a"])

@@ -203,7 +203,7 @@ def test_what_applies_momentum_does_not_fit_inside() -> None:
         resolve(Rotated(DGC()))
 
 
-def test_a_mean_that_overflows_on_the_way_back_is_told() -> None:
+def test_a_mean_that_overflows_on_the_way_back_is_reported() -> None:
     class Louder(Dense):
         def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Any:
             staged = yield from super().aggregate(x, state, at, out)

@@ -145,7 +145,7 @@ def check_together(world: int, steps: int = 150) -> list[int]:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_ranks_with_unlike_data_go_on_together_and_arrive(world: int) -> None:
+def test_ranks_with_unlike_data_continue_together_and_arrive(world: int) -> None:
     stages = check_together(world)
     assert stages[0] == 0
     assert stages[-1] == 2

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from math import nan
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from laws.laws import LAYOUT, Group
-from support.aggregations import aggregate, priced_bytes
-from support.by_collective import simulate_by
+from support.aggregations import priced_bytes
 from torch import Tensor
 
-from gossamer.algorithms.collectives import HalvingDoubling, RingAllReduce
 from gossamer.algorithms.compressors import (
     Compressor,
-    Dense,
     Feedback,
     Hierarchical,
     SharedMask,
@@ -27,12 +25,13 @@ from gossamer.algorithms.compressors import (
     shared_mask,
 )
 from gossamer.algorithms.compressors.error_feedback import RESIDUAL
-from gossamer.algorithms.compressors.shared_mask import MASK
+from gossamer.algorithms.compressors.shared_mask import MASK, MaskParts, marked
 from gossamer.base import rng
 from gossamer.base.aggregation import AggregationContext, State
+from gossamer.base.kernels import encode_places
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.ops import AllGather, AllReduceMean, Coalesced
-from gossamer.errors import NotFinite
+from gossamer.errors import MalformedError, NotFinite
 
 WORLD = 4
 ONE = Layout.of({"w": (16, 8)})
@@ -208,14 +207,6 @@ def test_it_learns_and_not_where_nobody_looks_at_what_waits(monkeypatch: pytest.
 # -- the edges ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrapped", [SharedMask(density=1.0), Feedback(SharedMask(density=1.0))], ids=repr)
-def test_density_one_is_dense_bit_for_bit(wrapped: Compressor) -> None:
-    group, dense = Group(wrapped, 3, dtype=torch.float32), Group(Dense(), 3, dtype=torch.float32)
-    for _ in range(3):
-        inputs = group.gradients()
-        assert torch.equal(group.aggregate(inputs)[0].mean, dense.aggregate(inputs)[0].mean)
-
-
 def test_bytes_of_a_worker_are_flat_in_the_workers() -> None:
     numel, itemsize = 5040 * 100, 4
     layout = Layout.of({"w": (5040, 100)})
@@ -229,54 +220,13 @@ def test_bytes_of_a_worker_are_flat_in_the_workers() -> None:
     assert priced_bytes(TopK(density=0.01), 64, layout) > 8 * priced_bytes(TopK(density=0.01), 8, layout)
 
 
-@pytest.mark.parametrize("world", [1, 2, 8])
-@pytest.mark.parametrize(
-    "shapes", [{"w": (1,)}, {"a": (2,), "empty": (0, 3), "b": (3,)}, {"a": (9,), "b": ()}, {"w": (130,)}, {"w": (0,)}]
-)
-def test_few_entries_or_none(shapes: dict[str, Any], world: int) -> None:
-    """Fewer entries than workers, and fewer to send than workers, too."""
-    group = Group(Feedback(SharedMask(density=0.02)), world, layout=Layout.of(shapes))
-    for _ in range(3):
-        staged = group.aggregate(group.gradients())
-        assert all(torch.equal(each.mean, staged[0].mean) for each in staged)
-        assert torch.isfinite(staged[0].mean).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
-    group = Group(EIGHTH, 3, dtype=dtype)
-    gradients = group.gradients()
-    staged = group.aggregate(gradients)
-    exact = torch.stack([each.float() for each in gradients]).mean(0)
-    waits = torch.stack([state[RESIDUAL].flat for state in group.states]).mean(0)
-    assert staged[0].mean.dtype == torch.float32
-    torch.testing.assert_close(staged[0].mean + waits, exact, rtol=1e-6, atol=1e-6)
-
-
-def test_it_remembers_a_byte_for_every_entry_beside_what_feedback_does() -> None:
+def test_it_remembers_a_byte_for_every_entry_next_to_what_feedback_does() -> None:
     like = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
     kept = EIGHTH.init(like, AT)
     assert {key: packed.flat.nbytes for key, packed in kept.items()} == {RESIDUAL: 4 * 1107, MASK: 1107}
 
 
 # -- what is not finite ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("number", [nan, 3e38])
-def test_a_number_that_cannot_be_sent_is_noticed_before_the_first_word(number: float) -> None:
-    group = Group(Feedback(SharedMask(density=0.1)), 4, dtype=torch.float32)
-    group.aggregate(group.gradients())
-    mask = group.states[0][MASK].flat.clone()
-    for place in range(0, LAYOUT.numel, 53):
-        state = State({key: packed.clone() for key, packed in group.states[0].items()})
-        state[RESIDUAL].flat[place] = 3e38
-        before = state[RESIDUAL].flat.clone()
-        x = torch.zeros(LAYOUT.numel)
-        x[place] = number
-        with pytest.raises(NotFinite):
-            next(group.compressor.aggregate(FlatTensors(x, LAYOUT), state, group.at(0)))
-        assert torch.equal(before, state[RESIDUAL].flat), "something of a step that is skipped is remembered"
-        assert torch.equal(mask, state[MASK].flat)
 
 
 def test_a_sum_beyond_the_range_is_refused_where_it_would_travel() -> None:
@@ -288,23 +238,6 @@ def test_a_sum_beyond_the_range_is_refused_where_it_would_travel() -> None:
 
 
 # -- collectives, peers, going on --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("collective", [RingAllReduce(), HalvingDoubling()], ids=repr)
-def test_it_is_the_same_by_a_ring_and_by_halving_and_doubling(collective: Any) -> None:
-    compressor, at = SharedMask(density=0.1), partial(AggregationContext, world=WORLD)
-    inputs = [integers(rank, LAYOUT) for rank in range(WORLD)]
-    states = [compressor.init(FlatTensors(x, LAYOUT), AT) for x in inputs]
-    for _ in range(2):
-        scripts = [
-            compressor.aggregate(FlatTensors(x, LAYOUT), state, at(rank=rank))
-            for rank, (x, state) in enumerate(zip(inputs, states, strict=True))
-        ]
-        found, together = simulate_by(collective, scripts), aggregate(compressor, inputs, LAYOUT, states)
-        for a, b in zip(found, together, strict=True):
-            assert torch.equal(a.mean, b.mean)
-            assert torch.equal(a.next_state[MASK].flat, b.next_state[MASK].flat)
-        states = [each.next_state for each in together]
 
 
 def test_between_nodes_every_place_has_a_mask_of_its_own_pieces() -> None:
@@ -329,25 +262,8 @@ def test_one_worker_alone_sends_places_too_and_can_be_read() -> None:
     assert torch.equal(letter.next_state[MASK].flat, state[MASK].flat)
 
 
-def test_going_on_gives_the_same_bits() -> None:
-    whole, part, resumed = (Group(Feedback(SharedMask(density=0.1)), 3) for _ in range(3))
-    means = [whole.aggregate(whole.gradients())[0].mean for _ in range(7)]
-    for _ in range(3):
-        part.aggregate(part.gradients())
-    resumed.step = part.step
-    resumed.states = [State({key: packed.clone() for key, packed in state.items()}) for state in part.states]
-    forgetful = Group(Feedback(SharedMask(density=0.1)), 3)
-    forgetful.step = part.step
-    forgetful.states = [
-        State({**state, MASK: FlatTensors(torch.zeros_like(state[MASK].flat), LAYOUT)}) for state in part.states
-    ]
-    assert not torch.equal(forgetful.aggregate(forgetful.gradients())[0].mean, means[3])
-    for mean in means[3:]:
-        assert torch.equal(resumed.aggregate(resumed.gradients())[0].mean, mean)
-
-
 @pytest.mark.parametrize("world", [2, 5, 8])
-def test_another_number_of_workers_goes_on_from_the_mask(world: int) -> None:
+def test_another_number_of_workers_continues_from_the_mask(world: int) -> None:
     """A few places more or fewer, as whole shares of the workers have it, and the rest is the old mask."""
     before = Group(Feedback(SharedMask(density=0.1)), 4)
     for _ in range(3):
@@ -374,3 +290,93 @@ def test_a_step_that_a_tensor_sat_out_leaves_a_mask_that_is_fitted() -> None:
 
 
 MaskCount = shared_mask.MaskParts.of(LAYOUT.numel, 3, 0.1).total
+
+
+# -- equal parts that tile a buffer, masks of one size from any mask, and codes that nobody wrote ----------------------
+
+
+def masked(n: int, places: list[int]) -> Tensor:
+    mask = torch.zeros(n, dtype=torch.bool)
+    mask[places] = True
+    return mask
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 12), st.floats(0.001, 1.0))
+def test_parts_tile_the_buffer_and_each_has_room_for_its_share(numel: int, world: int, density: float) -> None:
+    if numel < world:
+        return
+    parts = MaskParts.of(numel, world, density)
+    bounds = [parts.bounds(rank, world) for rank in range(world)]
+    assert [begin for begin, _ in bounds] == [0, *(end for _, end in bounds[:-1])]
+    assert bounds[-1][1] == numel
+    assert [parts.bounds(rank, 3) for rank in range(world)] == [bounds[(rank + 3) % world] for rank in range(world)]
+    assert all(1 <= parts.each <= end - begin <= parts.longest for begin, end in bounds)
+    assert min(density * numel, numel // world * world) <= parts.total + 0.5
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 64, 1003])
+@pytest.mark.parametrize("density", [0.0, 0.02, 0.5, 1.0])
+@pytest.mark.parametrize("start", [0, 3, 8])
+def test_marks_are_found_eight_at_a_time_as_one_at_a_time(n: int, density: float, start: int) -> None:
+    drawn = torch.rand(n + start, generator=rng.generator("mask", n)) < density
+    assert torch.equal(marked(drawn[start:]), drawn[start:].nonzero().view(-1))
+
+
+def test_a_mask_of_the_right_size_is_taken_as_it_is() -> None:
+    assert MaskParts.of(40, 4, 0.1).fitted(masked(40, [0, 11, 12, 39])).tolist() == [0, 11, 12, 39]
+
+
+def test_at_first_the_places_are_evenly_spread() -> None:
+    assert MaskParts.of(40, 4, 0.2).fitted(masked(40, [])).tolist() == [0, 5, 10, 15, 20, 25, 30, 35]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(8, 90), st.integers(1, 8), st.floats(0.01, 1.0), st.data())
+def test_a_mask_of_another_size_is_fitted(numel: int, world: int, density: float, data: st.DataObject) -> None:
+    parts = MaskParts.of(numel, world, density)
+    before = data.draw(st.sets(st.integers(0, numel - 1)))
+    found = parts.fitted(masked(numel, sorted(before))).tolist()
+    assert found == sorted(set(found))
+    assert len(found) == parts.total
+    assert set(found) <= before if len(before) >= parts.total else set(found) >= before
+
+
+@pytest.mark.parametrize("step", [0, 1, 5])
+def test_what_every_rank_chose_is_marked_in_its_part(step: int) -> None:
+    parts, at = MaskParts.of(23, 3, 0.25), partial(AggregationContext, step=step, world=3)
+    x = torch.randn(23, generator=rng.generator("parts"))
+    mask = torch.ones(23, dtype=torch.bool)
+    parts.mark([(parts.chosen(x, at(rank=rank)),) for rank in range(3)], mask, at(rank=0))
+    for rank in range(3):
+        begin, end = parts.bounds(rank, step)
+        best = x[begin:end].abs().topk(parts.each).indices + begin
+        assert mask[begin:end].nonzero().view(-1).add(begin).tolist() == sorted(best.tolist())
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda coded: (coded[1:],),
+        lambda coded: (coded.int(),),
+        lambda coded: (coded, coded),
+        lambda coded: (),
+        lambda coded: (torch.full_like(coded, 255),),
+    ],
+)
+def test_codes_that_nobody_wrote_are_refused_before_anything_is_written(spoil) -> None:  # type: ignore[no-untyped-def]
+    parts, at = MaskParts.of(400, 4, 0.05), partial(AggregationContext, step=9, world=4)
+    codes = [parts.chosen(torch.randn(400, generator=rng.generator("codes")), at(rank=rank)) for rank in range(4)]
+    mask = masked(400, [1, 2])
+    with pytest.raises(MalformedError, match="rank 2 in step 9"):
+        parts.mark([(codes[0],), (codes[1],), spoil(codes[2]), (codes[3],)], mask, at(rank=0))
+    assert mask.nonzero().view(-1).tolist() == [1, 2]
+
+
+def test_a_place_beyond_the_part_is_refused() -> None:
+    """Parts differ by one entry, and a code has room for the longest."""
+    parts = MaskParts.of(10, 4, 0.1)
+    assert [parts.bounds(rank, 0)[1] - parts.bounds(rank, 0)[0] for rank in range(4)] == [2, 3, 2, 3]
+    codes = [(encode_places(torch.tensor([2], dtype=torch.int32), 3),)] * 4
+    with pytest.raises(MalformedError, match=r"rank 0 .*beyond the 2 entries of this rank's part"):
+        parts.mark(codes, masked(10, []), AggregationContext(world=4))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from laws.laws import LAYOUT, Group, check_conservation, check_own
-from support.aggregations import aggregate
+from laws.laws import LAYOUT, Group, check_conservation, check_own, perform_together
+from support.aggregations import aggregate, priced, priced_bytes
 from torch import Tensor
 
 from gossamer.algorithms.compressors import (
@@ -19,7 +19,6 @@ from gossamer.algorithms.compressors import (
     SparseSum,
     TopK,
     index_regions,
-    point_to_point,
 )
 from gossamer.algorithms.compressors import sparse_allreduce as module
 from gossamer.algorithms.compressors.error_feedback import RESIDUAL
@@ -27,9 +26,10 @@ from gossamer.algorithms.compressors.index_regions import Regions
 from gossamer.algorithms.compressors.int8 import Int8
 from gossamer.base import rng
 from gossamer.base.aggregation import AggregationContext, State
+from gossamer.base.kernels import coded_bytes
 from gossamer.base.layout import FlatTensors, Layout
-from gossamer.base.ops import Payload
-from gossamer.errors import MalformedError, NotFinite
+from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, Payload
+from gossamer.errors import MalformedError
 
 SUM = Feedback(SparseSum(TopK(density=0.01)))
 
@@ -161,20 +161,11 @@ def test_it_trains_as_its_choice_does_and_not_where_sums_are_dropped(monkeypatch
     assert distance(Feedback(SparseSum(TopK(density=0.2)))) > 1.75 * alone
 
 
-def run(group: Group, steps: int) -> list[Tensor]:
-    return [group.aggregate(group.gradients())[0].mean for _ in range(steps)]
-
-
-def test_going_on_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regions_change_with_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_regions, "STEPS", 3)
-    whole, first, second = (Group(Feedback(SparseSum(TopK(density=0.05))), 3) for _ in range(3))
-    means = run(whole, 8)
-    before = run(first, 4)
-    second.step = first.step
-    second.states = [State({key: packed.clone() for key, packed in state.items()}) for state in first.states]
-    assert all(torch.equal(a, b) for a, b in zip(means, before + run(second, 4), strict=True))
-    second.step = 0  # another moment, other regions
-    assert not torch.equal(run(whole, 1)[0], run(second, 1)[0])
+    first, later = (Group(Feedback(SparseSum(TopK(density=0.05))), 3) for _ in range(2))
+    inputs, later.step = first.gradients(), 3
+    assert not torch.equal(first.aggregate(inputs)[0].mean, later.aggregate(inputs)[0].mean)
 
 
 def test_it_remembers_no_more_than_feedback_does() -> None:
@@ -215,30 +206,7 @@ def test_the_check_catches_an_owner_that_tells_nobody(monkeypatch: pytest.Monkey
         check_noticed(17, 0)
 
 
-def test_what_waits_beyond_the_range_is_noticed_before_the_first_word() -> None:
-    blank = FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
-    for place in range(0, LAYOUT.numel, 97):
-        state = TENTH.init(blank, AggregationContext(world=4))
-        state[RESIDUAL].flat[place] = torch.finfo(torch.float32).max
-        x = torch.zeros(LAYOUT.numel)
-        x[place] = 3e38
-        with pytest.raises(NotFinite):
-            next(TENTH.aggregate(FlatTensors(x, LAYOUT), state, AggregationContext(world=4)))
-
-
 # -- odd sizes and precisions ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("world", [1, 2, 8])
-@pytest.mark.parametrize(
-    "shapes", [{"w": (1,)}, {"a": (2,), "empty": (0, 3), "b": (3,)}, {"a": (9,), "b": ()}, {"w": (130,)}, {"w": (0,)}]
-)
-def test_few_entries_or_none(shapes: dict[str, Any], world: int) -> None:
-    group = Group(Feedback(SparseSum(TopK(density=0.02))), world, layout=Layout.of(shapes))
-    for _ in range(3):
-        staged = group.aggregate(group.gradients())
-        assert all(torch.equal(each.mean, staged[0].mean) for each in staged)
-        assert torch.isfinite(staged[0].mean).all()
 
 
 def test_every_size_is_conserved() -> None:
@@ -252,21 +220,6 @@ def test_every_size_is_conserved() -> None:
             sent += group.aggregate(gradients)[0].mean
         waits = torch.stack([state[RESIDUAL].flat for state in group.states]).mean(0)
         torch.testing.assert_close(sent + waits, given, rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
-    group = Group(TENTH, 3, dtype=dtype)
-    gradients = group.gradients()
-    staged = group.aggregate(gradients)
-    assert staged[0].mean.dtype == staged[0].own.dtype == group.states[0][RESIDUAL].flat.dtype == torch.float32
-    exact = torch.stack([each.float() for each in gradients]).mean(0)
-    waits = torch.stack([state[RESIDUAL].flat for state in group.states]).mean(0)
-    torch.testing.assert_close(staged[0].mean + waits, exact, rtol=1e-6, atol=1e-6)
-    into = [torch.empty_like(each) for each in gradients]
-    told = group.aggregate_into(gradients, into)
-    assert all(each.mean.data_ptr() == out.data_ptr() for each, out in zip(told, into, strict=True))
-    assert torch.equal(into[0], into[1])
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -312,10 +265,87 @@ def test_a_row_beyond_the_region_is_refused() -> None:
         module._added(mine, drawn.rows, 1, [message], torch.empty_like(mine))
 
 
-def test_one_worker_alone_can_be_read_by_another() -> None:
-    x = FlatTensors(torch.randn(LAYOUT.numel, generator=rng.generator("letter")), LAYOUT)
-    letter = point_to_point.encode(SparseSum(TopK(density=0.1)), x, State(), AggregationContext())
-    out = torch.empty(LAYOUT.numel)
-    point_to_point.decode(SparseSum(TopK(density=0.1)), letter.payload, LAYOUT, AggregationContext(), out)
-    assert torch.equal(out, letter.own())
-    assert int(out.count_nonzero()) == sum(TopK(density=0.1).counts(LAYOUT.sizes))
+# -- they do not grow with the workers, and the dense mean is taken where that is cheaper ------------------------------
+
+
+MILLION = Layout.of({"w": (2**20,)})
+META: Any = {"dtype": torch.float32, "device": torch.device("meta")}
+
+
+def said(compressor: Compressor, world: int, layout: Layout = MILLION) -> list[Any]:
+    return priced(compressor, world, layout)
+
+
+def sent(compressor: Compressor, world: int, layout: Layout = MILLION) -> float:
+    return priced_bytes(compressor, world, layout)
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+def check_flat(compressor: Compressor) -> None:
+    k = round(0.01 * 2**20)
+    found = [sent(compressor, world) / ((world - 1) / world) for world in (4, 16, 64, 256)]
+    assert max(found) <= 24 * k, f"{max(found) / k} bytes an entry"
+    assert max(found) <= 1.25 * min(found), "bytes grow with the workers"
+
+
+def test_bytes_hardly_grow_with_the_workers() -> None:
+    check_flat(SUM)
+    with pytest.raises(AssertionError):
+        check_flat(Feedback(TopK(density=0.01)))
+
+
+def test_the_bound_holds_wherever_a_region_gets_forty_entries() -> None:
+    for density in (0.1, 0.01, 0.001, 0.0001):
+        k = round(density * 2**20)
+        for world in (world for world in (2, 3, 8, 64, 256) if k >= 40 * world):
+            assert sent(SparseSum(TopK(density=density)), world) <= 24 * k * (world - 1) / world
+
+
+def test_a_sum_travels_in_two_words() -> None:
+    assert [op.op for op in said(SUM, 4)] == [AllToAll.name, AllGather.name]
+
+
+@pytest.mark.parametrize("world", [6, 7])
+def test_what_is_priced_is_sent(world: int) -> None:
+    compressor = Feedback(SparseSum(TopK(density=0.05)))
+    assert {done.bytes_sent for done in perform_together(compressor, world)} == {sent(compressor, world, LAYOUT)}
+
+
+# -- dense where that is cheaper ---------------------------------------------------------------------------------------
+
+
+def over_dense(numel: int, world: int, density: float) -> float:
+    """By how many bytes a message to one other worker exceeds its share of a dense mean, for one tensor."""
+    choice, x = SparseSum(TopK(density=density)), FlatTensors.zeros(Layout.of({"w": (numel,)}), **META)
+    rows = Regions(numel, world).rows
+    return 4 + sum(4 * room + coded_bytes(room, rows) for room in choice.rooms(x, world)) - 2 * 4 * numel / world
+
+
+def check_crossing() -> None:
+    most = SparseSum(TopK(density=0.7))
+    over = {numel: over_dense(numel, 4, 0.7) for numel in range(16, 3000)}
+    tie = next(numel for numel in over if over[numel] == 0)
+    dearer, cheaper = (next(n for n in over if sign * over[n] > 0) for sign in (1, -1))
+    for numel, op in ((tie, AllReduceMean), (dearer, AllReduceMean), (cheaper, AllToAll)):
+        layout = Layout.of({"w": (numel,)})
+        assert said(Feedback(most), 4, layout)[0].op == said(most, 4, layout)[0].op == op.name
+        assert (sent(most, 4, layout) == sent(Dense(), 4, layout)) == (op is AllReduceMean)
+
+
+def test_it_is_the_dense_mean_where_that_costs_as_much_or_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_crossing()
+    strict = lambda payload_bytes, x, at: at.world * payload_bytes > 2 * 4 * x.layout.numel  # noqa: E731
+    monkeypatch.setattr(module, "dearer_than_dense", strict)
+    with pytest.raises(AssertionError):
+        check_crossing()
+
+
+def test_a_dense_mean_leaves_nothing_and_pays_what_waited() -> None:
+    group = Group(Feedback(SparseSum(TopK(density=1.0))), 3)
+    for rank, state in enumerate(group.states):
+        state[RESIDUAL].flat.fill_(float(3 * rank))
+    staged = group.aggregate([torch.ones(LAYOUT.numel, dtype=torch.float64)] * 3)
+    assert torch.equal(staged[0].mean, torch.full_like(staged[0].mean, 4.0))
+    assert not any(state[RESIDUAL].flat.any() for state in group.states)

@@ -217,7 +217,7 @@ def test_places_reach_all_of_a_large_tensor() -> None:
     assert float((tenths - tuner).abs().max()) / math.sqrt(10 * tuner * 0.1 * 0.9) <= 4.5
 
 
-def test_all_ranks_draw_alike_and_every_step_anew() -> None:
+def test_all_ranks_draw_alike_and_every_step_again() -> None:
     random_k = RandomK(density=0.2)
     first = random_k.places(LAYOUT, AggregationContext(step=3, seed=5, rank=0, world=4))
     assert torch.equal(first, random_k.places(LAYOUT, AggregationContext(step=3, seed=5, rank=2, world=4)))

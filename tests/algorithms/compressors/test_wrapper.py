@@ -10,7 +10,7 @@ from laws.laws import LAYOUT
 
 from gossamer.algorithms.compressors import Compressor, Feedback, OneBitAdam, PowerSGD, Route, Sharded, Warmup
 from gossamer.algorithms.compressors.int8 import Int8
-from gossamer.algorithms.compressors.wrapper import beside
+from gossamer.algorithms.compressors.wrapper import without_state
 from gossamer.base.aggregation import Aggregation, AggregationResult, State
 from gossamer.base.layout import FlatTensors
 from gossamer.base.runner import simulate
@@ -41,9 +41,9 @@ def nothing_remembered() -> Aggregation:
     return AggregationResult(mean=torch.ones(1), own_contribution=lambda: torch.ones(1))
 
 
-def test_what_goes_on_beside_a_state_leaves_it_as_it_was() -> None:
+def test_what_continues_next_to_a_state_leaves_it_as_it_was() -> None:
     state = State({"q": FlatTensors.zeros(LAYOUT, dtype=torch.float32, device=torch.device("cpu"))})
-    (staged,) = simulate([beside(state, nothing_remembered())])
+    (staged,) = simulate([without_state(state, nothing_remembered())])
     assert staged.next_state is not state  # a commit would else forget its room
     assert {key: packed.flat.data_ptr() for key, packed in staged.next_state.items()} == {
         "q": state["q"].flat.data_ptr()

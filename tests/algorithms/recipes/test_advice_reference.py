@@ -41,7 +41,7 @@ def test_other_texts_stay() -> None:
         {"advice_version": 1, "recipe": "Int8()" * 10_000},
     ],
 )
-def test_what_is_no_advice_is_refused(tmp_path: Path, content: object) -> None:
+def test_an_invalid_advice_is_refused(tmp_path: Path, content: object) -> None:
     with pytest.raises(RecipeError, match="gossamer advise") as refusal:
         read_recipe(_written(tmp_path, content))
     assert len(str(refusal.value)) < 400

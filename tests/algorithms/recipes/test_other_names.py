@@ -102,10 +102,10 @@ def test_names_of_the_field_are_known(name: str):
         ("FedSGD() + Int8()", ["FedAvg(fraction=1.0, local_steps=1)"]),
         (
             "FSDP",
-            ["is not a recipe", 'attach(model, optimizer, recipe, mesh=mesh["replicate"])', "docs/how-to/sharded.md"],
+            ["is not a recipe", 'attach(model, optimizer, recipe, mesh=mesh["replicate"])', "Sharded models"],
         ),
         ("Krum", ["has no equivalent", "it keeps one contribution"]),
-        ("Moshpit", ["has no equivalent", "Gossip() + RandomPeers()"]),
+        ("Moshpit", ["Gossip() + Groups(size=8)"]),
     ],
 )
 def test_answers(text, ops):

@@ -15,7 +15,7 @@ from gossamer.algorithms.recipes.catalog import NESTED, NOUNS, PRESETS, describe
 from gossamer.algorithms.recipes.parser import parse
 from gossamer.algorithms.recipes.recipe import KINDS, Recipe, resolve
 from gossamer.algorithms.recipes.validation import LONGEST_TEXT
-from gossamer.algorithms.strategies import EveryStep, federated
+from gossamer.algorithms.strategies import EveryStep, federated_rules
 from gossamer.algorithms.topologies import Complete
 from gossamer.errors import RecipeError
 
@@ -141,8 +141,8 @@ ALWAYS_WRONG = [
     ("Feedback(TopK(0.1) + Int8)", ["not a term", "^ character 10"]),
     ("Feedback(home)", ["preset home", "top of a recipe", "LocalSGD(period=8"]),
     ("home(0.1)", ["preset home", "takes no arguments"]),
-    ("Sharded(Dense)", ["a codec, got Dense()", "Write Sharded(Int8())"]),
-    ("Sharded(Feedback(Int8))", ["a codec, got Feedback(Int8())"]),
+    ("Sharded(Dense)", ["a codec or PerWorker(...), got Dense()", "Write Sharded(Int8())"]),
+    ("Sharded(Feedback(Int8))", ["a codec or PerWorker(...), got Feedback(Int8())"]),
     ("Feedback(Feedback(Int8))", ["Feedback inside Feedback", "twice"]),
     ("Feedback(Route(Feedback(Int8)))", ["Feedback inside Feedback"]),
     ("TopK(0.1) + Int8()", ["TopK(density=0.1) and Int8()", "at most one compressor"]),
@@ -267,7 +267,7 @@ def test_long_texts_are_shown_around_the_place():
     assert shown[mark.index("^") :] == "Blah()"
 
 
-def test_what_python_would_warn_about_is_refused_whatever_the_filters():
+def test_what_python_would_warn_about_is_refused_regardless_of_the_filters():
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         with pytest.raises(RecipeError, match="invalid decimal literal"):
@@ -323,7 +323,7 @@ def test_construction_refuses_what_text_refuses(density):
 
 
 def test_the_nouns_are_every_concrete_class():
-    exported = {*compressors.__all__, *whens.__all__, *topologies.__all__, *federated.__all__}
+    exported = {*compressors.__all__, *whens.__all__, *topologies.__all__, *federated_rules.__all__}
     rules = {
         "AGREED",
         "ALIGN",
@@ -342,6 +342,7 @@ def test_the_nouns_are_every_concrete_class():
         "GossipStage",
         "GossipStrategy",
         "GradientStage",
+        "LocalServerStage",
         "LocalWork",
         "PeriodicSchedule",
         "ServerStage",

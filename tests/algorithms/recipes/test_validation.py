@@ -35,7 +35,7 @@ def test_elsewhere_they_are_refused_with_the_line_to_write(recipe: str) -> None:
         resolve(recipe)
 
 
-def test_who_asks_only_about_momentum_lets_them_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_asks_only_about_momentum_lets_them_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "_check_continued", lambda strategy, compressor: None)
     for recipe in APART[:6]:
         resolve(recipe)

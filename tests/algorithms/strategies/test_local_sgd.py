@@ -255,7 +255,7 @@ def test_post_local_sgd_parts_at_its_start(recipe: str) -> None:
         check_alike_until(run("LocalSGD(4)" + recipe, 6), 5, 4)
 
 
-def test_post_local_sgd_goes_on_as_local_sgd() -> None:
+def test_post_local_sgd_continues_as_local_sgd() -> None:
     """From the parameters and the momenta at the start on."""
     traces = run(PostLocalSGD(3, start=4), 10)
     xs = [traces[0].path[3]] * 3

@@ -119,7 +119,7 @@ STAGES: list[tuple[Strategy, tuple[Stage, ...]]] = [
 
 
 @pytest.mark.parametrize(("strategy", "stages"), STAGES, ids=lambda value: str(value)[:40])
-def test_what_goes_on_and_from_when(strategy: Strategy, stages: tuple[Stage, ...]) -> None:
+def test_what_continues_and_from_when(strategy: Strategy, stages: tuple[Stage, ...]) -> None:
     assert strategy.stages == stages
 
 

@@ -8,7 +8,7 @@ import torch
 
 from gossamer.algorithms import collectives, topologies
 from gossamer.algorithms.recipes import parse, resolve
-from gossamer.algorithms.topologies import Complete, Exponential, Hierarchy, RandomPeers, Ring, Topology, Torus
+from gossamer.algorithms.topologies import Complete, Exponential, Groups, Hierarchy, RandomPeers, Ring, Topology, Torus
 from gossamer.errors import RecipeError
 
 WORLDS = (*range(1, 10), 16)
@@ -22,6 +22,8 @@ TOPOLOGIES = [
     Hierarchy(per_node=3),
     RandomPeers(),
     RandomPeers(count=3),
+    Groups(size=2),
+    Groups(size=3),
 ]
 PERIODIC = [topology for topology in TOPOLOGIES if topology.rounds(16) <= 4]
 SEED = 5

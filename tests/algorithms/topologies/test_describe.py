@@ -52,7 +52,7 @@ def test_a_picture_is_a_png(tmp_path):
     assert (tmp_path / "nets.png").read_bytes().startswith(PNG)
 
 
-def test_without_matplotlib_the_line_to_write_is_told(tmp_path, monkeypatch):
+def test_without_matplotlib_the_line_to_write_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("gossamer.base.figures.find_spec", lambda name: None)
     with pytest.raises(GossamerError, match=r'pip install "gossamer\[plot\]"'):
         picture([Ring()], tmp_path / "ring.png")

@@ -16,7 +16,7 @@ NODES_OF_THREE = {
 
 
 @pytest.mark.parametrize("world", NODES_OF_THREE)
-def test_all_of_a_node_and_the_same_place_in_those_beside_it(world):
+def test_all_of_a_node_and_the_same_place_in_those_next_to_it(world):
     assert [Hierarchy(per_node=3).sends_to(rank, world, 0) for rank in range(world)] == NODES_OF_THREE[world]
 
 

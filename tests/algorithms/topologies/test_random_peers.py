@@ -75,7 +75,7 @@ def test_the_expected_decay_of_pairs_is_known(world):
 MATCHINGS_OF_FOUR = [((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2))]
 
 
-def test_over_all_matchings_the_square_of_the_distance_goes_down_as_foretold():
+def test_over_all_matchings_the_square_of_the_distance_goes_down_as_estimated():
     start = torch.tensor([3.0, -1.0, -4.0, 2.0], dtype=torch.float64)
     squares = [sum((start[one] + start[other]) ** 2 / 2 for one, other in pairs) for pairs in MATCHINGS_OF_FOUR]
     left = RandomPeers().second_eigenvalue(4)
@@ -90,7 +90,7 @@ def test_two_draws_of_four_are_either_the_same_pairs_or_a_ring():
 
 
 @pytest.mark.parametrize("world", [4, 5, 8])
-def test_more_draws_decay_as_foretold_from_other_rounds(world):
+def test_more_draws_decay_as_estimated_from_other_rounds(world):
     peers = RandomPeers(count=2)
     start = torch.arange(world, dtype=torch.float64)
     start -= start.mean()

@@ -8,7 +8,7 @@ FIRST = {1: (), 2: (1,), 3: (1, 2), 4: (1, 3), 5: (1, 4), 6: (1, 5), 7: (1, 6), 
 LAST = {1: (), 2: (0,), 3: (0, 1), 4: (0, 2), 5: (0, 3), 6: (0, 4), 7: (0, 5), 8: (0, 6), 9: (0, 7), 16: (0, 14)}
 
 
-def test_the_two_beside_a_rank():
+def test_the_two_next_to_a_rank():
     assert {world: Ring().sends_to(0, world, 0) for world in FIRST} == FIRST
     assert {world: Ring().sends_to(world - 1, world, 0) for world in LAST} == LAST
     assert [Ring().peers(rank, 5) for rank in range(5)] == [(1, 4), (0, 2), (1, 3), (2, 4), (0, 3)]

@@ -67,7 +67,7 @@ def check_on_the_processor() -> None:
         assert all(buffer_pool.empty(numel, torch.float32).is_cpu for numel in (3, NUMEL))
 
 
-def test_memory_is_the_processors_whatever_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_the_processors_regardless_of_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
     check_on_the_processor()
     monkeypatch.setattr(buffer_pool, "empty", lambda numel, dtype: torch.empty(numel, dtype=dtype))
     with pytest.raises(AssertionError):

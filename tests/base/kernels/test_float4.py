@@ -166,7 +166,7 @@ def test_what_is_not_sent_is_left(pair: Pair, dtype: torch.dtype, plain: bool) -
 @every_pair
 @both
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_noticed_wherever_it_is(pair: Pair, plain: bool, number: float) -> None:
+def test_a_value_that_is_not_finite_is_noticed_wherever_it_is(pair: Pair, plain: bool, number: float) -> None:
     zeros = torch.zeros(sum(SIZES))
     for place in (0, 11, 12, 13, 200, sum(SIZES) - 1):
         bad = numbers("plain", sum(SIZES))

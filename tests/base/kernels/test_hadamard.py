@@ -107,7 +107,7 @@ def test_integers_go_and_come_back_exactly_in_blocks_of_a_power_of_four(transfor
 
 @every_way
 @pytest.mark.parametrize("inverse", [False, True])
-def test_what_is_not_finite_is_told(transform: Any, inverse: bool) -> None:
+def test_a_value_that_is_not_finite_is_reported(transform: Any, inverse: bool) -> None:
     for place in (0, 63, 64, 129):
         for number in (inf, -inf, nan):
             x = draws(130, "told")

@@ -150,7 +150,7 @@ def test_signs_of_zeros_stay(module: Any, dtype: torch.dtype) -> None:
 @every_module
 @every_half
 @pytest.mark.parametrize("number", [math.nan, -math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_noticed_wherever_it_is(module: Any, dtype: torch.dtype, number: float) -> None:
+def test_a_value_that_is_not_finite_is_noticed_wherever_it_is(module: Any, dtype: torch.dtype, number: float) -> None:
     for place in (0, 1, 1279, 1280, 3999):
         x = draws(4000, "noticed")
         x[place] = number
@@ -173,7 +173,7 @@ def test_what_could_leave_the_range_of_a_sum_is_noticed(module: Any, dtype: torc
 
 
 @every_module
-def test_an_infinite_result_is_told(module: Any) -> None:
+def test_an_infinite_result_is_reported(module: Any) -> None:
     out = torch.empty(2000)
     for place in (0, 1500):
         payload = torch.ones(2000, dtype=torch.float16)

@@ -105,7 +105,7 @@ def test_without_a_library_one_warning_and_the_same_result(
     assert "C++ compiler" in str(heard[0].message)
 
 
-def test_what_is_missing_is_told_with_the_line_to_write_and_then_warned_of_no_more(
+def test_a_missing_part_is_reported_with_the_line_to_write_and_then_warned_of_no_more(
     choose: Callable[[str | None], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "LIBRARY", ROOT / "nowhere.so")

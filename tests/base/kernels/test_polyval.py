@@ -78,7 +78,7 @@ def test_it_is_the_published_one() -> None:
 
 
 @pytest.mark.usefixtures("instructions")
-def test_it_equals_plain_integers_whatever_the_length() -> None:
+def test_it_equals_plain_integers_regardless_of_the_length() -> None:
     for length in LENGTHS[:-1]:
         assert compiled(KEY, DATA[:length]) == reference(KEY, DATA[:length]), length
 

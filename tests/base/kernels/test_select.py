@@ -279,7 +279,7 @@ def test_above_where_caches_are_passed_by(instructions: int) -> None:
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("n", [1, 20, 3000])
-def test_what_is_not_finite_is_refused(instructions: int, bad: float, mode: str, n: int) -> None:
+def test_a_value_that_is_not_finite_is_refused(instructions: int, bad: float, mode: str, n: int) -> None:
     for place in {0, n // 2, n - 1}:
         for spoil_residual in (False, True):
             x, before = data(n, "normal", 3), data(n, "normal", 4)

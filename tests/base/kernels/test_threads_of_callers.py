@@ -76,9 +76,9 @@ def test_torch_does_not_hand_its_count_to_a_new_thread() -> None:
 
 def test_the_communication_thread_computes_with_as_many_threads_as_the_caller() -> None:
     comm_thread = CommThread([torch.device("cpu")])
-    beside = comm_thread.beside()
+    sibling = comm_thread.sibling()
     assert comm_thread.submit(used_for_a_product).wait() == COUNT
-    assert beside.submit(used_for_a_product).wait() == COUNT
+    assert sibling.submit(used_for_a_product).wait() == COUNT
     comm_thread.close()
 
 
@@ -132,7 +132,7 @@ def elsewhere_raising(action: Callable[[], Any]) -> Any:
     return result
 
 
-def test_what_another_thread_counts_says_nothing() -> None:
+def test_what_another_thread_counts_reports_nothing() -> None:
     """A device's autograd thread submits jobs, too, and never hears of changes."""
     comm_thread = CommThread([torch.device("cpu")])
     torch.set_num_threads(LATER)

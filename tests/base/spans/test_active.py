@@ -18,14 +18,14 @@ def off_again() -> object:
 
 def test_nothing_is_recorded_unless_the_environment_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(active.TRACE, raising=False)
-    active.begin_as_told(0, 1)
+    active.begin_from_environment(0, 1)
     assert active.recorder is None
     monkeypatch.setenv(active.TRACE, str(tmp_path))
     monkeypatch.setenv(active.STEPS, "3:4")
-    active.begin_as_told(0, 1)
+    active.begin_from_environment(0, 1)
     recorder = active.recorder
     assert recorder is not None
-    active.begin_as_told(0, 1)  # another session
+    active.begin_from_environment(0, 1)  # another session
     assert active.recorder is recorder
     assert not recorder.recording
     recorder.step_ended(2, 0.0, 1.0)

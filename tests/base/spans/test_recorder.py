@@ -28,7 +28,7 @@ def read(folder: Path) -> ProcessSpans:
     return only
 
 
-def test_threads_write_whole_records_beside_each_other(tmp_path: Path) -> None:
+def test_threads_write_whole_records_next_to_each_other(tmp_path: Path) -> None:
     count, recording = 50 * MANY + 7, recorder(tmp_path)
 
     def work(number: int) -> None:

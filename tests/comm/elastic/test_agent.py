@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
+import ssl
+import subprocess
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.elastic_members import LIKE, PATIENCE_SECONDS, elastic_run
+from support.elastic_members import LIKE, PATIENCE_SECONDS, TOKEN, elastic_run
 
 from gossamer.comm.elastic import agent
 from gossamer.comm.elastic.agent import MembershipAgent, read_address
+from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.remote_control import resize
+from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.membership.messages import Standing
 from gossamer.errors import ConnectError, CoordinatorLost, MismatchError, PeerLost, Stopped
 
@@ -25,6 +31,17 @@ def test_the_first_view_holds_all_by_place() -> None:
     with elastic_run(initial=3) as run:
         agents = run.begin(3)
         assert not any(each.formed for each in agents)
+
+
+@pytest.mark.parametrize("options", [{}, {"seals": True}, {"relays": True}], ids=str)
+def test_workers_learn_from_the_coordinator_whether_they_seal_their_connections(options: dict[str, bool]) -> None:
+    server = CoordinatorServer(
+        token=TOKEN, address="127.0.0.1", least=1, most=2, initial=2, journal=None, note=print, **options
+    )
+    with closing(server), closing(MembershipAgent(server.address, TOKEN)) as worker:
+        worker.here(("127.0.0.1", 7))
+        assert worker.seal is bool(options)
+        assert worker.relay is ("relays" in options)
 
 
 def test_a_closed_connection_is_a_loss_at_once() -> None:
@@ -87,7 +104,7 @@ def test_the_next_newcomer_waits_until_the_last_has_caught_up() -> None:
         assert view.newcomers == {other.number}
 
 
-def test_who_leaves_is_out_at_once_and_the_rest_goes_on() -> None:
+def test_a_peer_that_leaves_is_out_at_once_and_the_rest_continues() -> None:
     with elastic_run() as run:
         first, second = run.begin(2)
         first.leave()
@@ -109,7 +126,7 @@ def test_a_run_is_resized_from_afar_and_the_newest_go() -> None:
             resize(run.server.address, bytes(32), 3, seconds=2.0)
 
 
-def test_who_does_not_close_is_silent_and_out() -> None:
+def test_a_peer_that_does_not_close_is_silent_and_out() -> None:
     """Its connection lives, and its agent does not come to say so: as where a callback hangs."""
     hangs = threading.Event()
     with elastic_run() as run:
@@ -186,7 +203,7 @@ def test_promise_22_a_coordinator_that_stays_away_ends_its_workers_in_the_stated
     assert any("Otherwise this worker fails in" in each for each in said)
 
 
-def test_the_time_without_a_coordinator_begins_anew_with_each_answer() -> None:
+def test_the_time_without_a_coordinator_begins_again_with_each_answer() -> None:
     with elastic_run(initial=2) as run:
         one = run.agent()
         one.here(("127.0.0.1", 7))
@@ -226,7 +243,7 @@ def test_a_loss_that_the_launcher_saw_needs_no_connection() -> None:
 
 
 @pytest.mark.parametrize("text", ["host", "host:", ":1", "host:0", "host:65536", "host:x"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(Exception, match="address of a coordinator"):
         read_address(text)
     assert read_address("[::1]:7") == ("::1", 7)
@@ -252,7 +269,7 @@ def test_promise_3_twenty_come_and_go() -> None:
             newcomer.close()
 
 
-def test_who_waits_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_waits_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(agent, "NOTICE_SECONDS", 0.1)
     monkeypatch.setattr(agent, "notice", said.append)
@@ -273,7 +290,7 @@ def test_who_waits_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("for the coordinator to answer" in each for each in said)
 
 
-def test_who_leaves_while_the_coordinator_is_away_does_not_wait_for_long() -> None:
+def test_a_peer_that_leaves_while_the_coordinator_is_away_does_not_wait_for_long() -> None:
     with elastic_run(initial=1) as run:
         (one,) = run.begin(1)
         run.server.close()
@@ -281,3 +298,29 @@ def test_who_leaves_while_the_coordinator_is_away_does_not_wait_for_long() -> No
         one.leave(seconds=0.5)
         assert time.monotonic() - began < 5.0
         run.server = run._serve(0)
+
+
+# -- agents and a coordinator over encrypted connections ---------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_views_travel_encrypted(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    making = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
+    addresses = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(
+        [*making.split(), *addresses, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True
+    )
+    accepting = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    accepting.load_cert_chain(certificate, key)
+    tls = Tls(dialing=ssl.create_default_context(cafile=certificate), accepting=accepting)
+    options = {"least": 1, "most": 2, "initial": 2, "journal": None, "note": lambda text: None}
+    with CoordinatorServer(token=TOKEN, address="127.0.0.1", dead_after_seconds=20.0, tls=tls, **options) as server:
+        agents = [MembershipAgent(server.address, TOKEN, place=place, tls=tls) for place in range(2)]
+        for each in agents:
+            each.here(("127.0.0.1", 7))
+        assert agents[0].first_view(30) == agents[1].first_view(30)
+        assert "at most 1 workers" in resize(server.address, TOKEN, 1, tls=tls)
+        assert agents[0].view_after(1, 30).world == 1
+        for each in agents:
+            each.close()

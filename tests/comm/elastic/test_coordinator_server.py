@@ -101,7 +101,7 @@ def test_a_killed_worker_is_out_long_before_its_silence_would_count(start: Start
         assert each.line("view").split()[1:3] == ["3", "3"]
 
 
-def test_promise_4_a_stopped_worker_is_out_and_hears_so_when_it_goes_on(start: Start, tmp_path: Path) -> None:
+def test_promise_4_a_stopped_worker_is_out_and_hears_so_when_it_continues(start: Start, tmp_path: Path) -> None:
     _, members, _ = run_of(start, tmp_path, 2, 3.0)
     stopped_at = time.time()
     members[1].popen.send_signal(signal.SIGSTOP)

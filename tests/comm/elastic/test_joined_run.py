@@ -14,8 +14,10 @@ from support.mesh_group import keys_of
 from support.standalone_group import connected
 
 from gossamer.base.kernels.library import library
+from gossamer.comm.elastic import joined_run as module
 from gossamer.comm.elastic.joined_run import JoinedRun
 from gossamer.comm.membership import Member, View
+from gossamer.comm.mesh.collective_selector import CollectivePrices
 from gossamer.comm.mesh.link_measurement import Links
 
 WAYS = ((0.1, 0.2), (0.3, 0.4))
@@ -24,17 +26,31 @@ WAYS = ((0.1, 0.2), (0.3, 0.4))
 class Lone(JoinedRun):
     """A member without a coordinator, whose connections are there."""
 
-    def __init__(self, number: int, sockets: Any = None, encrypts: bool = False) -> None:
-        self.agent: Any = SimpleNamespace(number=number)
-        self._listener: Any = SimpleNamespace(meet=lambda *_: sockets)
+    def __init__(
+        self,
+        number: int,
+        sockets: Any = None,
+        encrypts: bool = False,
+        relays: bool = False,
+        seals: bool = False,
+    ) -> None:
+        def meet(*given: Any) -> Any:
+            if relays or seals:
+                given[-1].update(keys_of(number - 10, sockets))
+            return sockets
+
+        self.agent: Any = SimpleNamespace(
+            number=number, relay=relays, seal=relays or seals, servers="", coordinator=("127.0.0.1", 9)
+        )
+        self._listener: Any = SimpleNamespace(meet=meet)
         self._token, self._seconds, self._over, self._measured = b"", 20.0, -1, None
-        self._encrypts = encrypts
+        self._encrypts, self._prices, self._connecting = encrypts, CollectivePrices(), {}
 
     def _keys(self, view: View, rank: int, sockets: Any) -> Any:
         return keys_of(rank, sockets) if self._encrypts else None
 
 
-def beside(kinds: Sequence[str], wish: str = "auto", encrypts: bool = False) -> set[bool]:
+def combine(kinds: Sequence[str], wish: str = "auto", **options: bool) -> set[bool]:
     """Whether members that compute on these kinds of devices form an engine beside their mesh."""
     ends = connected(len(kinds))
     members = tuple(Member(number=10 + rank, host="here", port=1) for rank in range(len(kinds)))
@@ -47,8 +63,8 @@ def beside(kinds: Sequence[str], wish: str = "auto", encrypts: bool = False) -> 
             asked.append(mesh)
             return mesh
 
-        run = Lone(10 + rank, ends[rank], encrypts)
-        engines: Any = SimpleNamespace(beside=forms)
+        run = Lone(10 + rank, ends[rank], **options)
+        engines: Any = SimpleNamespace(combine=forms)
         group = run._connect(view, wish, torch.device(kinds[rank]), engines)
         group.close()
         return bool(asked)
@@ -67,12 +83,31 @@ def beside(kinds: Sequence[str], wish: str = "auto", encrypts: bool = False) -> 
         ({"kinds": ["cuda"]}, False),
         ({"kinds": ["cuda", "cuda"], "wish": "ring"}, False),
         ({"kinds": ["cuda", "cuda"], "encrypts": True}, False),
+        ({"kinds": ["cuda", "cuda"], "relays": True}, False),  # all connections are sealed then
+        ({"kinds": ["cuda", "cuda"], "seals": True}, False),
     ],
 )
 def test_where_all_have_a_device_and_nothing_else_is_asked_for_an_engine_is_formed(
     asked: Mapping[str, Any], forms: bool
 ) -> None:
-    assert beside(**asked) == {forms}
+    assert combine(**asked) == {forms}
+
+
+@pytest.mark.skipif(library() is None, reason="the compiled loops are missing")
+@pytest.mark.parametrize("options", [{"relays": True}, {"seals": True}, {"encrypts": True}, {}], ids=str)
+def test_connections_carry_no_readable_tensors_if_the_run_seals_them(
+    options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bool] = []
+    real = module.standalone_mesh
+
+    def noted(*args: Any, **named: Any) -> Any:
+        made.append(named["keys"] is not None)
+        return real(*args, **named)
+
+    monkeypatch.setattr(module, "standalone_mesh", noted)
+    combine(["cpu", "cpu"], **options)
+    assert made == [bool(options)] * 2
 
 
 def test_survivors_choose_between_devices_and_hosts_by_what_was_timed_before() -> None:
@@ -93,3 +128,12 @@ def test_a_newcomer_has_the_size_with_which_the_run_began(began: int) -> None:
     members = tuple(Member(number=number, host="here", port=1) for number in (8, 9, 7))
     run.first = View(number=1, members=members, newcomers=frozenset(), secret=bytes(32))
     assert (run.rank, run.size, run.joins) == (1, 3, False)
+
+
+def test_with_servers_newcomers_share_the_parts_of_the_data_of_all_first_workers() -> None:
+    ranks = set()
+    for number in range(9, 18):
+        run = Lone(number)
+        run.first, run.agent.began, run.agent.servers = None, 3, "127.0.0.1:1"
+        ranks.add(run.rank)
+    assert ranks == {0, 1, 2}

@@ -18,7 +18,7 @@ from torch import Tensor
 from gossamer import events
 from gossamer.base.kernels.library import library
 from gossamer.base.ops import AllGather, AllReduceMean
-from gossamer.comm import communicator, peer_watch
+from gossamer.comm import communicator, device_wait
 from gossamer.comm.communicator import Communicator
 from gossamer.comm.elastic import view_engines
 from gossamer.comm.elastic.view_engines import ViewEngine, ViewEngines
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_watch, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(device_wait, "GRACE_SECONDS", 0.05)
 
 
 class Run:
@@ -131,7 +131,7 @@ def test_means_and_gathers_of_all_go_between_devices_and_nothing_else() -> None:
 def test_a_view_takes_the_faster_of_both_ways_as_it_was_timed() -> None:
     run = Run(2)
     with run.view(2) as view:
-        view.group.transports = view.group.all(lambda rank: run.engines[rank].beside(view.group.transports[rank]))
+        view.group.transports = view.group.all(lambda rank: run.engines[rank].combine(view.group.transports[rank]))
         assert all(isinstance(each, DeviceTransport) for each in view.group.transports)
         ways = {Links.of(each.links).ways for each in view.group.transports}
         assert len(ways) == 1
@@ -143,7 +143,7 @@ def test_a_mesh_is_left_where_a_member_dies_while_an_engine_is_formed() -> None:
     with run.view(2) as view:
         view.dies(1)
         with pytest.raises(PeerLost, match="rank 1"):
-            run.engines[0].beside(view.group.transports[0])
+            run.engines[0].combine(view.group.transports[0])
         with pytest.raises(PeerLost):
             view.group.transports[0].peers.hung_up()
 
@@ -163,7 +163,7 @@ def dies_within(view: View) -> list[str]:
 
 
 @pytest.mark.parametrize("dies", [dies_before, dies_within])
-def test_who_dies_before_an_operation_or_in_it_is_named(dies: Callable[[View], list[str]]) -> None:
+def test_a_peer_that_dies_before_an_operation_or_in_it_is_named(dies: Callable[[View], list[str]]) -> None:
     with Run(3).view(3).formed() as view:
         assert named(dies(view), 2)
         assert all(view.run.nccl.groups[rank][0].aborted.is_set() for rank in (0, 1))
@@ -208,7 +208,7 @@ def test_the_check_catches_numbers_of_one_that_was_aborted(monkeypatch: pytest.M
         assert "nan" in torn_off(view)[0]
 
 
-def test_who_dies_while_an_engine_is_formed_is_named_and_what_comes_late_is_aborted() -> None:
+def test_a_peer_that_dies_while_an_engine_is_formed_is_named_and_what_comes_late_is_aborted() -> None:
     run = Run(3)
     waiting, late = threading.Semaphore(0), threading.Event()
 

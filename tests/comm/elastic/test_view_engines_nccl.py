@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gossamer.comm.elastic.view_engines import ERRORS_ARE_OURS, nccl_group
+from gossamer.comm.elastic.view_engines import OWN_ERROR_HANDLING, nccl_group
 
 
 def test_a_group_is_connected_at_once_and_its_errors_do_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_a_group_is_connected_at_once_and_its_errors_do_not_end_the_process(monk
         Options = staticmethod(lambda: "options")
 
         def __init__(self, *given: object) -> None:
-            calls.append((*given, os.environ.get(ERRORS_ARE_OURS[0])))
+            calls.append((*given, os.environ.get(OWN_ERROR_HANDLING[0])))
 
         def _set_sequence_number_for_group(self) -> None:
             calls.append("numbered")
@@ -29,12 +29,12 @@ def test_a_group_is_connected_at_once_and_its_errors_do_not_end_the_process(monk
 
     monkeypatch.setattr(dist, "ProcessGroupNCCL", Engine, raising=False)
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
-    monkeypatch.delenv(ERRORS_ARE_OURS[0], raising=False)
+    monkeypatch.delenv(OWN_ERROR_HANDLING[0], raising=False)
     device = torch.device("cuda", 3)
     try:
         made = nccl_group("a store", 1, 2, device)  # type: ignore[arg-type]
     finally:
-        os.environ.pop(ERRORS_ARE_OURS[0], None)
+        os.environ.pop(OWN_ERROR_HANDLING[0], None)
     assert isinstance(made, Engine)
     assert calls == [device, ("a store", 1, 2, "options", "0"), "numbered", device]
 

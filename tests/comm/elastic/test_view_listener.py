@@ -6,10 +6,13 @@ import os
 import socket
 import threading
 import time
+from contextlib import closing
 
 import pytest
 from support.view_listeners import TOKEN, ListenerGroup, check_connected
 
+from gossamer.base.system import share_port
+from gossamer.comm.elastic.view_listener import ViewListener, _listen
 from gossamer.comm.mesh import greeter as greeting_loop
 from gossamer.errors import ConnectError
 
@@ -38,7 +41,7 @@ def test_promise_6_connections_are_without_delay_and_notice_machines_that_are_go
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_who_comes_first_waits_for_the_other(late):
+def test_a_peer_that_comes_first_waits_for_the_other(late):
     with ListenerGroup(2) as group:
         view = group.view(1, (0, 1))
         first = group.meeting(view, 1 - late)
@@ -46,7 +49,7 @@ def test_who_comes_first_waits_for_the_other(late):
         check_connected(group.both(*((second, first) if late == 0 else (first, second))))
 
 
-def test_who_does_not_come_is_named_and_the_rest_is_hung_up():
+def test_a_peer_that_does_not_come_is_named_and_the_rest_is_hung_up():
     with ListenerGroup(3) as group:
         group.listeners[1000].close()
         view = group.view(1, (0, 1, 2))
@@ -56,7 +59,7 @@ def test_who_does_not_come_is_named_and_the_rest_is_hung_up():
             assert 1000 in caught.value.unreached
 
 
-def test_nobody_is_named_where_the_view_was_over_before():
+def test_no_rank_is_named_where_the_view_was_over_before():
     with ListenerGroup(2) as group:
         over = threading.Event()
         ticket = group.meeting(group.view(7, (0, 1)), 0, seconds=60.0, over=over.is_set)
@@ -67,7 +70,7 @@ def test_nobody_is_named_where_the_view_was_over_before():
 
 
 @pytest.mark.parametrize("what", ["token", "secret", "view"])
-def test_who_does_not_know_all_is_not_connected(what):
+def test_a_peer_that_does_not_know_all_is_not_connected(what):
     """One of two members holds another token, another secret, or means another view."""
     with ListenerGroup(2) as group:
         view = group.view(2, (0, 1))
@@ -86,7 +89,7 @@ def test_a_call_to_a_machine_that_drops_packets_ends_in_time(monkeypatch):
         view = group.view(1, (0, 1))
         pending = []
 
-        def lost(host, port):
+        def lost(host, port, source=None):
             pending.append(socket.socket())
             return pending[-1]
 
@@ -98,9 +101,19 @@ def test_a_call_to_a_machine_that_drops_packets_ends_in_time(monkeypatch):
         assert time.monotonic() - began < 5
 
 
+def test_two_workers_never_listen_at_the_same_port():
+    with closing(ViewListener("127.0.0.1")) as first:
+        for listening in first._greeter.listeners:
+            with pytest.raises(OSError, match="in use"):
+                _listen(*listening.getsockname())
+            with socket.socket() as dialing:
+                share_port(dialing)
+                dialing.bind(listening.getsockname())
+
+
 def test_a_forked_child_does_not_hold_the_door_open():
     with ListenerGroup(2) as group:
         if (child := os.fork()) == 0:
-            os._exit(0 if group.listeners[1000]._greeter.listener.fileno() == -1 else 1)
+            os._exit(0 if group.listeners[1000]._greeter.listeners[0].fileno() == -1 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         check_connected(group.meet(group.view(1, (0, 1))))

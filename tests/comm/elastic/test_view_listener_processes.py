@@ -40,7 +40,7 @@ for line in sys.stdin:
     view = View.of(line)
     sockets = here.meet(view, number, {TOKEN!r}, 30.0, lambda: False)
     links = Links.alike(((0.0001,) * view.world,) * view.world, 1e9)
-    mesh = standalone_mesh(view.rank_of(number), sockets, "ring", links, says=False)
+    mesh = standalone_mesh(view.rank_of(number), sockets, "ring", links, gives_notice=False)
     print("meets", view.number, flush=True)
     try:
         while True:
@@ -87,7 +87,7 @@ class Workers:
             print(view.text(), file=stream, flush=True)
 
 
-def test_the_others_hear_at_once_of_one_that_is_killed_and_go_on_in_the_next_view():
+def test_the_others_hear_at_once_of_one_that_is_killed_and_continue_in_the_next_view():
     with ExitStack() as stack:
         workers = Workers(stack)
         workers.tell(1, [0, 1, 2, 3])

@@ -96,7 +96,7 @@ def test_both_ends_prove_the_token_and_all_hear_all(meeting: Meeting, told: Told
         (hello(0), OURS, PURPOSE, "another worker (host, process 0) is already present as rank 0"),
     ],
 )
-def test_who_does_not_belong_is_refused_and_told_of_at_both_ends(
+def test_a_peer_that_does_not_belong_is_refused_and_told_of_at_both_ends(
     meeting: Meeting, told: Told, said: Hello, identity: RunIdentity, purpose: bytes, why: str
 ) -> None:
     first, stranger = comes(meeting, 0), Guest()
@@ -121,7 +121,7 @@ def refusal_of_rank_1(meeting: Meeting) -> str:
     return read_refusal(answered(dialer, answer).refused or b"")[0]
 
 
-def test_who_leaves_is_named_to_all_others_until_the_group_stands_for_all(meeting: Meeting) -> None:
+def test_a_peer_that_leaves_is_named_to_all_others_until_the_group_stands_for_all(meeting: Meeting) -> None:
     first, second = comes(meeting, 0), comes(meeting, 1)
     meeting.take(first, {"topic": STANDING, "text": ""})
     failed = {"failed": "rank 1 (host, process 1) left while the workers were joining", "cause": "left"}
@@ -129,7 +129,7 @@ def test_who_leaves_is_named_to_all_others_until_the_group_stands_for_all(meetin
     assert refusal_of_rank_1(meeting)
 
 
-def test_who_leaves_when_the_group_stands_is_told_of_and_ends_nothing(meeting: Meeting) -> None:
+def test_a_peer_that_leaves_when_the_group_stands_is_told_of_and_ends_nothing(meeting: Meeting) -> None:
     first, second = comes(meeting, 0), comes(meeting, 1)
     meeting.take(first, {"topic": STANDING, "text": ""})
     meeting.take(second, {"topic": STANDING, "text": ""})
@@ -146,7 +146,7 @@ def test_it_is_known_who_has_not_come(meeting: Meeting) -> None:
     assert (meeting.missing(COMING), meeting.missing(STANDING)) == ([], [0])
 
 
-def test_who_waits_no_longer_ends_the_meeting_for_all(meeting: Meeting) -> None:
+def test_a_peer_that_waits_no_longer_ends_the_meeting_for_all(meeting: Meeting) -> None:
     first = comes(meeting, 0)
     replies = meeting.take(first, {"topic": COMING, "seconds": 300})
     assert replies == [(first, pack({"failed": "rank 1 of 2 did not join within 0.3 s", "cause": "few"}))]

@@ -100,7 +100,7 @@ def test_one_attempt_lasts_seconds_however_long_the_wait(
     assert max(lasted) == meeting_member.DIAL_SECONDS
 
 
-def test_who_waits_for_the_others_looks_around_meanwhile(address: tuple[str, int]) -> None:
+def test_a_peer_that_waits_for_the_others_looks_around_meanwhile(address: tuple[str, int]) -> None:
     """As Ctrl-C would end it, amid a wait for ever."""
     looks: list[int] = []
 

@@ -132,7 +132,7 @@ def test_the_end_of_rank_0_is_heard_at_once() -> None:
     assert failed.value.left
 
 
-def test_who_leaves_later_is_heard_of_by_those_that_ask(address: tuple[str, int]) -> None:
+def test_a_peer_that_leaves_later_is_heard_of_by_those_that_ask(address: tuple[str, int]) -> None:
     with contextlib.closing(come(address, 0)) as first, contextlib.closing(come(address, 1)) as second:
         in_threads(*(lambda each=each: each.everyone(STANDING, 5.0, "") for each in (first, second)))
         assert first.gone == ""

@@ -12,14 +12,14 @@ from gossamer.base.kernels import library
 from gossamer.comm.environment.rank_environment import rank_environment
 
 
-def test_versions_platform_and_settings_are_told() -> None:
+def test_versions_platform_and_settings_are_reported() -> None:
     told = rank_environment({"OMP_NUM_THREADS": "3"})
     assert told["torch"] == torch.__version__
     assert (told["byte order"], told["OMP_NUM_THREADS"]) == (sys.byteorder, "3")
     assert {"python", "gossamer", "kernels", "architecture", "system", "cores"} <= told.keys()
 
 
-def test_no_secret_is_told() -> None:
+def test_no_secret_is_reported() -> None:
     """Broken twin: all variables that begin alike, among them the file of the run's token."""
     secret = {"GOSSAMER_TOKEN_FILE": "/run/token", "GOSSAMER_LOG_TO": "otlp:key@host", "WANDB_API_KEY": "hush"}
     told = rank_environment({**secret, "GOSSAMER_THREADS": "2"})

@@ -216,7 +216,7 @@ def test_any_two_ranks_that_do_not_reach_each_other_are_named(port, formed):
     assert "rank 0 cannot reach rank 2 at 127.0.0.1 (Connection refused)" in str(error)
 
 
-def test_who_dies_while_the_group_forms_is_named_to_all_at_once(port, monkeypatch):
+def test_a_peer_that_dies_while_the_group_forms_is_named_to_all_at_once(port, monkeypatch):
     """Torch itself would wait for half an hour."""
     forming, dead = threading.Event(), threading.Event()
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: (forming.set(), dead.wait(60)))
@@ -235,7 +235,7 @@ def test_who_dies_while_the_group_forms_is_named_to_all_at_once(port, monkeypatc
     assert time.monotonic() - began < SOON_SECONDS
 
 
-def test_who_dies_before_all_stand_is_named_to_who_does(port, formed):
+def test_a_peer_that_dies_before_all_stand_is_named_to_who_does(port, formed):
     def rank_1():
         member = attends(port, 1)
         member.everyone("reaching", 5.0, "")

@@ -47,7 +47,7 @@ def check_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert named(monkeypatch, "one", "0") == named(monkeypatch, "one", "GPU-one"), "one GPU, by two names"
 
 
-def test_gpus_are_told_apart_by_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_distinguished_by_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     check_told_apart(monkeypatch)
 
 
@@ -57,7 +57,7 @@ def test_the_check_catches_names_by_number(monkeypatch: pytest.MonkeyPatch) -> N
         check_told_apart(monkeypatch)
 
 
-def test_parts_of_one_gpu_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_one_gpu_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     assert named(monkeypatch, "one", "MIG-first") != named(monkeypatch, "one", "MIG-second")
 
 

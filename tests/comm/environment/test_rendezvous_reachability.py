@@ -9,7 +9,7 @@ from gossamer.comm.environment import rendezvous
 from gossamer.comm.environment.rendezvous import listening, unreachable
 
 
-def test_who_listens_is_reached_and_who_does_not_is_named(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_peer_that_listens_is_reached_and_who_does_not_is_named(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(rendezvous, "MOST_AT_ONCE", 2)
     with socket.socket() as closed, listening("127.0.0.1", callers=4) as port:
         closed.bind(("127.0.0.1", 0))
@@ -18,7 +18,7 @@ def test_who_listens_is_reached_and_who_does_not_is_named(monkeypatch) -> None: 
     assert found == {2: "Connection refused"}
 
 
-def test_who_answers_no_packet_is_named_in_time() -> None:
+def test_a_peer_that_answers_no_packet_is_named_in_time() -> None:
     """A listener whose queue is full drops what comes, as a firewall does."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.socket() as first, socket.socket() as second:
         for each in (first, second):

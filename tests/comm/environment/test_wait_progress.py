@@ -72,7 +72,7 @@ def test_nobody_is_asked_or_told_of_a_short_wait(progress: WaitProgress, clock: 
     assert said == asked == []
 
 
-def test_after_a_pause_it_is_said_once_and_not_for_each_turn_missed(
+def test_after_a_pause_it_is_reported_once_and_not_for_each_turn_missed(
     progress: WaitProgress, clock: Clock, said: list[str]
 ) -> None:
     for seconds in (35.0, 0.0, 4.9, 0.1):
@@ -95,7 +95,7 @@ def test_the_time_is_up_when_it_is_up(progress: WaitProgress, clock: Clock) -> N
     assert progress.over
 
 
-def test_who_waits_for_ever_says_so(clock: Clock, said: list[str]) -> None:
+def test_a_peer_that_waits_for_ever_reports_it(clock: Clock, said: list[str]) -> None:
     progress = WaitProgress(0, "gossamer.init()", inf, clock=clock)
     clock.now += 1e6
     progress.look(lambda: Missing("rank 1"))

@@ -25,7 +25,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 @pytest.mark.usefixtures("launched")
-def test_who_comes_back_finds_where_the_others_said_last_that_they_are() -> None:
+def test_a_peer_that_comes_back_finds_where_the_others_said_last_that_they_are() -> None:
     publish(0, ("127.0.0.1", 1000))
     publish(2, ("10.0.0.2", 2000))
     publish(0, ("127.0.0.1", 3000))
@@ -34,7 +34,7 @@ def test_who_comes_back_finds_where_the_others_said_last_that_they_are() -> None
 
 
 @pytest.mark.usefixtures("launched")
-def test_who_came_to_the_end_says_so() -> None:
+def test_a_peer_that_came_to_the_end_reports_it() -> None:
     assert not has_ended()
     mark_end()
     assert has_ended()

@@ -24,6 +24,6 @@ def test_long_values_are_cut() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "{", "[" * 10**5, '{"a": {"b": "c"}}'])
-def test_what_is_no_fingerprint_is_refused(text: str) -> None:
+def test_an_invalid_fingerprint_is_refused(text: str) -> None:
     with pytest.raises(MalformedError, match="a fingerprint must be a JSON object"):
         difference("{}", text)

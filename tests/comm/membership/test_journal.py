@@ -13,7 +13,7 @@ from gossamer.comm.membership.view import Member, View
 from gossamer.errors import CheckpointError, ConnectError
 
 SECRET = bytes(range(32))
-MEMBERS = tuple(Member(number=number, host="h", port=number) for number in (3, 1, 2**62))
+MEMBERS = tuple(Member(number=number, host="h", port=number % 2**16) for number in (3, 1, 2**62))
 VIEWS = [
     View(number=1, members=MEMBERS[:2], newcomers=frozenset(), secret=SECRET),
     View(number=2, members=MEMBERS, newcomers=frozenset({2**62}), secret=SECRET),
@@ -79,7 +79,7 @@ def test_wherever_the_last_line_is_torn_the_lines_before_it_count(tmp_path: Path
         assert path.stat().st_size == max((end for end in ends if end <= size), default=0)
 
 
-def test_after_a_torn_line_it_goes_on(tmp_path: Path) -> None:
+def test_after_a_torn_line_it_continues(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     written(path)
     path.write_bytes(path.read_bytes()[:-5])
@@ -109,7 +109,7 @@ def test_two_coordinators_cannot_have_one_journal(tmp_path: Path) -> None:
     ViewLog(tmp_path / "journal", lambda note: None).close()
 
 
-def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once(tmp_path: Path) -> None:
     notes: list[str] = []
     log = ViewLog(tmp_path / "journal", notes.append)
     full = os.open("/dev/full", os.O_WRONLY)

@@ -49,7 +49,7 @@ def test_a_view_is_closed_before_the_coordinator_hears_so_and_once() -> None:
     assert (closed, member.out) == ([1, 3], "it was put out")
 
 
-def test_a_newcomer_has_no_state_before_it_says_so() -> None:
+def test_a_newcomer_has_no_state_before_it_reports_it() -> None:
     member = MemberScripts(REPORT)
     script = member.follow()
     next(script)
@@ -59,7 +59,7 @@ def test_a_newcomer_has_no_state_before_it_says_so() -> None:
     assert member.report.has_state
 
 
-def test_who_is_asked_again_reports_all_and_goes_on() -> None:
+def test_a_peer_that_is_asked_again_reports_all_and_continues() -> None:
     member = MemberScripts(REPORT)
     script = member.follow()
     next(script)
@@ -70,10 +70,10 @@ def test_who_is_asked_again_reports_all_and_goes_on() -> None:
     assert isinstance(script.send(Receipt(version=0, about=Standing(formed=False).text())), Pull)
 
 
-def test_a_run_that_began_without_a_worker_that_was_there_is_said() -> None:
+def test_a_run_that_began_without_a_worker_that_was_there_is_reported() -> None:
     changes: list[str] = []
     member = MemberScripts(REPORT, on_change=lambda: changes.append(member.out))
-    said = member.say("here")
+    said = member.send_report("here")
     next(said)
     with pytest.raises(StopIteration):
         said.send(Receipt(version=0, about=Standing(formed=False).text()))
@@ -89,7 +89,7 @@ def test_a_run_that_began_without_a_worker_that_was_there_is_said() -> None:
 def test_a_refusal_that_names_no_run_is_not_taken_for_another_runs() -> None:
     member = MemberScripts(REPORT)
     member.learn(run="a" * 32)
-    said = member.say("here")
+    said = member.send_report("here")
     next(said)
     with pytest.raises(StopIteration) as stop:
         said.send(Receipt(version=-1, about=Standing(refused="it has another model").text()))

@@ -20,7 +20,7 @@ from gossamer.errors import MismatchError
         ({0: 0, 1: 1}, 1, {0: 1}),
     ],
 )
-def test_how_survivors_go_on(completed: Mapping[int, int], continues_from: int, donors: Mapping[int, int]) -> None:
+def test_how_survivors_continue(completed: Mapping[int, int], continues_from: int, donors: Mapping[int, int]) -> None:
     found = resolve(completed)
     assert found == Resolution(completed=continues_from, donors=donors)
     assert found.again is (not donors)

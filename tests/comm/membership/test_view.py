@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gossamer.comm.membership import Member, View
+from gossamer.comm.membership.view import RelayAddress
 from gossamer.errors import MalformedError
 
 VIEW = View(
@@ -34,15 +35,32 @@ def test_a_view_is_read_as_it_was_written() -> None:
         ("members", [[7, "a", 1], [7, "b", 2]]),
         ("members", [[7, "a", 2**16]]),
         ("members", [[7, "", 1]]),
+        ("members", [[7, "a"]]),
+        ("members", [[7, "a", 1, ["b", 2**16]]]),
+        ("members", [[7, "a", 1, "b"]]),
+        ("members", [[7, "a", 1, *[["b", 2]] * 5]]),
+        ("relays", [["a", 1]]),
+        ("relays", [["a", 1, -1]]),
+        ("relays", 3),
         ("newcomers", [8]),
         ("secret", "00"),
         ("secret", "zz" * 32),
         ("secret", None),
     ],
 )
-def test_what_is_no_view_is_refused(key: str, value: object) -> None:
+def test_an_invalid_view_is_refused(key: str, value: object) -> None:
     with pytest.raises(MalformedError):
         View.of(json.dumps({**json.loads(VIEW.text()), key: value}))
+
+
+def test_further_addresses_of_members_and_relays_are_kept_in_all_stages() -> None:
+    members = (replace(VIEW.members[0], others=(("203.0.113.7", 5), ("2001:db8::1", 6))), VIEW.members[1])
+    view = replace(VIEW, members=members, relays=(RelayAddress(host="198.51.100.7", port=8, number=2**61),))
+    assert View.of(view.text()) == view
+    assert view.members[0].addresses == (("10.0.0.1", 4000), ("203.0.113.7", 5), ("2001:db8::1", 6))
+    for whole in (False, True):
+        assert view.stage(whole=whole).relays == view.relays
+        assert view.stage(whole=whole).members[0] == members[0]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", '{"number": 1}', "\ud800"])

@@ -19,7 +19,7 @@ from gossamer.comm.mesh.bandwidth_probe import (
     site_meetings,
 )
 from gossamer.comm.network import Host, Network, Path, read_network
-from gossamer.comm.network.cost.message_schedule import Hear, Send
+from gossamer.comm.network.cost.message_schedule import Collect, Send
 from gossamer.comm.network.cost.message_simulator import Wires
 from gossamer.comm.network.site_detection import sites_of
 
@@ -49,7 +49,7 @@ class Meeting:
         world = range(self.wires.world)
         parts = [
             [iter([Send(to, nbytes, eager=True) for _ in range(2) for sender, to in flows if sender == rank])]
-            + [iter([Hear(of), Hear(of)]) for of, receiver in flows if receiver == rank]
+            + [iter([Collect(of), Collect(of)]) for of, receiver in flows if receiver == rank]
             for rank in world
         ]
         ends = self.wires.run([[*each] for each in _aligned(parts)], [self.now] * len(world))

@@ -28,7 +28,7 @@ def test_means_go_by_another_collective_from_now_on():
             assert {each.partition("(")[0] for each in picked(group)} == {name}
 
 
-def test_what_is_no_collective_is_refused():
+def test_an_invalid_collective_is_refused():
     with Group(2) as group, pytest.raises(ValueError, match="unknown collective"):
         prefer_collective(group.transports[0], "triangle")
 

@@ -15,7 +15,7 @@ from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.handshake import HEADER_BYTES, NONCE_BYTES, PROOF_BYTES, Dialer
 from gossamer.comm.mesh import connect as connecting
 from gossamer.comm.mesh import transport
-from gossamer.comm.mesh.collective_selector import check_wish
+from gossamer.comm.mesh.collective_selector import check_requested
 from gossamer.comm.mesh.connect import connect
 from gossamer.comm.mesh.greeter import CLAIMS, PURPOSE, meeting_key
 from gossamer.comm.mesh.transport import MeshTransport, mesh_transport
@@ -80,7 +80,7 @@ def strangers_answers(token):
         return tickets[0].result(10), ends
 
 
-def test_who_knows_the_secrets_and_no_token_is_hung_up_on():
+def test_a_peer_that_knows_the_secrets_and_no_token_is_hung_up_on():
     answer, ends = strangers_answers(b"")
     assert answer == b""
     ends[0][1].setblocking(True)
@@ -90,7 +90,7 @@ def test_who_knows_the_secrets_and_no_token_is_hung_up_on():
     ends[1][0].close()
 
 
-def test_who_holds_the_token_is_no_stranger():
+def test_a_peer_that_holds_the_token_is_no_stranger():
     """The twin of the test above: it takes rank 1's place, which then is not connected."""
     answer, _ = strangers_answers(TOKEN)
     assert len(answer) == HEADER_BYTES + PROOF_BYTES
@@ -122,7 +122,7 @@ def test_the_runs_token_is_what_is_proven(monkeypatch, tmp_path):
     assert given == [run_token()] * 2
 
 
-def test_ranks_that_ask_for_different_collectives_are_told():
+def test_ranks_that_ask_for_different_collectives_are_reported():
     found = both(lambda engine: mesh_transport(engine, "127.0.0.1", ("ring", "tree")[engine.rank]))
     assert all(isinstance(each, MismatchError) and "ring, tree" in str(each) for each in found)
 
@@ -152,10 +152,10 @@ def test_nobody_waits_for_a_rank_that_could_not_call():
 
 
 @pytest.mark.parametrize("wish", ["hierarchical(", "hierarchical(4", "hierarchical(0)", "hierarchical(²)", "ring(4)"])
-def test_what_is_no_collective_is_refused(wish):
-    check_wish("hierarchical(4)")
+def test_an_invalid_collective_is_refused(wish):
+    check_requested("hierarchical(4)")
     with pytest.raises(ValueError, match="unknown collective"):
-        check_wish(wish)
+        check_requested(wish)
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")

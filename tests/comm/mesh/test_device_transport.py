@@ -165,7 +165,7 @@ def test_what_goes_by_the_mesh_of_several_is_asked_of_it_together(monkeypatch: p
     assert len(by_mesh) == 2 * 4, "the two before the large one, and the one after it, on each rank"
 
 
-def test_the_twin_that_asks_for_one_after_the_other_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mutant_that_asks_for_one_after_the_other_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceTransport, "_stays_on_mesh", lambda self, op, ranks: False)
     _, by_mesh = coalesced(monkeypatch)
     assert len(by_mesh) == 3 * 4

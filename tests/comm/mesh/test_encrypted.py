@@ -20,10 +20,11 @@ from support.standalone_group import connected, near
 from gossamer.base.kernels.library import library
 from gossamer.base.ops import AllGather, AllReduceMean
 from gossamer.base.transport import Transport
+from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.mesh import encrypted, transport
 from gossamer.comm.mesh.collective_selector import ENGINE
 from gossamer.comm.mesh.encrypted import encrypted_mesh
-from gossamer.comm.mesh.sealing import Contexts, agree
+from gossamer.comm.mesh.sealing import agree
 from gossamer.comm.mesh.standalone import standalone_mesh
 from gossamer.comm.mesh.transport import MeshTransport, mesh_transport
 from gossamer.errors import ConnectError, MismatchError, PeerLost
@@ -40,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tls(folder: Path) -> Contexts:
+def tls(folder: Path) -> Tls:
     return contexts(folder)
 
 
@@ -57,7 +58,7 @@ def answers_of(mesh: Transport) -> tuple[Any, ...]:
     )
 
 
-def test_everything_is_answered_and_the_engine_is_not_asked(tls: Contexts) -> None:
+def test_everything_is_answered_and_the_engine_is_not_asked(tls: Tls) -> None:
     asked = []
 
     def act(engine: Transport) -> tuple[Any, ...]:
@@ -73,7 +74,7 @@ def test_everything_is_answered_and_the_engine_is_not_asked(tls: Contexts) -> No
     assert asked == []
 
 
-def test_parts_of_the_group_are_encrypted_too(tls: Contexts) -> None:
+def test_parts_of_the_group_are_encrypted_too(tls: Tls) -> None:
     def act(engine: Transport) -> tuple[bool, bool]:
         mesh = encrypted_mesh(engine, HERE, tls)
         part = mesh.part(2)
@@ -85,12 +86,12 @@ def test_parts_of_the_group_are_encrypted_too(tls: Contexts) -> None:
     assert both(act) == [True, True]
 
 
-def test_a_mesh_without_an_engine_is_encrypted_by_keys_that_its_connections_agreed_on(tls: Contexts) -> None:
+def test_a_mesh_without_an_engine_is_encrypted_by_keys_that_its_connections_agreed_on(tls: Tls) -> None:
     sockets = connected(3)
 
     def act(rank: int) -> tuple[Any, ...]:
         keys = agree(rank, sockets[rank], tls, b"token", b"the view's secret")
-        mesh = standalone_mesh(rank, sockets[rank], "direct", near(3), says=False, keys=keys)
+        mesh = standalone_mesh(rank, sockets[rank], "direct", near(3), gives_notice=False, keys=keys)
         found = answers_of(mesh)
         mesh.close()
         return found
@@ -164,7 +165,7 @@ def eavesdropped(make: Any) -> bytes:
         return tap.end()
 
 
-def test_nothing_can_be_read_on_the_way(tls: Contexts) -> None:
+def test_nothing_can_be_read_on_the_way(tls: Tls) -> None:
     heard = eavesdropped(partial(encrypted_mesh, tls=tls))
     assert len(heard) > 1000
     assert SECRET.numpy().tobytes() not in heard
@@ -183,30 +184,30 @@ def refused(found: list[Any], match: str, kind: type[Exception] = ConnectError) 
     assert all(match in str(each) for each in found)
 
 
-def test_torchs_collectives_are_refused(tls: Contexts) -> None:
+def test_torchs_collectives_are_refused(tls: Tls) -> None:
     refused(both(lambda engine: encrypted_mesh(engine, HERE, tls, ENGINE)), "torch's own collectives do not")
 
 
-def test_where_the_loops_are_not_there_it_is_refused(tls: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_loops_are_not_there_it_is_refused(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encrypted, "available", lambda: False)
     refused(both(lambda engine: encrypted_mesh(engine, HERE, tls)), "compiled loops, which encrypt, are missing")
 
 
-def test_workers_that_do_not_reach_each_other_do_not_use_the_engine(tls: Contexts) -> None:
+def test_workers_that_do_not_reach_each_other_do_not_use_the_engine(tls: Tls) -> None:
     refused(both(lambda engine: encrypted_mesh(engine, "192.0.2.1", tls)), "could not reach the other ranks")
 
 
-def test_ranks_of_which_only_one_encrypts_are_told(tls: Contexts) -> None:
+def test_ranks_of_which_only_one_encrypts_are_reported(tls: Tls) -> None:
     makes = partial(encrypted_mesh, tls=tls), mesh_transport
     refused(both(lambda engine: makes[engine.rank](engine, HERE)), "auto over TLS, auto", MismatchError)
 
 
-def test_certificates_of_two_authorities_are_told_to_all(tls: Contexts, tmp_path: Path) -> None:
+def test_certificates_of_two_authorities_are_told_to_all(tls: Tls, tmp_path: Path) -> None:
     each = tls, contexts(certificates(tmp_path / "theirs"))
     refused(both(lambda engine: encrypted_mesh(engine, HERE, each[engine.rank])), "could not agree on keys")
 
 
-def test_where_a_rank_leaves_meanwhile_nothing_is_left_open(tls: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_rank_leaves_meanwhile_nothing_is_left_open(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 fails once its mesh is there; an open socket would be a warning, which is an error here."""
 
     def fails(rank: int, *_: object) -> dict[int, Any]:

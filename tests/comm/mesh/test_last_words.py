@@ -104,13 +104,13 @@ def said_by_who_comes_late(collective, numel=100, dead=2, late=1, kind=Group):
 @pytest.mark.parametrize("late", [0, 1, 3])
 @pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
 @pytest.mark.parametrize("kind", [Group, SealedGroup])
-def test_who_was_busy_meanwhile_is_told_who_died(collective, late, kind):
+def test_a_peer_that_was_busy_meanwhile_is_told_who_died(collective, late, kind):
     assert all("rank 2 is gone" in each for each in said_by_who_comes_late(collective, late=late, kind=kind))
 
 
 def test_without_last_words_who_hung_up_is_named_instead(monkeypatch):
     """The twin of the test above."""
-    monkeypatch.setattr(last_words, "say", lambda *arguments: None)
+    monkeypatch.setattr(last_words, "send_words", lambda *arguments: None)
     told = said_by_who_comes_late(RingAllReduce(), late=1)
     assert "rank 2 is gone" not in told[-1]
 
@@ -136,7 +136,7 @@ def test_a_reason_is_told_to_the_peers():
             group.transports[1].answer(AllReduceMean(torch.zeros(10)))
 
 
-def test_who_needs_nothing_more_of_a_rank_is_not_disturbed_by_its_last_words():
+def test_a_peer_that_needs_nothing_more_of_a_rank_is_not_disturbed_by_its_last_words():
     """Rank 2 has hung up, with a reason, before the other two begin."""
     with StandaloneGroup(3) as group:
         group.transports[2].close("view 7 is over")
@@ -158,7 +158,7 @@ def pair():
 
 def test_words_are_found_behind_whatever_was_not_read(pair):
     pair[0].sendall(b"x" * 1000)
-    last_words.say(pair[0], "rank 2 is gone \x1b[31m" + "é" * 300, 7)
+    last_words.send_words(pair[0], "rank 2 is gone \x1b[31m" + "é" * 300, 7)
     assert last_words.waiting(pair, 1) == ""
     found, ended = last_words.found(pair[1])
     assert not ended
@@ -168,7 +168,7 @@ def test_words_are_found_behind_whatever_was_not_read(pair):
 
 def test_words_are_found_behind_a_header_that_was_read(pair):
     for header in (16, 32):  # as it is, and where one with its tag was due
-        last_words.say(pair[0], "rank 2 is gone", 2**32 - 1)
+        last_words.send_words(pair[0], "rank 2 is gone", 2**32 - 1)
         pair[1].recv(header)
         assert last_words.waiting(pair, 1) == "rank 2 is gone, as reported by rank 1"
         assert last_words.cause(pair, 1, "reset") == "rank 2 is gone, as reported by rank 1"
@@ -178,7 +178,7 @@ def heard_in_two_packets():
     """The header of last words has come, and what follows it comes while a rank looks for it."""
     ((_, mine), (theirs, _)) = connected(2)
     sent = []
-    last_words.say(SimpleNamespace(send=lambda data, flags: sent.append(data)), "rank 2 is gone", 0)
+    last_words.send_words(SimpleNamespace(send=lambda data, flags: sent.append(data)), "rank 2 is gone", 0)
     theirs.sendall(sent[0][16:100])
     later = threading.Timer(0.02, theirs.sendall, [sent[0][100:]])
     later.start()
@@ -196,8 +196,13 @@ def test_words_that_come_in_two_packets_are_waited_for():
 
 def test_words_that_are_not_waited_for_are_missed(monkeypatch):
     """The twin of the test above."""
-    monkeypatch.setattr(last_words, "COMING_MILLISECONDS", 0)
+    monkeypatch.setattr(last_words, "COMING_SECONDS", 0)
     assert heard_in_two_packets() == ""
+
+
+def test_a_connection_that_another_thread_closes_meanwhile_holds_no_words(pair, monkeypatch):
+    monkeypatch.setattr(socket.socket, "setsockopt", lambda connection, *_: connection.close())
+    assert last_words.waiting(pair, 1) == ""
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"x" * 5000, b"\0" * 480, last_words.MARK])
@@ -212,7 +217,7 @@ def test_a_full_connection_takes_none_and_nobody_waits_for_it(pair):
     with suppress(BlockingIOError):
         while True:
             pair[0].send(b"x" * 65536)
-    last_words.say(pair[0], "rank 2 is gone", 0)
+    last_words.send_words(pair[0], "rank 2 is gone", 0)
     assert last_words.found(pair[1]) == ("", False)
 
 

@@ -14,7 +14,7 @@ from support.mesh_group import MESSAGE, Group
 from gossamer import events
 from gossamer.base.ops import AllGather
 from gossamer.comm.mesh.link_measurement import Links
-from gossamer.comm.mesh.link_statistics import LinkStatistics, declared, parse_declarations, process_name, tell_links
+from gossamer.comm.mesh.link_statistics import LinkStatistics, declared, parse_declarations, process_name, report_links
 from gossamer.comm.mesh.tcp_info import link_counters
 from gossamer.events import LinkCounters, LinksOpened
 
@@ -44,13 +44,13 @@ def test_counters_are_read_where_the_kernel_has_them(limited: bool) -> None:
     assert link_counters(kernel) == LinkCounters(0.0205, 2**40 + 3, 7, 1.5, 2.0**33, limited)  # type: ignore[arg-type]
 
 
-def test_a_kernel_of_a_shorter_struct_says_nothing() -> None:
+def test_a_kernel_of_a_shorter_struct_reports_nothing() -> None:
     kernel = Kernel(limited=False, round_trip=1, retransmits=1, acknowledged=1, rate=1)
     kernel.info = kernel.info[:104]  # Linux 2.6
     assert link_counters(kernel) is None  # type: ignore[arg-type]
 
 
-def test_a_closed_connection_says_nothing() -> None:
+def test_a_closed_connection_reports_nothing() -> None:
     with socket.socket() as closed:
         pass
     assert link_counters(closed) is None
@@ -96,7 +96,7 @@ def test_what_closes_keeps_its_last_numbers() -> None:
     end = events.subscribe(lambda event: told.append(event) if isinstance(event, LinksOpened) else None)
     links = Links(((0.0, 0.02), (0.02, 0.0)), (8e6, 16e6), (24e6, 4e6), ((0.0, 0.0),) * 2)
     with Group(2) as group:
-        tell_links(group.meshes[0], group.sockets[0], ["zero", "one"], links)
+        report_links(group.meshes[0], group.sockets[0], ["zero", "one"], links)
         end()
         group.answers([AllGather((torch.zeros(1000),))] * 2)
         (opened,) = told
@@ -110,7 +110,7 @@ def test_a_forked_child_reads_nothing_of_its_parent() -> None:
     told: list[LinksOpened] = []
     end = events.subscribe(lambda event: told.append(event) if isinstance(event, LinksOpened) else None)
     with Group(2) as group:
-        tell_links(group.meshes[0], group.sockets[0], ["zero", "one"], Links.alike(((0.0, 0.0),) * 2, 1.0))
+        report_links(group.meshes[0], group.sockets[0], ["zero", "one"], Links.alike(((0.0, 0.0),) * 2, 1.0))
         end()
         child = os.fork()
         if not child:

@@ -16,7 +16,7 @@ from gossamer.errors import PeerLost
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells of an end behind what is unread")
-def test_who_has_ended_is_seen_behind_what_it_has_sent() -> None:
+def test_a_peer_that_has_ended_is_seen_behind_what_it_has_sent() -> None:
     pairs = [socket.socketpair() for _ in range(3)]
     mine = [None, *(ours for ours, _ in pairs)]
     assert hung_up(mine) == []

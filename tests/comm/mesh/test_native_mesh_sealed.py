@@ -16,10 +16,11 @@ from support.mesh_programs import TAG as NAME
 
 from gossamer.base.kernels.library import library
 from gossamer.base.ops import AllReduceMean
+from gossamer.comm.libcrypto import AES, CHACHA, CIPHERS, FUNCTIONS, cipher_functions
 from gossamer.comm.mesh import native_mesh
 from gossamer.comm.mesh.native_mesh import Mesh
 from gossamer.comm.mesh.program import Does
-from gossamer.comm.mesh.sealing import AES, CHACHA, CIPHERS, FUNCTIONS, LinkKeys, cipher_functions
+from gossamer.comm.mesh.sealing import LinkKeys
 from gossamer.errors import MismatchError, PeerLost
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
@@ -235,7 +236,7 @@ def test_who_seals_by_another_cipher_or_not_at_all_is_not_heard() -> None:
     refused(Does.ADD, said(1, FOUR, None)[0])
 
 
-def test_who_does_not_seal_does_not_take_what_is_sealed(records: list[bytes]) -> None:
+def test_a_peer_that_does_not_seal_does_not_take_what_is_sealed(records: list[bytes]) -> None:
     x = torch.zeros(4)
     with End(0, None) as end:
         op = end.begins(one_way(Does.ADD, 1, x.nbytes), x)

@@ -1,13 +1,11 @@
-"""Sealing: keys that only the two ends of a connection come to, and the libcrypto that is called."""
+"""Sealing: keys that only the two ends of a connection come to, and without encryption no library is needed."""
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import hmac
 import socket
 import ssl
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +14,12 @@ from pathlib import Path
 import pytest
 from support.certificates import certificates, contexts, old
 
+from gossamer.base import system
+from gossamer.comm.environment.run_settings import Tls
+from gossamer.comm.libcrypto import AES, CHACHA
 from gossamer.comm.mesh import sealing
 from gossamer.comm.mesh.greeter import MembersUnreached
-from gossamer.comm.mesh.sealing import AES, CHACHA, CIPHERS, Contexts, LinkKeys, agree, agree_group, shake_hands
+from gossamer.comm.mesh.sealing import LinkKeys, agree, agree_group, shake_hands
 from gossamer.errors import ConnectError
 
 TOKEN, CONTEXT = bytes(range(32)), b"what was said when they met"
@@ -30,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tls(folder: Path) -> Contexts:
+def tls(folder: Path) -> Tls:
     return contexts(folder)
 
 
@@ -49,7 +50,7 @@ End = tuple[socket.socket, LinkKeys]
 
 def hands(
     pair: tuple[socket.socket, socket.socket],
-    *each: tuple[Contexts, bytes, bytes],
+    *each: tuple[Tls, bytes, bytes],
     calls: tuple[bool, bool] = (False, True),
 ) -> list[End | BaseException]:
     """What both ends come to, at once. each: contexts, token and context of both, or of the two."""
@@ -75,7 +76,7 @@ def test_both_ends_come_to_the_same_keys_one_for_each_way(pair, tls) -> None:
     assert (low.sends, low.receives) == (high.receives, high.sends)
     assert low.sends != low.receives
     assert {len(low.sends), len(low.receives)} == {32}
-    assert low.cipher == high.cipher == (AES if sealing.has_aes() else CHACHA)
+    assert low.cipher == high.cipher == (AES if system.has_aes() else CHACHA)
     assert low.sends.hex() not in repr(low)
     assert repr(low.sends) not in repr(low)
 
@@ -112,12 +113,14 @@ def test_no_two_handshakes_come_to_the_same_keys(tls) -> None:
 
 
 @pytest.mark.parametrize("other", [(b"another", CONTEXT), (TOKEN, b"another")], ids=["token", "context"])
-def test_who_holds_another_token_or_met_elsewhere_comes_to_other_keys(pair, tls, other: tuple[bytes, bytes]) -> None:
+def test_a_peer_that_holds_another_token_or_met_elsewhere_comes_to_other_keys(
+    pair, tls, other: tuple[bytes, bytes]
+) -> None:
     low, high = keys(hands(pair, (tls, TOKEN, CONTEXT), (tls, *other)))
     assert not {low.sends, low.receives} & {high.sends, high.receives}
 
 
-def test_who_is_in_between_with_a_certificate_and_no_token_has_no_key_of_either(tls) -> None:
+def test_a_peer_that_is_in_between_with_a_certificate_and_no_token_has_no_key_of_either(tls) -> None:
     (left, near), (right, far) = socket.socketpair(), socket.socketpair()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(hands, (left, near), (tls, TOKEN, CONTEXT), (tls, b"", CONTEXT))
@@ -131,7 +134,7 @@ def test_keys_that_leave_out_the_token_are_found_out(tls, monkeypatch: pytest.Mo
     derive = sealing.derive_key
     monkeypatch.setattr(sealing, "derive_key", lambda token, *others: derive(b"", *others))
     with pytest.raises(AssertionError):
-        test_who_is_in_between_with_a_certificate_and_no_token_has_no_key_of_either(tls)
+        test_a_peer_that_is_in_between_with_a_certificate_and_no_token_has_no_key_of_either(tls)
 
 
 NAMED = {
@@ -175,7 +178,7 @@ def test_without_aes_at_both_ends_it_is_chacha(pair, tls, monkeypatch: pytest.Mo
         with lock:
             return next(has)
 
-    monkeypatch.setattr(sealing, "has_aes", one)
+    monkeypatch.setattr(system, "has_aes", one)
     assert {link.cipher for link in keys(hands(pair, (tls, TOKEN, CONTEXT)))} == {CHACHA}
 
 
@@ -257,47 +260,23 @@ def test_all_ranks_hear_of_two_that_came_to_no_keys(tls, tmp_path: Path) -> None
     assert all(each is None or each.fileno() == -1 for end in ends for each in end)
 
 
-# -- libcrypto ------------------------------------------------------------------------------------------
+# -- requested or not ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def forgotten() -> Iterator[None]:
-    sealing.libcrypto.cache_clear()
-    yield
-    sealing.libcrypto.cache_clear()
+def test_a_run_with_tls_is_refused_without_libcrypto(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden() -> None:
+        raise ConnectError("this Python's OpenSSL is hidden")
 
-
-def test_it_is_the_one_that_ssl_calls(forgotten: None) -> None:
-    number = sealing.libcrypto().OpenSSL_version_num
-    number.restype = ctypes.c_ulong
-    assert number() == ssl.OPENSSL_VERSION_NUMBER
-
-
-def test_where_there_is_none_a_run_is_not_encrypted_by_hoping(
-    forgotten: None, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sealing, "_candidates", lambda: iter(["/there/is/none.so"]))
+    monkeypatch.setattr(sealing, "libcrypto", hidden)
     monkeypatch.setenv("GOSSAMER_TLS", str(folder))
-    with pytest.raises(ConnectError, match="this Python's OpenSSL, which is hidden"):
+    with pytest.raises(ConnectError, match="hidden"):
         sealing.mesh_tls()
-
-
-def test_a_library_without_the_functions_is_passed_over(forgotten: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, *_ = sealing._candidates()
-    with_none = "libm.dylib" if sys.platform == "darwin" else "libm.so.6"
-    monkeypatch.setattr(sealing, "_candidates", lambda: iter([with_none, first]))
-    assert sealing.libcrypto()._name == first
 
 
 def test_a_run_that_was_not_told_to_encrypt_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOSSAMER_TLS", raising=False)
     monkeypatch.setattr(sealing, "libcrypto", lambda: pytest.fail("looked for"))
     assert sealing.mesh_tls() is None
-
-
-def test_every_cipher_is_there() -> None:
-    for cipher in CIPHERS:
-        assert all(sealing.cipher_functions(cipher))
 
 
 @pytest.mark.parametrize("other", [0, 1], ids=["called", "caller"])
@@ -312,7 +291,7 @@ def test_keys_depend_on_the_nonces_of_both_ends(tls, monkeypatch, other: int) ->
 
     monkeypatch.setattr(sealing, "derive_key", spy)
     keys(hands(socket.socketpair(), (tls, TOKEN, CONTEXT)))
-    half = sealing.TOLD.size
+    half = sealing.OFFER.size
     assert {len(each) for each in seen} == {2 * half}
     assert len({*seen}) == 1, "both ends derive their keys from the same nonces, in the same order"
     assert seen[0][:half] != seen[0][half:]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.deferred_device import DeferredDevice, DeferredEvent, Misused
+from support.deferred_device import DeferredDevice, DeferredEvent, Misused, OneQueueDevice
 from support.mesh_group import Group, SealedSharedGroup, SharedGroup
 from support.staged_group import small_chunks, stage, watched
 from torch import Tensor
@@ -24,7 +24,16 @@ from gossamer.algorithms.collectives import (
 )
 from gossamer.base.kernels.library import library
 from gossamer.base.op_semantics import answer_all
-from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, Coalesced, CollectiveOp, InGroup, NeighborAllGather
+from gossamer.base.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    Coalesced,
+    CollectiveOp,
+    InGroup,
+    NeighborAllGather,
+    payload_form,
+)
 from gossamer.comm.mesh import staged_operations
 from gossamer.comm.mesh.staged_operations import StagedOperations
 from gossamer.comm.mesh.transport import MeshTransport
@@ -87,6 +96,9 @@ def operations(world: int) -> list[Make]:
         lambda rank: AllGather(payload(rank)),
         lambda rank: AllGather((torch.zeros(0),)),
         lambda rank: AllToAll(tuple((drawn(10 * rank + peer, 200 * peer + 1),) for peer in range(world))),
+        lambda rank: unequal_gather(rank, range(world)),
+        lambda rank: unequal_exchange(rank, world),
+        lambda rank: InGroup(half(rank), unequal_gather(rank, half(rank))),
         lambda rank: NeighborAllGather(payload(rank), ring(rank, world)),
         lambda rank: NeighborAllGather(payload(rank), (((rank + 1) % world, 1.0),), ((rank - 1) % world,)),
         # sub-groups of unlike operations and sizes, then something of all
@@ -104,6 +116,19 @@ def operations(world: int) -> list[Make]:
             )
         ),
     ]
+
+
+def unequal(rank: int) -> tuple[Tensor, ...]:
+    """A payload with another number of tensors and of bytes on each rank."""
+    return (drawn(rank, 100 * rank + 3), *(torch.full((rank, 2), rank, dtype=torch.int16) for _ in range(rank)))
+
+
+def unequal_gather(rank: int, ranks: Sequence[int]) -> AllGather:
+    return AllGather(unequal(rank), tuple(payload_form(unequal(each)) for each in ranks))
+
+
+def unequal_exchange(rank: int, world: int) -> AllToAll:
+    return AllToAll((unequal(rank),) * world, tuple(payload_form(unequal(each)) for each in range(world)))
 
 
 def alike(heard: Any, expected: Any) -> bool:
@@ -199,6 +224,18 @@ def test_ranks_whose_devices_and_memories_are_unlike_understand_each_other() -> 
         due = iter(expected[rank])
         for make, heard in zip(makes, found[rank], strict=True):
             assert _is_gathered(make(0)) or alike(heard, next(due))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_blocking_copies_suit_a_device_whose_queue_orders_them(in_order: bool) -> None:
+    """MPS has one queue. On a device whose copies overtake its computing, the answers are wrong."""
+    with Group(2, RingAllReduce()) as plain:
+        due = answers(plain, [lambda rank: AllReduceMean(drawn(rank, 1003))])[0][0]
+    with Group(2, RingAllReduce()) as group:
+        devices = [OneQueueDevice(rank, 0.0, in_order=in_order) for rank in range(2)]
+        stage(group, devices=devices)
+        found = of_computed(group, devices, AllReduceMean)
+    assert [alike(each, due) for each in found] == [in_order, in_order]
 
 
 def of_computed(group: Group, devices: Sequence[DeferredDevice], make: Callable[[Tensor], CollectiveOp]) -> list[Any]:

@@ -113,7 +113,7 @@ def trickle(now, there):
     there.send(MESSAGE[place : place + 1])
 
 
-def test_any_byte_begins_the_time_anew():
+def test_any_byte_begins_the_time_again():
     with notices() as told:
         Pair(trickle).wait()
     assert told == []
@@ -198,14 +198,14 @@ def test_following_whom_each_waits_for_leads_to_the_one_that_is_frozen(table, na
         assert {rank: group.meshes[rank]._waits_for(0)[1] for rank in range(3)} == named
 
 
-def test_the_environment_says_how_long(monkeypatch):
+def test_the_environment_reports_how_long(monkeypatch):
     for text, seconds in (("", 1800.0), ("3600", 3600.0), ("inf", float("inf"))):
         monkeypatch.setenv("GOSSAMER_TIMEOUT", text)
         assert requested_timeouts().timeout_seconds == seconds
 
 
 @pytest.mark.parametrize("text", ["an hour", "0", "-1", "nan"])
-def test_what_is_no_time_is_refused(monkeypatch, text):
+def test_an_invalid_time_is_refused(monkeypatch, text):
     monkeypatch.setenv("GOSSAMER_TIMEOUT", text)
     with pytest.raises(ValueError, match=f"GOSSAMER_TIMEOUT={text} is not a number of seconds above 0"):
         requested_timeouts()

@@ -9,10 +9,12 @@ import torch
 from support.mesh_group import same
 from support.standalone_group import StandaloneGroup, connected, near
 
+from gossamer.algorithms.collectives import DirectAllReduce, RingAllReduce
 from gossamer.base.kernels.library import library
 from gossamer.base.op_semantics import answer_all
 from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, Coalesced, InGroup, NeighborAllGather
 from gossamer.comm.mesh import standalone
+from gossamer.comm.mesh.collective_selector import CollectivePrices
 from gossamer.comm.mesh.connect import shut_down
 from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.mesh.operations import MeshOperations
@@ -109,6 +111,47 @@ def test_bytes_that_are_no_text_are_refused():
         standalone._text(3, torch.tensor([0xFF], dtype=torch.uint8))
 
 
+class Table(CollectivePrices):
+    """Choices that are known for all links, or for none; a simulation chooses the ring."""
+
+    def __init__(self, complete):
+        super().__init__(lambda mean, links: RingAllReduce())
+        self.note(BIG)
+        self._complete = complete
+
+    def covers(self, links):
+        return self._complete
+
+
+BIG = (4_000_000, 4)
+
+
+def choices(group, world):
+    return [each._operations.pick(*BIG, tuple(range(world))) for each in group.transports]
+
+
+@pytest.mark.parametrize("complete", [(True, True, True), (True, False, True)])
+def test_all_ranks_choose_provisionally_if_one_would_have_to_simulate(complete):
+    with StandaloneGroup(3, prices=[Table(each) for each in complete]) as group:
+        expected = RingAllReduce() if all(complete) else DirectAllReduce()
+        assert choices(group, 3) == [expected] * 3
+        for each in group.transports:
+            each.settle()
+        assert choices(group, 3) == [RingAllReduce()] * 3
+
+
+def test_a_newcomer_without_a_table_chooses_as_the_others():
+    with StandaloneGroup(3, prices=[Table(False), Table(False), CollectivePrices()]) as group:
+        assert choices(group, 3) == [DirectAllReduce()] * 3
+
+
+def test_ranks_that_know_different_links_measure_them():
+    """One of them may have left the previous group after its links were measured, and another before."""
+    with StandaloneGroup(2, links_of=lambda rank: near(2) if rank else None) as group:
+        links = [Links.of(transport.links) for transport in group.transports]
+        assert links[0] == links[1] != near(2)
+
+
 def test_the_links_are_measured_where_they_are_not_known():
     with StandaloneGroup(2, known=None) as group:
         links = [Links.of(transport.links) for transport in group.transports]
@@ -138,7 +181,7 @@ def test_what_is_delivered_comes_to_whom_it_is_for():
         assert torch.equal(found[2][1], given[1][:7])
 
 
-def test_who_closes_says_why_to_whoever_waits():
+def test_who_closes_gives_the_reason_to_whoever_waits():
     with StandaloneGroup(2) as group:
         waiting = group.transports[0].begin(AllReduceMean(torch.zeros(100_000)))
         ticket = group.pool.submit(waiting)
@@ -153,7 +196,7 @@ def test_a_mesh_that_is_still_waited_for_can_be_given_up():
     """Rank 1 is connected and never says anything."""
     ends = connected(2)
     with ThreadPoolExecutor(1) as pool:
-        ticket = pool.submit(standalone_mesh, 0, ends[0], "auto", near(2), says=True)
+        ticket = pool.submit(standalone_mesh, 0, ends[0], "auto", near(2), gives_notice=True)
         with pytest.raises(TimeoutError):
             ticket.result(0.05)
         shut_down(ends[0])
@@ -163,11 +206,11 @@ def test_a_mesh_that_is_still_waited_for_can_be_given_up():
     ends[1][0].close()
 
 
-def test_ranks_that_ask_for_different_collectives_are_told_and_hang_up():
+def test_ranks_that_ask_for_different_collectives_are_reported_and_hang_up():
     ends = connected(2)
     with ThreadPoolExecutor(2) as pool:
         tickets = [
-            pool.submit(standalone_mesh, rank, ends[rank], wish, near(2), says=True)
+            pool.submit(standalone_mesh, rank, ends[rank], wish, near(2), gives_notice=True)
             for rank, wish in enumerate(("ring", "tree"))
         ]
         for ticket in tickets:
@@ -180,10 +223,10 @@ def test_what_has_no_meaning_without_an_engine_is_refused():
     with StandaloneGroup(1) as group, pytest.raises(GossamerError, match="an elastic run has no sites"):
         group.transports[0].part(1)
     with pytest.raises(ValueError, match="Omit --collective"):
-        standalone_mesh(0, [None], "engine", None, says=True)
+        standalone_mesh(0, [None], "engine", None, gives_notice=True)
 
 
 def test_without_the_compiled_loops_there_is_no_such_run(monkeypatch):
     monkeypatch.setattr(standalone, "available", lambda: False)
     with pytest.raises(GossamerError, match=r"kernels-src/build\.py"):
-        standalone_mesh(0, [None], "auto", None, says=True)
+        standalone_mesh(0, [None], "auto", None, gives_notice=True)

@@ -21,6 +21,15 @@ def test_a_spec() -> None:
     assert read_network("1gbit", 2).path(0, 1) == Path()
 
 
+def test_a_spec_with_limits_of_one_direction() -> None:
+    (host,) = read_network("100mbit,20ms,up=5mbit", 1).hosts
+    assert host == Host(up_bits_per_second=5e6, down_bits_per_second=100e6)
+    (host,) = read_network("unlimited,up=5mbit,down=20mbit", 1).hosts
+    assert host == Host(up_bits_per_second=5e6, down_bits_per_second=20e6)
+    (host,) = read_network("10mbit,up=50mbit,down=unlimited", 1).hosts
+    assert host == Host(up_bits_per_second=10e6, down_bits_per_second=10e6)
+
+
 def test_a_file_of_unequal_hosts() -> None:
     network = read_network(str(File(EXAMPLES[0]).with_name("two-sites-80ms.toml")), 4)
     assert [host.site for host in network.hosts] == ["west", "west", "east", "east"]

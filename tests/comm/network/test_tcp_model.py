@@ -159,7 +159,7 @@ class InQuarters(Stream):
     def send(self, start, nbytes, line_bits_per_second, path, tcp):
         rate, now, left = line_bits_per_second / 8, start, nbytes
         while left > 0 and self.window_bytes < rate * path.round_trip_seconds:
-            self.hear(now)
+            self.acknowledge(now)
             part = min(left, self.window_bytes / 4)
             if self._under_way_bytes + part > self.window_bytes + 1:
                 now = self._unheard[0][0]
@@ -174,9 +174,9 @@ class InQuarters(Stream):
 class OneMoreEachTime(Stream):
     """Grows by a packet in a round trip, as after slow start."""
 
-    def hear(self, now):
+    def acknowledge(self, now):
         before = self.window_bytes
-        super().hear(now)
+        super().acknowledge(now)
         self.window_bytes = before + (self.window_bytes - before) * TCP.segment_bytes / before
 
 

@@ -11,9 +11,9 @@ from support.wire_pairs import ASKING, SERVED, credentials, feed, sent
 
 from gossamer.base.peer_ops import Push, Stamp
 from gossamer.comm.rpc.connection import Connection, ConnectionClosed, OutgoingMessage
-from gossamer.comm.wire.connection_state import ConnectionState, ReceivedFrame
-from gossamer.comm.wire.frames import Message
-from gossamer.comm.wire.messages import PING, encode_ask
+from gossamer.comm.rpc_protocol.connection_state import ConnectionState, ReceivedFrame
+from gossamer.comm.rpc_protocol.frames import Message
+from gossamer.comm.rpc_protocol.messages import PING, encode_ask
 
 
 class Taking:
@@ -104,7 +104,7 @@ def check_memory_is_given_back(rig: Rig) -> None:
     assert torch.equal(frame.payload[0], torch.arange(1000.0))
 
 
-def test_what_is_half_sent_goes_on_from_a_copy(rig: Rig) -> None:
+def test_what_is_half_sent_continues_from_a_copy(rig: Rig) -> None:
     check_memory_is_given_back(rig)
 
 

@@ -13,7 +13,7 @@ from support.proxy import between
 from gossamer.base.peer_ops import WORKER, Arrived, AtOnce, Await, Peer, PeerScript, Push, Receipt, Reply, Stamp
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.wire.authentication import Credentials
+from gossamer.comm.rpc_protocol.credentials import Credentials
 
 CROWD = [Peer(WORKER, number) for number in range(4)]
 ROUNDS = 8

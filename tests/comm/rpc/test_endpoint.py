@@ -4,29 +4,56 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
+import signal
 import socket
+import ssl
+import struct
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
+from support.on_path import forging
+from support.proxy import between
 from support.rpc_endpoints import (
     DEAD_SECONDS,
     HERE,
     OTHER,
+    SLACK_SECONDS,
     THERE,
     Open,
     asking_once,
     counting,
     endpoint,
+    next_of,
     push,
     wait_until,
 )
 
 from gossamer import events
-from gossamer.base.peer_ops import WORKER, Arrived, AtOnce, Await, Elapsed, Peer, PeerScript, Pull, Push, Receipt, Reply
+from gossamer.base.peer_ops import (
+    WORKER,
+    Arrived,
+    AtOnce,
+    Await,
+    Elapsed,
+    Peer,
+    PeerEvent,
+    PeerJoined,
+    PeerLeft,
+    PeerScript,
+    Pull,
+    Push,
+    Receipt,
+    Reply,
+)
+from gossamer.comm.environment.run_settings import Tls, run_tls
 from gossamer.comm.handshake import HEADER_BYTES, NONCE_BYTES
 from gossamer.comm.rpc.endpoint import run_peer_script
 from gossamer.errors import ConnectError, MismatchError, PeerLost
@@ -94,7 +121,7 @@ def _asking(peer: Peer) -> PeerScript:
     return 10
 
 
-def test_a_script_hears_at_its_yield_that_nobody_answers_and_may_go_on(opened: Open) -> None:
+def test_a_script_hears_at_its_yield_that_nobody_answers_and_may_continue(opened: Open) -> None:
     worker = opened(HERE)
 
     def patient() -> PeerScript:
@@ -128,7 +155,7 @@ def check_hears_why(why: ConnectError | None, expected: type[Exception]) -> None
         worker.answer(push(1, torch.ones(1)))
 
 
-def test_an_endpoint_that_is_closed_says_why() -> None:
+def test_an_endpoint_that_is_closed_gives_the_reason() -> None:
     check_hears_why(ConnectError("nobody came"), ConnectError)
     check_hears_why(None, PeerLost)
 
@@ -206,7 +233,7 @@ def test_there_is_room_for_a_few_strangers_at_once(opened: Open) -> None:
         stranger.close()
 
 
-def test_who_asks_too_much_at_once_is_cut_off(opened: Open, notices: list[str]) -> None:
+def test_a_peer_that_asks_too_much_at_once_is_cut_off(opened: Open, notices: list[str]) -> None:
     silent, greedy, modest = opened(THERE, most_asks=3), opened(HERE), opened(OTHER)
     for each, asks in ((modest, 3), (greedy, 4)):
         each.meet({THERE: silent.address})
@@ -265,3 +292,285 @@ def notices() -> Iterator[list[str]]:
     end = events.subscribe(lambda event: heard.append(event.message) if isinstance(event, events.Noticed) else None)
     yield heard
     end()
+
+
+# -- goodbyes, restarts, stopped and killed processes, forks -----------------------------------------------------------
+
+
+def test_who_says_goodbye_has_left_at_once(opened: Open) -> None:
+    server, worker = opened(THERE), opened(HERE)
+    worker.meet({THERE: server.address})
+    asking = worker.start(asking_once())
+    server.answer(Reply(token=next_of(server, Arrived).token, answer=Receipt(version=1)))
+    assert asking.wait(10).version == 1  # though nothing is read after it
+    start = time.monotonic()
+    worker.close()
+    assert next_of(server, PeerLeft).peer == HERE
+    assert time.monotonic() - start < 4  # of the 5 after which silence counts
+
+
+def test_a_server_that_is_started_again_hears_what_was_not_answered(opened: Open) -> None:
+    server, worker = opened(THERE), opened(HERE)
+    port = server.address[1]
+    worker.meet({THERE: server.address})
+    asking = worker.start(asking_once(torch.arange(4.0)))
+    first = next_of(server, Arrived)
+    server.close()
+    again = opened(THERE, port=port)
+    second = next_of(again, Arrived)
+    assert torch.equal(second.op.payload[0], first.op.payload[0])
+    again.answer(Reply(token=second.token, answer=Receipt(version=8)))
+    assert asking.wait(10).version == 8
+    assert [type(worker.answer(Await())) for _ in range(3)] == [PeerJoined, PeerLeft, PeerJoined]
+
+
+def test_an_answer_for_a_life_that_ended_does_not_reach_the_next(opened: Open) -> None:
+    server, worker = opened(THERE), opened(HERE)
+    worker.meet({THERE: server.address})
+    worker.start(asking_once())
+    old = next_of(server, Arrived)
+    worker.close()
+    again = opened(HERE)
+    again.meet({THERE: server.address})
+    asking = again.start(asking_once())
+    new = next_of(server, Arrived)
+    server.answer(Reply(token=old.token, answer=Receipt(version=-7)))
+    server.answer(Reply(token=new.token, answer=Receipt(version=1)))
+    server.answer(Reply(token=new.token, answer=Receipt(version=-7)))
+    assert asking.wait(10).version == 1
+
+
+@pytest.mark.parametrize("heartbeat_seconds", [None, 100.0], ids=["beats", "silent"])
+def test_who_computes_for_long_is_still_here_as_long_as_its_heart_beats(
+    opened: Open, heartbeat_seconds: float | None
+) -> None:
+    server = opened(THERE, dead_after_seconds=0.3)
+    worker = opened(HERE, dead_after_seconds=0.3, heartbeat_seconds=heartbeat_seconds)
+    worker.meet({THERE: server.address})
+    worker.start(asking_once())
+    next_of(server, Arrived)
+    heard = server.answer(Await(until=time.monotonic() + 0.7))
+    assert isinstance(heard, Elapsed if heartbeat_seconds is None else PeerLeft)
+
+
+def forked(work: Callable[[], object]) -> int:
+    """The number of a child that does this and nothing else."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks beside threads
+        child = os.fork()
+    if not child:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return child
+
+
+def test_promise_4_who_is_stopped_or_killed_is_missed_in_time_and_not_before(opened: Open) -> None:
+    server = opened(THERE, dead_after_seconds=DEAD_SECONDS)
+
+    def ask() -> None:
+        worker = opened(HERE, dead_after_seconds=DEAD_SECONDS)
+        worker.meet({THERE: server.address})
+        worker.answer(push(0, torch.ones(1), within_seconds=None))
+
+    child = forked(ask)
+    try:
+        next_of(server, Arrived)
+        os.kill(child, signal.SIGSTOP)
+        pause = server.answer(Await(until=time.monotonic() + DEAD_SECONDS / 2))
+        assert isinstance(pause, Elapsed)
+        os.kill(child, signal.SIGCONT)
+        assert isinstance(server.answer(Await(until=time.monotonic() + DEAD_SECONDS)), Elapsed)
+        for blow in (signal.SIGSTOP, signal.SIGKILL):
+            start = time.monotonic()
+            os.kill(child, blow)
+            left = next_of(server, PeerLeft)
+            assert DEAD_SECONDS / 2 < left.moment - start < DEAD_SECONDS + SLACK_SECONDS
+            if blow == signal.SIGSTOP:
+                os.kill(child, signal.SIGCONT)
+                assert next_of(server, PeerJoined).peer == HERE
+                next_of(server, Arrived)  # it says again what was not answered
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_closing_frees_everything_and_everyone(opened: Open) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before, threads = descriptors(), threading.active_count()
+    server, worker = opened(THERE), opened(HERE)
+    worker.meet({THERE: server.address, OTHER: ("127.0.0.1", 9)})
+    handles = [worker.start(asking_once()), server.start(_awaiting())]
+    unheard = worker.start(_asking_to(OTHER))
+    next_of(worker, PeerJoined)
+    for each in (worker, server):
+        each.close()
+    for handle in (*handles, unheard):
+        with pytest.raises(PeerLost, match="was closed"):
+            handle.wait(0)
+    with pytest.raises(PeerLost, match="was closed"):
+        worker.answer(push(0, torch.ones(1)))
+    assert (descriptors(), threading.active_count()) == (before, threads)
+    worker.close()
+
+
+def _awaiting() -> PeerScript:
+    while True:
+        yield Await(until=time.monotonic() + 100)
+
+
+def _asking_to(peer: Peer) -> PeerScript:
+    yield push(0, torch.ones(1), to=peer, within_seconds=None)
+
+
+def test_a_forked_child_reports_nothing_and_holds_nothing(opened: Open) -> None:
+    before = _sockets()
+    server, worker = opened(THERE), opened(HERE)
+    server.start(counting())
+    worker.meet({THERE: server.address})
+    worker.answer(push(0, torch.ones(1)))
+    reading, writing = os.pipe()
+    sockets = _sockets() - before
+
+    def ask() -> None:
+        try:
+            worker.answer(push(1, torch.ones(1)))
+        except PeerLost as lost:
+            os.write(writing, f"{len(_sockets() & sockets)} {lost}".encode())
+        worker.close()
+
+    os.waitpid(forked(ask), 0)
+    said = os.read(reading, 1000).decode()
+    os.close(reading)
+    os.close(writing)
+    assert len(sockets) >= 8
+    assert said.startswith("0 The endpoint of worker 1 was closed")
+    assert worker.answer(push(1, torch.ones(1))).version == 2
+    assert worker.statistics()[THERE].reconnects == 0
+
+
+def _sockets() -> set[str]:
+    names = set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            names.add(os.readlink(f"/proc/self/fd/{number}"))
+    return {name for name in names if name.startswith("socket:")}
+
+
+@pytest.mark.parametrize("gone_when_closed", [True, False])
+def test_a_connection_that_breaks_may_count_as_gone_at_once(opened: Open, gone_when_closed: bool) -> None:
+    """And who lives is back at once."""
+    server, worker = opened(THERE, gone_when_closed=gone_when_closed), opened(HERE)
+    worker.meet({THERE: server.address})
+    worker.start(asking_once())
+    next_of(server, Arrived)
+    (connection,) = worker._dispatcher._connections.connections
+    connection.sock.shutdown(socket.SHUT_RDWR)
+    kinds = [type(server.answer(Await(until=time.monotonic() + 2.0))) for _ in range(2)]
+    assert kinds == ([PeerLeft, PeerJoined] if gone_when_closed else [Arrived, Elapsed])
+
+
+# -- endpoints with somebody between them who changes what travels: nothing that was changed is taken ------------------
+
+
+def thousands(payload: bytes) -> bytes:
+    return struct.pack("<f", 1000.0) * (len(payload) // 4)
+
+
+def test_a_push_that_is_changed_on_its_way_is_not_taken(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+    server, worker = opened(THERE), opened(HERE)
+    heard: list[PeerEvent] = []
+    server.start(counting(heard))
+    with forging(server.address, thousands) as between:
+        worker.meet({THERE: between.address})
+        with pytest.raises(PeerLost, match="did not answer"):
+            worker.answer(push(0, torch.ones(10), within_seconds=0.5))
+        assert between.forged >= 1
+        assert not [event for event in heard if isinstance(event, Arrived)]
+        between.forge = lambda payload: payload
+        assert worker.answer(push(0, torch.ones(10))).payload[0].item() == 10.0
+    assert "The connection to worker 1 is opened again. The payload of a frame does not match its tag" in (caplog.text)
+
+
+# -- certificates that are trusted, missing or refused -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate, and is not installed")
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    making = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
+    command = [*making.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(path), "-out", f"{path}.crt"]
+    subprocess.run(command, check=True, capture_output=True)
+    path.write_bytes(path.read_bytes() + Path(f"{path}.crt").read_bytes())
+    return path
+
+
+def encrypted(certificate: Path, trusted: Path | None) -> Tls:
+    accepting = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    accepting.load_cert_chain(certificate)
+    return Tls(dialing=ssl.create_default_context(cafile=trusted), accepting=accepting)
+
+
+def test_words_travel_encrypted_regardless_of_their_size(opened: Open, certificate: Path) -> None:
+    tls = encrypted(certificate, certificate)
+    server, worker = opened(THERE, tls=tls), opened(HERE, tls=tls)
+    server.start(counting())
+    with between(server.address, [100, 700_000]) as proxy:
+        worker.meet({THERE: proxy.address})
+        for step, numel in enumerate((1, 5000, 2**20, 2**21)):
+            assert worker.answer(push(step, torch.ones(numel))).version == step + 1
+        assert proxy.connections == 3
+
+
+def test_a_certificate_nobody_vouches_for_is_refused(opened: Open, certificate: Path) -> None:
+    server = opened(THERE, tls=encrypted(certificate, None))
+    worker = opened(HERE, tls=encrypted(certificate, None))
+    worker.meet({THERE: server.address})
+    with pytest.raises(ConnectError, match="peer's certificate cannot be verified"):
+        worker.answer(push(0, torch.ones(1), within_seconds=None))
+
+
+def of_folder(folder: Path, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Tls:
+    folder.mkdir()
+    for name in ("cert.pem", "key.pem", "ca.pem"):
+        shutil.copy(certificate, folder / name)
+    monkeypatch.setenv("GOSSAMER_TLS", str(folder))
+    tls = run_tls()
+    assert tls is not None
+    return tls
+
+
+def test_a_folder_of_certificates_encrypts_a_run(
+    opened: Open, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = of_folder(tmp_path / "ours", certificate, monkeypatch)
+    server, worker = opened(THERE, tls=tls), opened(HERE, tls=tls)
+    server.start(counting())
+    worker.meet({THERE: server.address})
+    assert worker.answer(push(0, torch.ones(5000))).version == 1
+
+
+def test_who_shows_no_certificate_of_the_authority_is_not_heard(
+    opened: Open, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = opened(THERE, tls=of_folder(tmp_path / "ours", certificate, monkeypatch))
+    server.start(counting())
+    stranger = opened(HERE, tls=encrypted(certificate, certificate)._replace(dialing=without_certificate(certificate)))
+    stranger.meet({THERE: server.address})
+    with pytest.raises((ConnectError, PeerLost)):
+        stranger.answer(push(0, torch.ones(1), within_seconds=5.0))
+
+
+def without_certificate(authority: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=authority)
+
+
+def test_a_folder_without_certificates_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_TLS", str(tmp_path))
+    with pytest.raises(ConnectError, match=r"cert\.pem, key\.pem and ca\.pem"):
+        run_tls()

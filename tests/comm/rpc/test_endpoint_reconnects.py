@@ -25,8 +25,8 @@ from support.rpc_endpoints import (
 from torch import Tensor
 
 from gossamer.base.peer_ops import Arrived, AtOnce, PeerEvent, PeerJoined, PeerLeft, PeerScript, Pull, Receipt, Reply
-from gossamer.comm.rpc.peer_state import PeerState
-from gossamer.comm.rpc.sockets import resolve_address
+from gossamer.comm.rpc.tls_sockets import resolve_address
+from gossamer.comm.rpc.unanswered_requests import PeerState
 from gossamer.errors import ConnectError, PeerLost
 
 
@@ -44,7 +44,7 @@ def test_a_word_cut_in_its_middle_is_said_again(opened: Open) -> None:
         assert worker.statistics()[THERE].reconnects == 2
 
 
-def test_who_does_not_say_it_again_waits_in_vain(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_does_not_say_it_again_waits_in_vain(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(peer_state: PeerState) -> None:
         peer_state._outgoing.clear()
 
@@ -73,7 +73,7 @@ def test_everything_is_done_once_however_often_connections_break(opened: Open, s
         assert proxy.connections > 2
 
 
-def test_promise_6_a_half_open_connection_is_found_and_made_anew(opened: Open) -> None:
+def test_promise_6_a_half_open_connection_is_found_and_made_again(opened: Open) -> None:
     server = opened(THERE, dead_after_seconds=DEAD_SECONDS)
     worker = opened(HERE, dead_after_seconds=DEAD_SECONDS)
     with between(server.address) as proxy:

@@ -32,7 +32,7 @@ def elsewhere(work: Callable[[], object]) -> None:
     thread.join()
 
 
-def test_who_is_alone_acts_at_once(loop: EventLoop) -> None:
+def test_a_peer_that_is_alone_acts_at_once(loop: EventLoop) -> None:
     assert thread_of(loop.run_or_post) == [threading.get_ident()]
 
 
@@ -44,7 +44,7 @@ def test_what_is_posted_is_left_to_the_loops_thread(loop: EventLoop) -> None:
     assert found != [threading.get_ident()]
 
 
-def test_who_is_not_alone_has_it_done_after_what_others_wished(loop: EventLoop) -> None:
+def test_a_peer_that_is_not_alone_has_it_done_after_what_others_wished(loop: EventLoop) -> None:
     done: list[str] = []
 
     def first() -> None:
@@ -137,3 +137,28 @@ def test_without_a_lock_two_would() -> None:
     with pytest.raises(AssertionError):
         check_one_at_a_time(loop, loop.run_or_post)
     loop.close()
+
+
+def test_a_delayed_task_runs_after_its_time_and_in_order(loop: EventLoop) -> None:
+    ran: list[str] = []
+    loop.call_later(0.02, lambda: ran.append("later"))
+    loop.call_later(0.0, lambda: ran.append("now"))
+    while len(ran) < 2:
+        loop.run_once(monotonic() + 60)  # the delayed task ends the wait
+    assert ran == ["now", "later"]
+
+
+def test_a_socket_without_events_is_not_served_until_it_has_some(loop: EventLoop) -> None:
+    one, other = socket.socketpair()
+    ran: list[int] = []
+    with one, other:
+        loop.watch(one, EVENT_READ, ran.append)
+        loop.watch(one, 0, ran.append)
+        other.send(b"x")
+        loop.run_once(monotonic())
+        assert not ran
+        loop.watch(one, EVENT_READ, ran.append)
+        loop.run_once(monotonic() + 60)
+        assert ran == [EVENT_READ]
+        loop.watch(one, 0, ran.append)
+        loop.unwatch(one)

@@ -30,7 +30,7 @@ def test_the_training_thread_only_records_and_waits_for_events(streams: NotedStr
 def check_devices(streams: NotedStreams) -> None:
     """A job on two devices, each of which is ordered by its own events, in the thread and in the one beside it."""
     thread = CommThread([FIRST, SECOND, FIRST])
-    for each in (thread, thread.beside()):
+    for each in (thread, thread.sibling()):
         streams.noted.clear()
         within = each.submit(lambda: [torch.cuda.current_stream(device).name for device in (FIRST, SECOND)]).wait()
         assert within == ["own of cuda:0", "own of cuda:1"]

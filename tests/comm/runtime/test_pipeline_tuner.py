@@ -29,11 +29,11 @@ from gossamer.comm.network.cost.step_simulator import AnswerTimes, BucketJob, ru
 from gossamer.comm.runtime import pipeline
 from gossamer.comm.runtime.pipeline import DEPTH, TRIAL_DEPTHS, TRIAL_PERIOD, PipelineTuner
 from gossamer.comm.simulated import SimulatedGroup
-from gossamer.plan.cost.workload_profile import BucketProfile, WorkloadProfile
+from gossamer.plan.estimate.workload_profile import BucketProfile, WorkloadProfile
 from gossamer.train.engine.bucket import NO_INPUT, Bucket
+from gossamer.train.engine.bucket_reduction import StepReduction, StepTrailer
 from gossamer.train.engine.parameter_check import ParameterCheck
-from gossamer.train.engine.reduction import StepReduction, StepTrailer
-from gossamer.train.engine.report import Presence, StepReport
+from gossamer.train.engine.step_decision import Presence, StepReport
 from gossamer.train.traffic.op_trace import trace_ops
 
 WORLD = 4
@@ -355,7 +355,7 @@ def exchanged(
     presence: Sequence[Presence] = (Presence.TRAINING,) * 2,
 ) -> list[tuple[list[int], torch.Tensor]]:
     """By rank: the windows of rounds that take slow(rank, window) seconds, and what all of them came to."""
-    monkeypatch.setattr("gossamer.train.engine.reduction.time", SimpleNamespace(perf_counter=lambda: 0.0))
+    monkeypatch.setattr("gossamer.train.engine.bucket_reduction.time", SimpleNamespace(perf_counter=lambda: 0.0))
     group = SimulatedGroup(2)
 
     def work(rank: int) -> tuple[list[int], torch.Tensor]:
@@ -387,7 +387,7 @@ def test_rounds_try_both_and_come_to_the_same_bits(monkeypatch: pytest.MonkeyPat
         assert torch.equal(one, other)
 
 
-def test_who_keeps_others_company_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_keeps_others_company_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(rank: int, window: int) -> float:
         return 1.0 + (window == DEPTH) * (9 * rank - 0.5)
 

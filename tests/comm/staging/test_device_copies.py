@@ -1,4 +1,4 @@
-"""CUDA copies: which calls of torch.cuda they come to, on streams that only note them. No GPU takes part."""
+"""Device copies: calls of torch.cuda, on streams that only note them, and the copies of each device. No GPU runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gossamer.comm.staging import device_copies
-from gossamer.comm.staging.device_copies import CudaCopies, HostCopies, Way, copies_for
+from gossamer.comm.staging.device_copies import BlockingCopies, CudaCopies, Way, copies_for
 from gossamer.errors import GossamerError
 
 DEVICE = torch.device("cuda", 1)
@@ -117,7 +117,8 @@ def test_memory_in_between_is_pinned(noted: list[Any], monkeypatch: pytest.Monke
 
 
 def test_each_device_has_its_copies_and_others_are_refused() -> None:
-    assert isinstance(copies_for(torch.device("cpu")), HostCopies)
+    assert isinstance(copies_for(torch.device("cpu")), BlockingCopies)
+    assert isinstance(copies_for(torch.device("mps")), BlockingCopies)
     assert copies_for(torch.device("cpu")) is copies_for(torch.device("cpu"))
     with pytest.raises(GossamerError, match=r"tensors on meta cannot be sent.*model\.to"):
         copies_for(torch.device("meta"))

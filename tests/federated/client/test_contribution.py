@@ -8,14 +8,14 @@ from support.federations import federate
 from torch import Tensor
 
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.algorithms.strategies.federated import LocalPrivacy
+from gossamer.algorithms.strategies.federated_rules import LocalPrivacy
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.errors import MismatchError, NotFinite
 from gossamer.federated.client.contribution import contribution_context, encode
 from gossamer.federated.client.store import ClientState
-from gossamer.federated.privacy.mechanisms import clip_factor, common_norm
-from gossamer.federated.privacy.noise import SeededBits
+from gossamer.federated.privacy.clipping_and_noise import clip_factor, common_norm
+from gossamer.federated.privacy.noise_sampling import SeededBits
 from gossamer.train.parameter_server import shard_message
 
 LAYOUT = Layout.of({"weight": (64, 32), "bias": (64,)})
@@ -96,7 +96,7 @@ def context(index: int) -> AggregationContext:
     return contribution_context(0, 0, index)
 
 
-def test_what_is_not_finite_is_not_sent() -> None:
+def test_a_value_that_is_not_finite_is_not_sent() -> None:
     broken = given(0).index_fill(0, torch.tensor([5]), float("nan"))
     for privacy in (None, LocalPrivacy(noise=1.0)):
         with pytest.raises(NotFinite):

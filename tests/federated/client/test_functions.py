@@ -142,7 +142,7 @@ def written(folder: Path, name: str = "a_federation.py", script: str = SCRIPT) -
     return path
 
 
-def test_functions_import_what_lies_beside_the_script(folder: Path) -> None:
+def test_functions_import_what_lies_next_to_the_script(folder: Path) -> None:
     """In a round, long after it was loaded, though the script changed the path as well."""
     before, argv = [*sys.path], sys.argv
     script = load_script(written(folder), ["a", "b"])

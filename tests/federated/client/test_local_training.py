@@ -12,7 +12,14 @@ from support.federations import data_of, model_of, one_pass
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from gossamer.algorithms.strategies.federated import SCAFFOLD, FedAvg, FederatedStrategy, FedNova, FedProx, LocalWork
+from gossamer.algorithms.strategies.federated_rules import (
+    SCAFFOLD,
+    FedAvg,
+    FederatedStrategy,
+    FedNova,
+    FedProx,
+    LocalWork,
+)
 from gossamer.errors import LoopError
 from gossamer.federated import Round, SGDSteps, Update
 from gossamer.federated.client.functions import stepping
@@ -347,7 +354,7 @@ def test_a_length_that_is_ignored_is_noticed_once(
     ("function", "strategy"),
     [(as_it_likes, FedAvg()), (as_it_likes, FedAvg(local_steps=1)), (one_pass, FedAvg(local_epochs=3))],
 )
-def test_who_trains_as_long_as_was_asked_hears_nothing(
+def test_a_device_that_trains_as_long_as_was_asked_hears_nothing(
     function: Function, strategy: FederatedStrategy, caplog: pytest.LogCaptureFixture
 ) -> None:
     trained_by(function, strategy)

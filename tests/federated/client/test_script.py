@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gossamer.algorithms.compressors import Compressor, Int8, TopK
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.algorithms.strategies.federated import FedAvg, LocalPrivacy, LocalWork, SecureAggregation
+from gossamer.algorithms.strategies.federated_rules import FedAvg, LocalPrivacy, LocalWork, SecureAggregation
 from gossamer.base.peer_ops import Arrived, Peer, Pull, Pulled, Push, Receipt
 from gossamer.errors import AttachError, MalformedError, MismatchError
 from gossamer.federated import Round, Update
@@ -70,7 +70,7 @@ def test_a_recipe_with_masks_finds_no_identity_before_anything_is_trained() -> N
         next(participate(0, nobody, MemoryStore()))
 
 
-def test_a_device_without_data_says_so_and_sends_nothing() -> None:
+def test_a_device_without_data_reports_it_and_sends_nothing() -> None:
     recipe, store = plain_recipe(), MemoryStore()
     script = participate(0, recipe, store)
     next(script)
@@ -106,7 +106,9 @@ def some_have_none(model: nn.Module, told: Round) -> Update:
 
 
 @pytest.mark.parametrize("recipe", ["FedAvg(fraction=1.0)", "FedBuff(buffer=2, fraction=1.0)"])
-def test_who_has_no_data_is_not_waited_for_nor_called_a_liar(recipe: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_device_that_has_no_data_is_not_waited_for_nor_called_a_liar(
+    recipe: str, caplog: pytest.LogCaptureFixture
+) -> None:
     run = federate(recipe, clients=4, rounds=3, function=some_have_none)
     assert [set(each.reports) for each in run.commits] == [{0, 2}] * 3
     assert all(each.refused == {} for each in run.commits)

@@ -63,7 +63,7 @@ def test_what_was_saved_outlives_a_machine_that_loses_power(tmp_path: Path) -> N
         assert DirectoryStore(found / "devices", 7).load().round == expected
 
 
-def test_a_damaged_file_is_said(tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported(tmp_path: Path) -> None:
     DirectoryStore(tmp_path, 0).save(STATE)
     file = tmp_path / "client-0.safetensors"
     file.write_bytes(file.read_bytes()[:-3])

@@ -45,7 +45,7 @@ def killed_at(device: FederationDevice, keys: list[str], after: int) -> list[Pus
 
 
 @pytest.mark.parametrize("after", [1, 3, 5])
-def test_an_upload_goes_on_where_a_killed_device_broke_off(tmp_path: Path, after: int) -> None:
+def test_an_upload_continues_where_a_killed_device_broke_off(tmp_path: Path, after: int) -> None:
     """Five parts of 8 bytes and a report; what was acknowledged is not sent again."""
     served = server(LONG, clients=1, rounds=2, part_bytes=8)
     serving = served.start()
@@ -79,7 +79,7 @@ def test_feedback_outlives_a_killed_device(tmp_path: Path) -> None:
     served.close()
 
 
-def test_a_server_without_a_journal_is_joined_anew() -> None:
+def test_a_server_without_a_journal_is_joined_again() -> None:
     first = server(LONG, clients=1, rounds=10**6)
     first.start()
     device = join(first.address, 0)
@@ -131,7 +131,7 @@ def test_a_device_gives_up_once_and_says_that_nobody_answers() -> None:
     assert "did not answer for" in str(given_up.result[0])
 
 
-def test_an_update_that_the_server_refuses_is_told() -> None:
+def test_an_update_that_the_server_refuses_is_reported() -> None:
     served = server(clients=1, rounds=1)
     served.start()
     trained = threading.Event()

@@ -13,9 +13,9 @@ import torch
 from support.deployed_federations import TOKEN, join, server
 
 from gossamer.base.peer_ops import Arrived, Elapsed, Peer, PeerJoined, PeerLeft, Pull, Push, Receipt, Reply, Stamp
-from gossamer.comm.wire.authentication import Credentials
-from gossamer.comm.wire.connection_state import ConnectionState
-from gossamer.comm.wire.messages import encode_ask
+from gossamer.comm.rpc_protocol.connection_state import ConnectionState
+from gossamer.comm.rpc_protocol.credentials import Credentials
+from gossamer.comm.rpc_protocol.messages import encode_ask
 from gossamer.errors import CheckpointError, ConnectError
 from gossamer.federated.deployment import files
 from gossamer.federated.deployment.limits import largest_frame_bytes
@@ -234,7 +234,7 @@ def test_a_number_has_one_device() -> None:
         numbers.admit(73, 2, ())
 
 
-def test_a_damaged_file_is_said(tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "enrollment.json"
     path.write_text("[1, 2")
     with pytest.raises(CheckpointError, match="each other's numbers"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from support.rounds_by_hand import ByHand, rounds_of
 
-from gossamer.algorithms.strategies.federated import FedAvg, FedBuff
+from gossamer.algorithms.strategies.federated_rules import FedAvg, FedBuff
 from gossamer.federated.deployment.report import EVERY_SECONDS, FIRST_SECONDS, Gathering, RoundReport
 from gossamer.federated.messages import Report
 from gossamer.federated.server.rounds import Committed
@@ -44,7 +44,7 @@ def test_a_round_is_a_line_and_an_entry(tmp_path: Path) -> None:
     assert [each["epsilon"] for each in found["history"]] == [None, 0.125]
 
 
-def test_who_was_drawn_is_written_nowhere(tmp_path: Path) -> None:
+def test_a_device_that_was_drawn_is_written_nowhere(tmp_path: Path) -> None:
     report = RoundReport(9, lambda text: None, tmp_path / "rounds.jsonl", names_clients=False)
     report.write(report.round_made(made(1, refused={5: "client 5 was refused"}), 6, (0, 0)))
     found = json.loads((tmp_path / "rounds.jsonl").read_text())
@@ -81,7 +81,7 @@ def gathering(hand: ByHand, gather_seconds: float = inf) -> tuple[Gathering, lis
     return Gathering(hand.rounds, said.append, gather_seconds), said
 
 
-def test_who_is_missing_is_said_now_and_then() -> None:
+def test_a_device_that_is_missing_is_said_now_and_then() -> None:
     hand = ByHand(rounds_of(FedAvg(fraction=0.5), 6))
     looking, said = gathering(hand, 600.0)
     hand.ask(0)

@@ -14,7 +14,7 @@ from support.federations import model_of, one_pass
 from support.rpc_endpoints import wait_until
 from torch import nn
 
-from gossamer.algorithms.strategies.federated.privacy.epsilon import gaussian_epsilon
+from gossamer.algorithms.strategies.federated_rules.privacy.epsilon import gaussian_epsilon
 from gossamer.errors import CheckpointError, MismatchError, RecipeError
 from gossamer.federated import evaluation
 from gossamer.federated.client.functions import Round, ScriptFile, Update
@@ -27,7 +27,7 @@ def test_sockets_come_to_what_a_simulation_comes_to(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(evaluation, "MOST_WAITING", 3)  # no version is left out on a busy machine
     recipe = "FedAvg(fraction=1.0, pull=Int8()) + TopK(0.5)"
     said: list[str] = []
-    served = server(recipe, clients=3, rounds=3, say=said.append)
+    served = server(recipe, clients=3, rounds=3, print_text=said.append)
     devices = [join(served.address, number) for number in range(3)]
     assert served.run() == "finished"
     assert [each.ended() for each in devices] == [3, 3, 3]
@@ -49,7 +49,7 @@ def test_devices_without_numbers_get_different_ones() -> None:
     assert served.report.rounds[0].clients == (0, 1, 2)
 
 
-def test_a_server_that_was_stopped_goes_on(tmp_path: Path) -> None:
+def test_a_server_that_was_stopped_continues(tmp_path: Path) -> None:
     recipe = "FedAvg(fraction=1.0) + TopK(0.5)"
     first = server(recipe, clients=2, rounds=6, journal=tmp_path)
     address = first.address
@@ -100,7 +100,7 @@ def test_a_journaled_version_has_its_row_wherever_its_server_is_killed(tmp_path:
     assert [each.ended() for each in devices] == [4, 4]
 
 
-def test_devices_begin_anew_with_a_server_that_lost_its_rounds(tmp_path: Path) -> None:
+def test_devices_begin_again_with_a_server_that_lost_its_rounds(tmp_path: Path) -> None:
     """Its name and their numbers are the same, and nothing of the rounds that are gone gets into those that follow."""
     recipe = "FedAvg(fraction=1.0, pull=Int8()) + TopK(0.5)"
     first = server(recipe, clients=2, rounds=6, journal=tmp_path)
@@ -181,11 +181,11 @@ def test_the_model_of_the_last_version_is_there() -> None:
     assert not torch.equal(flat(served.model()), flat(model_of()))
 
 
-def test_a_spent_budget_ends_it_and_is_said(tmp_path: Path) -> None:
+def test_a_spent_budget_ends_it_and_is_reported(tmp_path: Path) -> None:
     one, two, three = (gaussian_epsilon(4.0, rounds, 0.01) for rounds in (1, 2, 3))
     said: list[str] = []
     recipe = PRIVATE.format((two + three) / 2)
-    served = server(recipe, clients=2, rounds=5, journal=tmp_path / "journal", say=said.append)
+    served = server(recipe, clients=2, rounds=5, journal=tmp_path / "journal", print_text=said.append)
     devices = [join(served.address, number) for number in range(2)]
     assert served.run() == "exhausted"
     assert [each.ended() for each in devices] == [2, 2]
@@ -202,7 +202,7 @@ def test_a_budget_that_a_restart_would_spend_again_is_refused() -> None:
         server(PRIVATE.format(5), clients=2)
 
 
-def test_who_was_drawn_by_a_coin_is_not_kept(tmp_path: Path) -> None:
+def test_a_device_that_was_drawn_by_a_coin_is_not_kept(tmp_path: Path) -> None:
     recipe = "FedAvg(fraction=0.5, local_steps=1, privacy=CentralPrivacy(noise=4.0, clip=1.0, delta=0.01))"
     served = server(recipe, clients=2, rounds=3, journal=tmp_path)
     assert served.rounds.selection.draws_each

@@ -40,7 +40,7 @@ def test_evaluation_settles_nothing() -> None:
     assert STATE.for_invitation(told(step=-1)) is STATE
 
 
-def test_another_run_or_recipe_begins_anew() -> None:
+def test_another_run_or_recipe_begins_again() -> None:
     for other in (told(run="s"), told(recipe="d")):
         assert STATE.for_invitation(other) == NodeState(KeptNote(run=other.run, recipe=other.recipe))
 
@@ -187,7 +187,7 @@ def test_links_that_were_followed_are_passed_over() -> None:
     assert torch.equal(flat, sent.whole)
 
 
-def test_who_holds_too_old_a_version_is_sent_the_whole() -> None:
+def test_a_device_that_holds_too_old_a_version_is_sent_the_whole() -> None:
     versions = published(12)
     assert versions.sent_to(0).difference is None
     assert versions.sent_to(-1).difference is None

@@ -45,7 +45,7 @@ def test_every_letter_is_answered_once_on_a_bad_network(seed: int) -> None:
     assert sorted(asked) == sorted(f"{node}.{index}" for node in range(3) for index in range(4))
 
 
-def test_a_node_that_is_started_again_goes_on() -> None:
+def test_a_node_that_is_started_again_continues() -> None:
     faults = (Kill(Peer(CLIENT, 1), at=1.5), Restart(Peer(CLIENT, 1), at=2.0))
     net = VirtualNetwork(round_trip_seconds=1.0, dead_after_seconds=1e9, faults=faults)
     desk, asked = exchanged(net, 0)

@@ -36,7 +36,7 @@ from gossamer.federated.flower.records import (
 from gossamer.federated.messages import encode
 
 
-def test_without_flower_the_line_to_write_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flower_the_line_to_write_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 

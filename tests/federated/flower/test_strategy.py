@@ -186,7 +186,7 @@ def test_the_bomb_is_one() -> None:
         _plain(Array(torch.zeros(1, 4).double().numpy().astype(">f8"))),
     ],
 )
-def test_a_node_that_lies_is_left_out_and_the_round_goes_on(change: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_lies_is_left_out_and_the_round_continues(change: Any, caplog: pytest.LogCaptureFixture) -> None:
     spoiler = Spoiler(change)
     grid = VirtualGrid(linear_app([spoiler, compression_mod()]), 3)
     strategy = CompressedStrategy(FedAvg(fraction_evaluate=0.0), TOPK, pull=INT8)
@@ -273,7 +273,7 @@ def test_apps_see_plain_messages() -> None:
     assert all(RECORD not in each.content for each in seen)
 
 
-def test_a_mod_whose_strategy_is_not_wrapped_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mod_whose_strategy_is_not_wrapped_reports_it(caplog: pytest.LogCaptureFixture) -> None:
     grid = VirtualGrid(linear_app([compression_mod("TopK(0.5)")]), 2)
     FedAvg(fraction_evaluate=0.0).start(grid, first_arrays(), num_rounds=1)
     assert "CompressedStrategy(FedAvg(...)" in caplog.text

@@ -57,7 +57,7 @@ def test_it_is_the_same_over_sockets(served: Any) -> None:
     assert torch.allclose(trained(grid), trained(VirtualGrid(app, 3)), rtol=0, atol=1e-13)
 
 
-def test_who_is_gone_is_answered_for(served: Any) -> None:
+def test_a_device_that_is_gone_is_answered_for(served: Any) -> None:
     grid, ends = served(linear_app(), 3, dead_after_seconds=1.0)
     messages = list(FedAvg(min_train_nodes=3).configure_train(1, first_arrays(), _config(), grid))
     ends[1].close()
@@ -67,7 +67,7 @@ def test_who_is_gone_is_answered_for(served: Any) -> None:
     assert 1001 not in grid.get_node_ids()
 
 
-def test_who_is_too_slow_is_not_waited_for(served: Any) -> None:
+def test_a_device_that_is_too_slow_is_not_waited_for(served: Any) -> None:
     may_go_on = threading.Event()
 
     def slow(model: Any, told: Any) -> Any:

@@ -64,7 +64,7 @@ def test_the_clock_is_the_slowest_devices() -> None:
     assert grid.seconds > 5.0
 
 
-def test_who_is_too_slow_is_not_waited_for() -> None:
+def test_a_device_that_is_too_slow_is_not_waited_for() -> None:
     slow = [DeviceProfile()] * 3 + [DeviceProfile(seconds_per_step=100.0)]
     grid = VirtualGrid(linear_app(), slow)
     replies = grid.send_and_receive([asked(grid, node) for node in grid.get_node_ids()], timeout=7.0)

@@ -40,7 +40,7 @@ def test_parts_of_other_data_are_refused(tmp_path: Path) -> None:
         plot_partition([], LABELS, tmp_path / "who.png")
 
 
-def test_without_matplotlib_the_line_to_write_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_line_to_write_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.base.figures.find_spec", lambda name: None)
     with pytest.raises(GossamerError, match=r"gossamer\[plot\]"):
         plot_partition(partition(LABELS, 3), LABELS, tmp_path / "who.png")

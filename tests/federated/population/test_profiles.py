@@ -187,7 +187,7 @@ def test_one_sort_is_everybody(tmp_path: Path) -> None:
         ("[[devices]]\n#" + "x" * 2**20, "more than"),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path: Path, text: str, told: str) -> None:
+def test_an_unreadable_text_is_named(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(DeviceProfileError, match=told):
         read_profiles(written(tmp_path, text), 2)
 

@@ -10,14 +10,14 @@ from torch import nn
 
 from gossamer.algorithms.compressors import Dense
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.algorithms.strategies.federated import (
+from gossamer.algorithms.strategies.federated_rules import (
     CentralPrivacy,
     DistributedPrivacy,
     FedAvg,
     LocalPrivacy,
     SecureAggregation,
 )
-from gossamer.algorithms.strategies.federated.privacy.epsilon import gaussian_epsilon
+from gossamer.algorithms.strategies.federated_rules.privacy.epsilon import gaussian_epsilon
 from gossamer.errors import AttachError, RecipeError
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.privacy.accountant import (
@@ -27,8 +27,8 @@ from gossamer.federated.privacy.accountant import (
     next_clip,
     private_selection,
 )
-from gossamer.federated.privacy.mechanisms import PrivateSum
-from gossamer.federated.privacy.noise import SeededBits
+from gossamer.federated.privacy.clipping_and_noise import PrivateSum
+from gossamer.federated.privacy.noise_sampling import SeededBits
 from gossamer.federated.server.selection import SelectionPolicy, Uniform
 
 
@@ -74,7 +74,7 @@ def test_it_ends_before_the_budget_is_passed() -> None:
         accountant_of(CentralPrivacy(noise=1.0, clip=1.0, budget=1.0, sampling="fixed"))
 
 
-def test_it_goes_on_from_what_was_kept() -> None:
+def test_it_continues_from_what_was_kept() -> None:
     privacy = CentralPrivacy(noise=1.0, sampling="fixed")
     accountant, again = accountant_of(privacy), accountant_of(privacy)
     for share in (0.1, 0.9, 0.2):

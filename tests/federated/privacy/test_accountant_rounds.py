@@ -11,13 +11,13 @@ from support.federations import Federation, federate, model_of, one_pass
 from support.rounds_by_hand import rounds_of
 from torch import nn
 
-from gossamer.algorithms.strategies.federated import CentralPrivacy, FedAvg, LocalPrivacy
-from gossamer.algorithms.strategies.federated.privacy.epsilon import gaussian_epsilon
+from gossamer.algorithms.strategies.federated_rules import CentralPrivacy, FedAvg, LocalPrivacy
+from gossamer.algorithms.strategies.federated_rules.privacy.epsilon import gaussian_epsilon
 from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.errors import RecipeError
 from gossamer.federated.client.functions import Round, Update
 from gossamer.federated.privacy import accountant
-from gossamer.federated.privacy.noise import SeededBits
+from gossamer.federated.privacy.noise_sampling import SeededBits
 from gossamer.federated.server.from_strategy import rounds_for
 
 BAD = VirtualNetwork(round_trip_seconds=0.1, jitter_seconds=0.2, loss=0.2, duplicate=0.2, dead_after_seconds=1e9)
@@ -81,7 +81,7 @@ def test_every_round_tells_what_was_spent() -> None:
 
 
 @pytest.mark.parametrize("net", [None, BAD], ids=["good", "bad"])
-def test_the_federation_ends_at_its_budget_and_says_why(net: VirtualNetwork | None) -> None:
+def test_the_federation_ends_at_its_budget_and_gives_the_reason(net: VirtualNetwork | None) -> None:
     recipe = "FedAvg(fraction=0.5, privacy=CentralPrivacy(2.0, clip=1.0, delta=0.01, budget=6.0, sampling='fixed'))"
     run = federate(recipe, clients=4, rounds=1000, net=net)
     assert len(run.commits) < 60

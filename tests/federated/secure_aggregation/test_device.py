@@ -266,7 +266,7 @@ def test_a_cohort_that_hides_nobody_is_refused() -> None:
         device.DeviceSecrets(agreement_of(), 9, run.roster.identity(9), run.roster)
 
 
-def test_changed_shares_are_missing_and_the_round_goes_on() -> None:
+def test_changed_shares_are_missing_and_the_round_continues() -> None:
     run = masked_round({3: REPORT})
     run.keys()
     run.shares()

@@ -24,7 +24,7 @@ from gossamer.algorithms.compressors import (
 )
 from gossamer.algorithms.compressors.random_subspace import RandomSubspace
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.algorithms.strategies.federated import CentralPrivacy, DistributedPrivacy, FedAvg, SecureAggregation
+from gossamer.algorithms.strategies.federated_rules import CentralPrivacy, DistributedPrivacy, FedAvg, SecureAggregation
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import Layout
 from gossamer.base.peer_ops import Peer
@@ -173,7 +173,7 @@ def test_a_sum_of_messages_stands_for_the_sum_of_contributions(bits: int, blocks
     assert found.too_large == (0,) * blocks
 
 
-def test_rounding_is_right_on_average_and_drawn_anew() -> None:
+def test_rounding_is_right_on_average_and_drawn_again() -> None:
     own = form(bits=4)
     value, rounds = 0.3, 400
     found = [

@@ -213,7 +213,7 @@ def test_shares_are_spread_over_the_field() -> None:
     assert spread([split(bytes(32), 1, [7])[7] for _ in range(4000)]) > 100  # the twin: a polynomial of degree 0
 
 
-def test_what_is_no_share_is_refused() -> None:
+def test_an_invalid_share_is_refused() -> None:
     shares = split(bytes(32), 2, [1, 2])
     for broken in (b"", shares[2][1:], b"\xff" * SHARE_BYTES):
         with pytest.raises(MalformedError, match="place 2"):

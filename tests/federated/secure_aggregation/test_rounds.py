@@ -19,7 +19,7 @@ from support.secure_federations import (
 from support.simulated_peers import expect_noticed
 from torch import Tensor
 
-from gossamer.algorithms.strategies.federated import FedAvg, SecureAggregation
+from gossamer.algorithms.strategies.federated_rules import FedAvg, SecureAggregation
 from gossamer.base.peer_ops import Peer
 from gossamer.comm.simulation.faulty_network import Kill, Restart, VirtualNetwork
 from gossamer.errors import AttachError, RecipeError
@@ -151,7 +151,7 @@ def test_a_device_that_reveals_a_false_share_is_reported_as_refused(monkeypatch:
     assert "client 0 sent an invalid share of client 1" in run.commits[0].refused[0]
 
 
-def test_deadlines_go_on_without_the_slow() -> None:
+def test_deadlines_continue_without_the_slow() -> None:
     """A device that is cut off for long, and not heard to leave: the phases end by the clock."""
     net = VirtualNetwork(round_trip_seconds=0.1, dead_after_seconds=1e9, faults=(Kill(Peer(CLIENT, 2), at=0.17),))
     run = federate_securely(secure_recipe(EXACT), net=net, round_seconds=5.0, phase_seconds=2.0)
@@ -160,7 +160,7 @@ def test_deadlines_go_on_without_the_slow() -> None:
 
 
 @pytest.mark.parametrize("at", [0.12, 0.17, 0.22, 0.27, 0.32, 0.37])
-def test_a_device_that_begins_anew_costs_itself_only(at: float) -> None:
+def test_a_device_that_begins_again_costs_itself_only(at: float) -> None:
     """Its secrets are gone, so it is as one that left: counted where its vector was there, and never twice."""
     peer = Peer(CLIENT, 1)
     net = VirtualNetwork(

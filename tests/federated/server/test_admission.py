@@ -17,7 +17,7 @@ from support.rounds_by_hand import rounds_of
 from torch import Tensor, nn
 
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.algorithms.strategies.federated import (
+from gossamer.algorithms.strategies.federated_rules import (
     SCAFFOLD,
     CentralPrivacy,
     CohortSummary,
@@ -156,7 +156,7 @@ def federation(lie: Lie, options: dict[str, Any] | None = None) -> tuple[WholeNu
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_lie_is_refused_and_the_round_goes_on(name: str) -> None:
+def test_a_lie_is_refused_and_the_round_continues(name: str) -> None:
     lie, why = LIES[name]
     done, trace, heard = federation(lie)
     assert [sorted(each.reports) for each in done.ledger.commits] == [[0, 1, 3], [0, 1, 2, 3]]
@@ -221,7 +221,7 @@ def test_an_empty_part_is_kept_where_the_contribution_has_an_empty_tensor() -> N
     assert uploads.nbytes == 0
 
 
-def test_a_device_that_diverges_says_so_and_takes_part_again() -> None:
+def test_a_device_that_diverges_reports_it_and_takes_part_again() -> None:
     done = WholeNumbers(rounds=3)
     train = done.train
     done.train = lambda op: (  # type: ignore[method-assign]

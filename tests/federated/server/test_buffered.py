@@ -6,7 +6,7 @@ import pytest
 from support.federated_faults import SAMPLES, Buffered, WholeNumbers, check_conserved, some_seconds
 from support.rounds_by_hand import ByHand, rounds_of
 
-from gossamer.algorithms.strategies.federated import LocalWork
+from gossamer.algorithms.strategies.federated_rules import LocalWork
 from gossamer.errors import RecipeError
 from gossamer.federated.messages import NOT_COUNTED
 from gossamer.federated.server.selection import WithinDeadline
@@ -136,7 +136,7 @@ def test_fewer_than_the_fewest_wait_on_and_then_no_longer_than_for_them() -> Non
     assert hand.receipts == {0: 1, 1: 1, 2: 1}
 
 
-def test_who_comes_meanwhile_is_waited_for() -> None:
+def test_a_device_that_comes_meanwhile_is_waited_for() -> None:
     hand = gathering(gather_seconds=5.0)
     hand.wait_until(7.0)
     hand.ask(2)

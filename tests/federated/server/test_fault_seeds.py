@@ -73,14 +73,14 @@ def test_whatever_happens_each_contribution_counts_once(block: range) -> None:
 
 def adds_again(rounds: Rounds) -> None:
     """A report that is said again is added again."""
-    said_again = rounds._said_again
+    said_again = rounds._repeated
 
     def added(reported: Reported, push: Push, token: int) -> Receipt | None:
         if push.key == REPORT and not decode(push.about, Report, THE_SERVER).parts:
             rounds.take(push.stamp.worker, push.stamp, reported.report, push.payload)
         return said_again(reported, push, token)
 
-    rounds._said_again = added  # type: ignore[method-assign]
+    rounds._repeated = added  # type: ignore[method-assign]
 
 
 def forgets_fates(rounds: Rounds) -> None:
@@ -89,7 +89,7 @@ def forgets_fates(rounds: Rounds) -> None:
 
 
 @pytest.mark.parametrize(("twin", "name"), [(adds_again, "everyone"), (forgets_fates, "buffered")])
-def test_a_broken_twin_is_caught(twin: Callable[[Rounds], None], name: str) -> None:
+def test_a_broken_mutant_is_caught(twin: Callable[[Rounds], None], name: str) -> None:
     caught = 0
     for seed in range(60):
         done = federation(name)

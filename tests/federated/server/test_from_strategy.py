@@ -6,7 +6,7 @@ import pytest
 from support.federated_faults import Buffered
 from support.rounds_by_hand import ByHand, rounds_of
 
-from gossamer.algorithms.strategies.federated import FedAvg, FederatedStrategy
+from gossamer.algorithms.strategies.federated_rules import FedAvg, FederatedStrategy
 from gossamer.errors import RecipeError
 from gossamer.federated.server.buffered import BufferedRounds
 from gossamer.federated.server.synchronous import SynchronousRounds

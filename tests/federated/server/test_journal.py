@@ -25,7 +25,7 @@ from support.killed_server import Desk, Killed, killed_after
 from support.rounds_by_hand import ByHand
 
 from gossamer.algorithms.compressors import TopK
-from gossamer.algorithms.strategies.federated import CentralPrivacy
+from gossamer.algorithms.strategies.federated_rules import CentralPrivacy
 from gossamer.base.peer_ops import Reply
 from gossamer.errors import CheckpointError
 from gossamer.federated.server import journal
@@ -51,7 +51,7 @@ KINDS: dict[str, Callable[..., WholeNumbers]] = {"everyone": everyone, "buffered
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_server_killed_after_any_of_its_ops_goes_on(name: str) -> None:
+def test_a_server_killed_after_any_of_its_ops_continues(name: str) -> None:
     calm = KINDS[name]()
     ops = killed_after(calm, 0).ops
     check_conserved(calm)
@@ -69,7 +69,7 @@ def on_disk(directory: Path) -> Callable[[Rounds], Any]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_server_killed_wherever_it_touches_the_disk_goes_on(name: str, tmp_path: Path) -> None:
+def test_a_server_killed_wherever_it_touches_the_disk_continues(name: str, tmp_path: Path) -> None:
     """Also in the middle of a write."""
     calm, place = KINDS[name](keep=on_disk(tmp_path / "calm")), tmp_path / "calm"
     place.mkdir()
@@ -148,7 +148,7 @@ def test_a_damaged_state_and_one_of_others_are_refused(tmp_path: Path) -> None:
         everyone(keep=on_disk(tmp_path)).start()
 
 
-def test_a_full_disk_is_said_once_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_reported_once_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     done = everyone(keep=on_disk(tmp_path))
     full = [False]
 
@@ -195,7 +195,7 @@ def test_a_full_disk_stops_a_server_that_counts_privacy(written: int, tmp_path: 
 
 
 @pytest.mark.parametrize(("written", "ops", "made"), [("never", 20, [3, 3, 4, 5]), ("soon", 10, [3, 4, 5])])
-def test_a_server_killed_while_its_disk_is_full_goes_on_from_the_last_whole_version(
+def test_a_server_killed_while_its_disk_is_full_continues_from_the_last_whole_version(
     written: str, ops: int, made: list[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where only one line of its log could not be written. What it made since is lost, so the past is another."""

@@ -11,7 +11,7 @@ import torch
 from support.federations import RATE, data_of, federate, model_of
 from support.rounds_by_hand import ByHand, rounds_of
 
-from gossamer.algorithms.strategies.federated import SCAFFOLD, CentralPrivacy, FedAvg, FedBuff, FederatedStrategy
+from gossamer.algorithms.strategies.federated_rules import SCAFFOLD, CentralPrivacy, FedAvg, FedBuff, FederatedStrategy
 from gossamer.base.peer_ops import Peer
 from gossamer.comm.simulation.faulty_network import Kill, VirtualNetwork
 from gossamer.errors import RecipeError
@@ -49,7 +49,7 @@ def test_rounds_end_where_messages_are_lost_doubled_and_late(recipe: str) -> Non
         assert [len(each.reports) for each in run.commits] == [3] * 4
 
 
-def test_a_round_goes_on_without_a_device_that_was_killed() -> None:
+def test_a_round_continues_without_a_device_that_was_killed() -> None:
     net = VirtualNetwork(round_trip_seconds=1.0, dead_after_seconds=5.0, faults=(Kill(Peer(CLIENT, 1), at=1.5),))
     run = federate("FedAvg(fraction=1.0)", clients=3, rounds=1, net=net)
     assert sorted(run.commits[0].reports) == [0, 2]
@@ -133,7 +133,7 @@ def test_a_report_that_is_too_late_does_not_count() -> None:
     assert hand.receipts[2] == NOT_COUNTED
 
 
-def test_who_left_is_not_waited_for_and_counts_if_it_is_back_in_time() -> None:
+def test_a_device_that_left_is_not_waited_for_and_counts_if_it_is_back_in_time() -> None:
     hand = ByHand(rounds_of(FedAvg(fraction=1.0), 3))
     hand.ask(0, 1, 2)
     hand.leave(2)

@@ -103,7 +103,7 @@ def test_a_round_costs_the_same_however_many_wait() -> None:
     assert cost(50) == cost(500)
 
 
-def test_who_goes_offline_in_a_task_has_left_and_comes_back_the_next_day() -> None:
+def test_a_device_that_goes_offline_in_a_task_has_left_and_comes_back_the_next_day() -> None:
     profiles = [DeviceProfile(seconds_per_step=10.0) for _ in range(3)]
     profiles[1] = DeviceProfile(seconds_per_step=4000.0, present_from=0.0, present_seconds=3600.0)
     profiles[0] = DeviceProfile(seconds_per_step=43_201.0)
@@ -203,7 +203,7 @@ def test_an_exception_of_the_evaluation_names_the_version() -> None:
     assert caught.value.__notes__ == ["It was the evaluation of version 1, in virtual time."]
 
 
-def test_who_diverges_is_refused_and_the_others_go_on() -> None:
+def test_who_diverges_is_refused_and_the_others_continue() -> None:
     def diverging(model: torch.nn.Module, told: Round) -> Update:
         found = one_pass(model, told)
         if told.client == 2:

@@ -10,7 +10,7 @@ import torch
 from support.federations import RATE, data_of, model_of, one_pass
 from torch import nn
 
-from gossamer.algorithms.strategies.federated.privacy.epsilon import gaussian_epsilon
+from gossamer.algorithms.strategies.federated_rules.privacy.epsilon import gaussian_epsilon
 from gossamer.errors import PeerLost
 from gossamer.federated import Round, Update, simulate
 from gossamer.federated.round_record import RoundRecord
@@ -35,7 +35,7 @@ def now_and_then(model: nn.Module, told: Round) -> Update:
     return Update(samples=1, metrics={"accuracy": torch.tensor(float("nan") if version == 3 else version / 10)})
 
 
-def test_a_metric_that_some_rounds_do_not_tell_ends_a_run_once_it_is_told() -> None:
+def test_a_metric_that_some_rounds_do_not_tell_ends_a_run_once_it_is_reported() -> None:
     found = simulate(
         one_pass, model_of, "FedAvg(fraction=1.0)", clients=2, rounds=9, evaluate=now_and_then, until="accuracy>0.5"
     )
@@ -116,7 +116,7 @@ def test_too_few_devices_with_data_end_a_federation(monkeypatch: pytest.MonkeyPa
     assert len(simulate(with_data, model_of, recipe, clients=6, rounds=12, fewest=3).rounds) == 12
 
 
-def test_a_run_says_why_it_ended() -> None:
+def test_a_run_gives_the_reason_it_ended() -> None:
     spent = simulate(one_pass, model_of, PRIVATE.replace("noise", "budget=0.7, noise"), clients=4, rounds=9)
     assert (spent.ended, len(spent.rounds)) == ("exhausted", 2)
     assert "the privacy budget is spent: epsilon is" in spent.why

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gossamer.algorithms.strategies.federated import FedAvg, FederatedStrategy
-from gossamer.algorithms.strategies.federated.base import Memory
+from gossamer.algorithms.strategies.federated_rules import FedAvg, FederatedStrategy
+from gossamer.algorithms.strategies.federated_rules.base import Memory
 from gossamer.errors import LoopError
 from gossamer.federated import Round, SGDSteps, client
 from gossamer.federated.client.script import Train, Trained
@@ -108,7 +108,7 @@ def test_together_is_one_after_another(strategy: FederatedStrategy, momentum: fl
     assert not torch.allclose(together[5].flat, twin[5].flat, rtol=0, atol=1e-6)
 
 
-def test_who_is_in_the_same_call_changes_rounding_at_most() -> None:
+def test_a_device_that_is_in_the_same_call_changes_rounding_at_most() -> None:
     pairs = zip(trained_by("together", FedAvg(), 0.0, most=6), trained_by("together", FedAvg(), 0.0, 1), strict=True)
     assert all(torch.allclose(one.flat, other.flat, rtol=0, atol=1e-12) for one, other in pairs)
 
@@ -151,7 +151,7 @@ def test_a_function_that_tells_no_steps_is_refused() -> None:
         Simulation(client(vectorized=True)(lambda model, told: 1), network, "FedAvg()", clients=1, rounds=1).run()
 
 
-def test_running_statistics_are_trained_one_after_another_and_it_says_so() -> None:
+def test_running_statistics_are_trained_one_after_another_and_it_reports_it() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     found = training_of(steps_with(loss, 0.0), model, ModelState.of(model), FedAvg())
     assert "one after another (the model averages 1.running_mean" in found.description

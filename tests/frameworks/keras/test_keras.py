@@ -103,9 +103,16 @@ def test_ranks_begin_with_the_same_statistics_and_frozen_weights_and_keep_their_
 
 def test_a_newcomer_to_an_elastic_run_receives_statistics_and_frozen_weights(result: Results) -> None:
     first, second, newcomer = result["elastic_statistics"]
-    assert first[3] == second[3]
+    assert first[3][0] == second[3][0]
     assert newcomer[1] == 1
-    np.testing.assert_allclose(np.concatenate(newcomer[3]), np.concatenate(first[3]), atol=0.5)  # its own began at 2000
+    received, expected = (np.concatenate(worker[3][0]) for worker in (newcomer, first))
+    np.testing.assert_allclose(received, expected, atol=0.5)  # its own began at 2000
+
+
+def test_an_elastic_run_copies_statistics_in_each_step_and_frozen_weights_once_per_epoch(result: Results) -> None:
+    for _, epochs, _, (_, copies) in result["elastic_statistics"][:2]:
+        assert epochs == 2
+        assert copies == [8, 8, 2, 2]  # mean and variance in 8 steps; kernel and bias of the frozen layer
 
 
 def test_a_request_to_stop_ends_fit_on_all_ranks_after_the_same_step(result: Results) -> None:

@@ -227,7 +227,7 @@ class Scaler:
         return finite
 
 
-def test_a_scaler_sees_the_same_on_all_ranks_and_training_goes_on() -> None:
+def test_a_scaler_sees_the_same_on_all_ranks_and_training_continues() -> None:
     def work(rank: int) -> list[bool]:
         model, made = network(0), []
         optimizer = wrapped(model)

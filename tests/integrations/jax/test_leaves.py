@@ -74,17 +74,34 @@ def test_names_are_those_of_a_torch_model() -> None:
 
 
 def test_arrays_on_a_cpu_are_read_in_place_and_copied_once_on_their_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    with alone({"w": jnp.ones((64, 64))}) as session:
+    with alone({"w": jnp.ones((512, 512))}) as session:
         read, back = [], []
         own, placed = session.arrays.give, jax.device_put
         monkeypatch.setattr(
             session.arrays, "give", lambda given, *a: read.append(given["w"].data_ptr()) or own(given, *a)
         )
         monkeypatch.setattr(jax, "device_put", lambda views, *a: back.append(views[0].ctypes.data) or placed(views, *a))
-        gradient = jnp.full((64, 64), 2.0)
+        gradient = jnp.full((512, 512), 2.0)
         mean = session.give({"w": gradient})["w"]
         assert read == [gradient.unsafe_buffer_pointer()]
         assert back == [mean.unsafe_buffer_pointer()]
+
+
+def test_small_arrays_come_back_by_one_compiled_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    with alone(weights()) as session:
+        mean = session.give(weights())
+        monkeypatch.setattr(jax, "device_put", None)
+        session.took_step(mean)
+        with jax.transfer_guard("disallow_explicit"):
+            given = session.give(mean)
+        assert all(isinstance(each, jax.Array) and not each.committed for each in jax.tree.leaves(given))
+        assert flat(given) == flat(mean)
+
+
+def test_small_arrays_come_back_where_jit_is_disabled() -> None:
+    with alone(weights()) as session, jax.disable_jit():
+        mean = session.give(weights())
+        assert all(isinstance(each, jax.Array) for each in jax.tree.leaves(mean))
 
 
 def test_a_session_keeps_no_array_that_was_given() -> None:

@@ -62,7 +62,7 @@ def test_a_second_optimizer_of_a_model_is_tracked() -> None:
     fabric.strategy.close()
 
 
-def test_a_loaded_model_is_attached_anew(tmp_path: Path) -> None:
+def test_a_loaded_model_is_attached_again(tmp_path: Path) -> None:
     fabric = launched("DiLoCo(period=3)")
     bare = network(1)
     model, optimizer = fabric.setup(bare, momentum(bare.parameters()))

@@ -60,7 +60,7 @@ def test_a_tool_that_is_not_there_comes_with_the_line_that_brings_it(monkeypatch
     assert read_destination("otlp:http://localhost:4318")
 
 
-def test_several_are_told_apart_by_what_begins_them() -> None:
+def test_several_are_distinguished_by_what_begins_them() -> None:
     text = "tensorboard:a,b,jsonl:c.jsonl,otlp:http://localhost:4318"
     assert [str(each) for each in read_destinations(text)] == [
         "tensorboard:a,b", "jsonl:c.jsonl", "otlp:http://localhost:4318",
@@ -190,14 +190,14 @@ def test_numbers_come_through_in_order_and_nothing_else() -> None:
         give(queue, happened[0], Noticed(message="no number"), *happened[1:])
         assert queue.pump()
         queue.finish()
-        queue.tell_dropped()
+        queue.report_dropped()
     assert tool.taken == happened
     assert tool.closed
     assert not said
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("odd\n  tool"), SystemExit(3)])
-def test_whatever_a_tool_raises_is_said_once_and_counted(error: BaseException) -> None:
+def test_whatever_a_tool_raises_is_reported_once_and_counted(error: BaseException) -> None:
     tool = Tool(error)
     queue = ExportQueue("tensorboard:x", lambda: tool)
     with noticed() as said:
@@ -208,7 +208,7 @@ def test_whatever_a_tool_raises_is_said_once_and_counted(error: BaseException) -
         give(queue, step(4))
         assert queue.pump()
         queue.finish()
-        queue.tell_dropped()
+        queue.report_dropped()
     first, last = said
     assert first.startswith(f"tensorboard:x refuses this worker's metrics ({error.args[-1]}".replace("\n  ", " "))
     assert "Training continues" in first
@@ -230,7 +230,7 @@ def test_a_tool_that_cannot_be_opened_yet_gets_all_once_it_can() -> None:
         for number in range(1, 4):
             give(queue, step(number))
             assert queue.pump() is (number == 3)
-        queue.tell_dropped()
+        queue.report_dropped()
     assert len(tool.taken) == 3
     assert len(said) == 1
     assert "(Address already in use)" in said[0]
@@ -245,7 +245,7 @@ def test_a_full_queue_drops_what_is_new_by_how_many_numbers_it_holds() -> None:
         assert queue.pump()
         give(queue, logged(6, **MANY))
         assert queue.pump()
-        queue.tell_dropped()
+        queue.report_dropped()
     assert [event.step for event in tool.taken] == [1, 2, 5, 6]  # type: ignore[attr-defined]
     assert len(said) == 2
     assert "it does not keep up" in said[0]

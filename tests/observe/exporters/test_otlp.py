@@ -15,7 +15,7 @@ import pytest
 from support.exporting import MANY, ODD, attached, logged, step
 from support.processes import free_port
 
-from gossamer.observe.exporters.otlp import OtlpExporter, metrics_url, post, request, told_headers
+from gossamer.observe.exporters.otlp import OtlpExporter, metrics_url, parse_headers, post, request
 from gossamer.observe.exporters.totals import Totals
 
 RESOURCE = {"service.name": "gossamer"}
@@ -81,14 +81,14 @@ def test_an_endpoint_is_a_base_address(endpoint: str, url: str) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:4318", "ftp://there", "http://", "file:///etc/passwd", "x"])
-def test_what_is_no_http_address_is_refused(endpoint: str) -> None:
+def test_an_invalid_http_address_is_refused(endpoint: str) -> None:
     with pytest.raises(ValueError, match="such as http"):
         metrics_url(endpoint)
 
 
 def test_headers_are_opentelemetrys_variable() -> None:
-    assert told_headers("api-key=a%20b, x=1,nonsense") == {"api-key": "a b", "x": "1"}
-    assert told_headers("") == {}
+    assert parse_headers("api-key=a%20b, x=1,nonsense") == {"api-key": "a b", "x": "1"}
+    assert parse_headers("") == {}
 
 
 class Collector(BaseHTTPRequestHandler):

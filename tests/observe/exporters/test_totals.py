@@ -22,7 +22,7 @@ def test_steps_add_up() -> None:
     assert found.logged == {"loss": 2.0}
 
 
-def test_bounds_rise_and_names_are_told_apart() -> None:
+def test_bounds_rise_and_names_are_distinguished() -> None:
     assert all(low < high for low, high in pairwise(BOUNDS))
     assert len({instrument.name for instrument in COUNTERS}) == len(COUNTERS)
 

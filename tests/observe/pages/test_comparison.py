@@ -69,7 +69,7 @@ def test_a_falling_loss_falls(tmp_path: Path) -> None:
     assert y0 < y1
 
 
-def test_nothing_logged_is_told(tmp_path: Path) -> None:
+def test_nothing_logged_is_reported(tmp_path: Path) -> None:
     text = page(tmp_path, [record("Dense()") | {"metrics": {}}])
     assert "session.log(loss=...)" in text
     assert "polyline" not in text

@@ -31,7 +31,7 @@ def run(logs: Path, script: str, note: list[str]) -> None:
         collector.ended("finished")
 
 
-def test_the_end_of_a_run_has_all_that_was_told(tmp_path: Path) -> None:
+def test_the_end_of_a_run_has_all_that_was_reported(tmp_path: Path) -> None:
     notes: list[str] = []
     run(tmp_path, "train.py", notes)
     assert notes == ["train.py begins"]
@@ -96,16 +96,16 @@ def test_a_store_that_takes_nothing_for_a_while_catches_up(tmp_path: Path, monke
 
     monkeypatch.setattr(NewRows, "write", on_a_full_disk)
     with Collector(tmp_path, tmp_path, {}, notes.append) as collector:
-        collector.tell("note", text="before")
+        collector.report("note", text="before")
         assert eventually(lambda: "before" in texts(tmp_path / "run.sqlite"))
         full.set()
-        collector.tell("note", text="meanwhile")
+        collector.report("note", text="meanwhile")
         assert eventually(lambda: len(notes) == 1)
         assert texts(tmp_path / "run.sqlite") == ["before"]
         full.clear()
         assert eventually(lambda: "meanwhile" in texts(tmp_path / "run.sqlite"))
         full.set()
-        collector.tell("note", text="at the end")
+        collector.report("note", text="at the end")
         assert eventually(lambda: collector._ingest is None)
         full.clear()
     assert texts(tmp_path / "run.sqlite") == ["before", "meanwhile", "at the end"]

@@ -73,7 +73,7 @@ def test_where_a_transport_does_not_say_whom_the_numbers_of_operations_do() -> N
     ],
     ids=["not yet", "training", "saving", "outside", "nobody"],
 )
-def test_nobody_is_named(activities: list[RankActivity]) -> None:
+def test_no_rank_is_named(activities: list[RankActivity]) -> None:
     assert find_hang(activities, NOW, PATIENCE) is None
 
 
@@ -83,7 +83,7 @@ def test_saving_has_an_end_too() -> None:
     assert "rank 1 saves a checkpoint" in hang.evidence
 
 
-def test_a_cycle_says_which_rank_is_at_which_operation() -> None:
+def test_a_cycle_reports_which_rank_is_at_which_operation() -> None:
     ranks = [at(0, waits_for=(1,)), at(1, waits_for=(0,), operation="all-gather", step=4, bucket=0)]
     hang = find_hang(ranks, NOW, PATIENCE)
     assert hang is not None
@@ -97,7 +97,7 @@ def test_all_in_the_same_operation_wait_for_the_wire() -> None:
     assert "messages are lost or delayed" in hang.evidence
 
 
-def test_a_process_that_is_stopped_within_an_operation_waits_for_nobody() -> None:
+def test_a_process_that_is_stopped_within_an_operation_waits_for_no_rank() -> None:
     """Its last words still say that it waits: it would be half of a cycle."""
     hang = find_hang([at(0, waits_for=(1,)), at(1, waits_for=(0,), silent_seconds=11.0)], NOW, PATIENCE)
     assert hang is not None
@@ -205,7 +205,7 @@ def hang(db: sqlite3.Connection) -> None:
     tell(db, 1, "training", under_way=False, number=16, seconds=5.0, waits_for=[])
 
 
-def test_a_hang_is_told_once_with_the_stacks_of_all(db: sqlite3.Connection, tmp_path: Path) -> None:
+def test_a_hang_is_reported_once_with_the_stacks_of_all(db: sqlite3.Connection, tmp_path: Path) -> None:
     seen = Watched(tmp_path)
     hang(db)
     for seconds in (2.0, 4.0, 6.1, 8.0, 10.0, 12.0):
@@ -259,7 +259,7 @@ def test_the_state_of_a_rank_is_what_it_told_last(db: sqlite3.Connection) -> Non
     assert rank(0) == ("saving", None)
 
 
-def test_who_has_ended_is_waited_for_by_nobody(db: sqlite3.Connection, tmp_path: Path) -> None:
+def test_a_rank_that_has_ended_is_waited_for_by_nobody(db: sqlite3.Connection, tmp_path: Path) -> None:
     """Broken twin: without its state, a rank that has failed is named again and again."""
     seen = Watched(tmp_path)
     hang(db)

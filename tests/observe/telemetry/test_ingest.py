@@ -7,6 +7,7 @@ import random
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ import pytest
 from support.paths import ROOT
 
 from gossamer.events import Attached, Logged, StepEnded
-from gossamer.observe.event_log import EventLog
+from gossamer.observe.event_log import MOST_LOGGED, EventLog, read_entries
+from gossamer.observe.rank_record import replay
 from gossamer.observe.telemetry import Ingest, open_store
+from gossamer.observe.telemetry.ingest import MOST_BYTES, MOST_LINE_BYTES, read_tail
+from gossamer.observe.telemetry.rows import MOST_CHARACTERS
 from gossamer.observe.watch.summary import summarize
 from gossamer.observe.watch.tables import read_failures
 
@@ -112,6 +116,16 @@ def test_a_kill_in_the_middle_of_a_look_leaves_it_to_the_next(
     assert values(ingest.db, "SELECT COUNT(*) FROM event") == [(1,)]
 
 
+def test_an_entry_with_a_damaged_field_does_not_stop_the_next_ones(tmp_path: Path, ingest: Ingest) -> None:
+    attached, *lines = numbers(0, 3)
+    damaged = [line.replace('"seconds"', '"sekonds"', 1) if '"step": 2' in line else line for line in lines]
+    assert damaged != lines
+    append(tmp_path / "events-0.jsonl", attached, *damaged)
+    ingest.look()
+    assert values(ingest.db, "SELECT step FROM step ORDER BY step") == [(1,), (3,)]
+    assert replay(read_entries(tmp_path / "events-0.jsonl")) is None
+
+
 def test_two_readers_at_once_do_not_write_a_line_twice(tmp_path: Path, ingest: Ingest) -> None:
     append(tmp_path / "output-0-0.txt", "one")
     other = Ingest(tmp_path)
@@ -136,7 +150,7 @@ def test_torn_lines_wait_and_those_of_a_killed_worker_are_passed_over(tmp_path: 
     assert values(ingest.db, "SELECT MAX(step) FROM metric") == [(2,)]
 
 
-def test_what_is_printed_keeps_its_last_version_and_says_how_bad_it_is(tmp_path: Path, ingest: Ingest) -> None:
+def test_what_is_printed_keeps_its_last_version_and_reports_how_bad_it_is(tmp_path: Path, ingest: Ingest) -> None:
     append(tmp_path / "boot-0-1.txt", "cannot import")
     append(tmp_path / "output-2-1.txt", "1 %\r2 %\r99 %", "", "RuntimeError: no", "x: UserWarning: y", torn="end")
     ingest.look()
@@ -186,7 +200,7 @@ def test_a_killed_worker_is_the_cause_of_the_others_echoes(tmp_path: Path, inges
     assert values(ingest.db, FAILURES) == [(0, "echo", 1), (1, "killed", None)]
 
 
-def test_who_was_stopped_because_another_was_killed_is_no_cause(tmp_path: Path, ingest: Ingest) -> None:
+def test_a_rank_that_was_stopped_because_another_was_killed_is_no_cause(tmp_path: Path, ingest: Ingest) -> None:
     """Broken twin: both were ended by a signal; without what the launcher says, each would be a cause of its own."""
     exited(tmp_path, 0, -15, 2.1, stopped=True)
     exited(tmp_path, 1, -9, 2.0)
@@ -263,3 +277,78 @@ def test_kills_at_random_moments_lose_nothing_that_was_there(tmp_path: Path) -> 
         assert told <= len(found) <= written
     Ingest(tmp_path).finish()
     assert kept(tmp_path) == list(range(written))
+
+
+# -- hostile -----------------------------------------------------------------------------------------------------------
+
+# What ranks print and log is taken as what it is, however odd: nothing is lost, or it is cut with a mark.
+
+
+def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
+    Ingest(folder).finish()
+    db = open_store(folder / "run.sqlite", readonly=True)
+    db.text_factory = str
+    found = [tuple(row) for row in db.execute(query)]
+    assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    db.close()
+    return found
+
+
+def test_lines_of_any_bytes_are_kept_as_they_are(tmp_path: Path) -> None:
+    printed = [b"\x1b[2J\x1b[31mred", b"<script>alert(1)</script>", b"caf\xe9 \xff", b"a\0b\0", "größer ▁█".encode()]
+    (tmp_path / "output-0-0.txt").write_bytes(b"\n".join(printed) + b"\n")
+    found = [text for (text,) in rows(tmp_path, "SELECT text FROM log ORDER BY id")]
+    assert found == [line.decode(errors="replace") for line in printed]
+
+
+@pytest.mark.parametrize("megabytes", [1, 10])
+def test_a_line_of_ten_megabytes_is_cut_with_a_mark_and_the_next_is_whole(tmp_path: Path, megabytes: int) -> None:
+    size = megabytes * 1_000_000
+    (tmp_path / "output-0-0.txt").write_bytes(b"x" * size + b"\nafter\n")
+    tracemalloc.start()
+    found = [text for (text,) in rows(tmp_path, "SELECT text FROM log ORDER BY id")]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    *parts, after = found
+    assert after == "after"
+    assert len(parts) <= -(-size // MOST_BYTES)
+    missing = [int(part.rpartition("[cut here: ")[2].split()[0]) for part in parts]
+    assert sum(missing) + MOST_CHARACTERS * len(parts) == size  # nothing is missing without a word
+    assert peak < 8 * MOST_BYTES
+
+
+def attached() -> Attached:
+    return Attached(rank=0, world=1, recipe="Dense()", parameters=1, layouts=(), buffer_bytes=0, control_bytes=0)
+
+
+def test_a_thousand_metrics_and_what_is_not_finite_in_one_second(tmp_path: Path) -> None:
+    lines: list[str] = []
+    log = EventLog(lambda entry: lines.append(json.dumps(entry)))
+    log(attached())
+    names = ["loss", *(f"layer/{number}/größe" for number in range(998)), "half \ud800"]
+    for step in range(1, 101):
+        log(Logged(step=step, values={name: float("nan") if name == "loss" else float(step) for name in names}))
+    log.end()
+    assert max(map(len, lines)) < 100 * MOST_LOGGED < MOST_BYTES  # else a look could not read it
+    (tmp_path / "events-0.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert rows(tmp_path, "SELECT COUNT(*), COUNT(DISTINCT name), COUNT(value) FROM metric") == [
+        (100_000, 1000, 99_900)
+    ]
+    assert rows(tmp_path, "SELECT COUNT(*) FROM metric WHERE name = 'half ?'") == [(100,)]
+
+
+def test_the_mutant_of_half_a_surrogate_is_refused_by_the_store(tmp_path: Path) -> None:
+    db = open_store(tmp_path / "run.sqlite")
+    with pytest.raises((UnicodeEncodeError, sqlite3.Error)):
+        db.execute("INSERT INTO metric(name, rank, step) VALUES(?, 0, 0)", ("half \ud800",))
+    db.close()
+
+
+def test_a_long_entry_is_not_cut_while_it_is_written(tmp_path: Path) -> None:
+    """The broken twin takes the half of it that is there, and then the other: two lines that mean nothing."""
+    path = tmp_path / "events-0.jsonl"
+    path.write_bytes(b"x" * (2 * MOST_LINE_BYTES))
+    assert read_tail(path, 0, cuts=False).lines == []
+    assert read_tail(path, 0, cuts=True).lines != []
+    path.write_bytes(b"x" * (2 * MOST_LINE_BYTES) + b"\n")
+    assert [len(line) for line in read_tail(path, 0, cuts=False).lines] == [2 * MOST_LINE_BYTES]

@@ -50,7 +50,7 @@ def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     store.close()
 
 
-def told_by(rank: int) -> NewRows:
+def source_cell(rank: int) -> NewRows:
     rows = NewRows()
     rows.log(1000.0, rank, 0, "stdout", f"of rank {rank}")
     failure = {"kind": "echo", "message": "", "traceback": None, "caused_by": None}
@@ -72,10 +72,10 @@ def test_the_first_store_has_the_other_machines_rows_under_their_own_ranks(
     other = OtherMachine(token, None, notes.append)
     with closing(FirstMachine(desk, token, None, notes.append)) as first:
         with Uplink(other.line) as up:
-            up.forward(told_by(2))  # before they have met: it waits
+            up.forward(source_cell(2))  # before they have met: it waits
             first.met(meeting, LOOPBACK)
             other.met(meeting, LOOPBACK)
-            up.forward(told_by(3))
+            up.forward(source_cell(3))
         desk.await_farewells()  # not the ten seconds: the other has said that nothing follows
         assert not desk._here
         desk.drain(db, ranks)
@@ -87,7 +87,7 @@ def test_the_first_store_has_the_other_machines_rows_under_their_own_ranks(
     assert TOKEN.hex() not in meeting.said[KEY].decode()
 
 
-def test_who_has_another_token_is_not_heard(db: sqlite3.Connection) -> None:
+def test_a_rank_that_has_another_token_is_not_heard(db: sqlite3.Connection) -> None:
     meeting, desk = Meeting(), MachineDesk(numbering=GlobalRanks)
     stranger = OtherMachine(secrets.token_bytes(32), None, pytest.fail)
     with closing(FirstMachine(desk, TOKEN, None, pytest.fail)) as first:
@@ -109,15 +109,15 @@ def test_a_rank_that_no_machine_has_is_refused(db: sqlite3.Connection) -> None:
         first.met(meeting, LOOPBACK)
         other.met(meeting, LOOPBACK)
         with Uplink(other.line) as up:
-            up.forward(told_by(4))
-            up.forward(told_by(3))
+            up.forward(source_cell(4))
+            up.forward(source_cell(3))
             assert eventually(lambda: (desk.drain(db, ranks), texts(db))[1] != [])
     assert texts(db) == ["of rank 3"]
     (event,) = db.execute("SELECT content FROM event WHERE kind = 'refused'").fetchall()
     assert "rank 4 is not one of 4 ranks" in event["content"]
 
 
-def test_a_first_machine_that_cannot_listen_or_says_nothing_is_told_and_hurts_nobody() -> None:
+def test_a_first_machine_that_cannot_listen_or_says_nothing_is_reported_and_hurts_nobody() -> None:
     meeting, notes = Meeting(), list[str]()
     with closing(FirstMachine(MachineDesk(), TOKEN, None, notes.append)) as first:
         first.met(meeting, "192.0.2.1")  # no address of this machine
@@ -125,7 +125,7 @@ def test_a_first_machine_that_cannot_listen_or_says_nothing_is_told_and_hurts_no
         other = OtherMachine(TOKEN, None, notes.append)
         other.met(heard, LOOPBACK)
         with Uplink(other.line) as up:
-            up.forward(told_by(1))
+            up.forward(source_cell(1))
     assert [note.partition(" (")[0] for note in notes] == [
         "this machine cannot receive rows of the other machines",
         *["machine 0 cannot receive this machine's rows"] * 2,

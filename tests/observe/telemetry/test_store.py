@@ -28,7 +28,7 @@ def test_a_new_store_has_every_table_and_its_version(tmp_path: Path) -> None:
     db.close()
 
 
-def test_a_reader_sees_what_is_committed_while_the_writer_goes_on(tmp_path: Path) -> None:
+def test_a_reader_sees_what_is_committed_while_the_writer_continues(tmp_path: Path) -> None:
     path = fill(tmp_path, run := SyntheticRun(ranks=2, steps=10))
     writer, reader = open_store(path), open_store(path, readonly=True)
     writer.execute("DELETE FROM step WHERE step = 1")
@@ -146,7 +146,7 @@ def test_what_fits_stays_as_it_came(db: sqlite3.Connection) -> None:
     assert len(ends(db, 0)) == 100
 
 
-def test_a_run_that_goes_on_stays_within_its_bound(db: sqlite3.Connection) -> None:
+def test_a_run_that_continues_stays_within_its_bound(db: sqlite3.Connection) -> None:
     for begin in range(0, 20_000, 100):
         steps(db, 0, begin + 1, begin + 100)
         thin(db, BY_NAME["step"], 300)

@@ -72,7 +72,7 @@ def test_the_slow_rank_is_named_with_its_cause(cause: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_used_up_quota_is_slow_computing_and_says_so(seed: int) -> None:
+def test_a_used_up_quota_is_slow_computing_and_reports_it(seed: int) -> None:
     rank, found = slowed(seed, lambda pace: longer(pace, denied=0.4, crowded=0.1))
     assert found is not None
     assert (found.rank, found.cause) == (rank, "computing")
@@ -111,16 +111,30 @@ def test_a_rank_with_one_fast_connection_has_no_slow_link(seed: int) -> None:
 
 @pytest.mark.parametrize("world", [2, 4, 64])
 @pytest.mark.parametrize("seed", range(20))
-def test_nobody_is_named_in_a_healthy_run(seed: int, world: int) -> None:
+def test_no_rank_is_named_in_a_healthy_run(seed: int, world: int) -> None:
     for wire in (0.0, WIRE, 1.0):
         assert straggler(in_lock_step(healthy(Random(seed), world), wire)) is None
 
 
-def test_who_works_longer_and_holds_up_nobody_is_not_named() -> None:
+def test_a_rank_that_works_longer_and_delays_no_rank_is_not_named() -> None:
     """As in local training and pairwise gossip: its steps take longer, and the others' do not."""
     paces = healthy(Random(0))
     paces[1] = longer(paces[1])
     assert straggler(paces) is None
+
+
+def test_much_slower_computing_gets_the_proposal_of_shares_by_speed_with_its_gain() -> None:
+    paces = [RankPace(rank=rank, step=100, seconds=5.0, waiting=5.0 - work) for rank, work in enumerate((1, 1, 1, 5))]
+    found = straggler(paces)
+    assert found is not None
+    assert "5.0 times as long" in found.evidence
+    assert "use 0.25 of what these ranks can compute" in found.evidence  # 4 of 5 s of 3.2 workers
+    assert "balance=True" in found.evidence
+    assert "AsyncDiLoCo(period=24), on servers, 1.00 and Gossip(mixing='pairwise') 1.00" in found.evidence
+    assert "gossamer advise --speeds" in found.evidence
+    mild = straggler([replace(pace, waiting=0.0 if pace.rank == 3 else 1.2) for pace in paces])
+    assert mild is not None
+    assert "balance" not in mild.evidence
 
 
 def test_there_is_nothing_to_tell_of_one_or_none() -> None:
@@ -186,7 +200,7 @@ def test_the_cause_is_what_vitals_show(db: sqlite3.Connection) -> None:
     assert (found.rank, found.cause) == (RUN.straggler, "loaded machine")
 
 
-def test_who_is_not_heard_any_more_has_stopped(db: sqlite3.Connection) -> None:
+def test_a_rank_that_is_not_heard_any_more_has_stopped(db: sqlite3.Connection) -> None:
     for rank in range(RUN.ranks):
         for late in (0.0, 20.0) if rank != 3 else (0.0,):
             heard(db, rank, RUN.at(RUN.steps) + late)
@@ -195,7 +209,7 @@ def test_who_is_not_heard_any_more_has_stopped(db: sqlite3.Connection) -> None:
     assert (found.rank, found.cause) == (3, "stopped")
 
 
-def test_who_has_left_holds_up_nobody(db: sqlite3.Connection) -> None:
+def test_a_rank_that_has_left_delays_no_rank(db: sqlite3.Connection) -> None:
     db.execute("UPDATE rank SET state = 'lost' WHERE rank = ?", (RUN.straggler,))
     assert [pace.rank for pace in paces(db)] == [rank for rank in range(RUN.ranks) if rank != RUN.straggler]
     assert look(db, 0.0) is None
@@ -223,7 +237,7 @@ CALM, SLOW = [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.055, 0.0]  # two fifths of a ste
 
 
 @pytest.mark.parametrize("latest", [[SLOW], [SLOW, SLOW]])
-def test_much_is_seen_in_two_batches_and_what_came_once_names_nobody(
+def test_much_is_seen_in_two_batches_and_what_came_once_names_no_rank(
     db: sqlite3.Connection, latest: list[list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps_told(db, [CALM] * (7 - len(latest)) + [[0.4 * own for own in each] for each in latest])

@@ -134,7 +134,7 @@ def push(payload: bytes, about: str) -> Ask:
         (bytes(MOST_BYTES + 1), '{"offset": 0, "error": 0}'),
     ],
 )
-def test_nonsense_is_refused_and_training_goes_on(
+def test_nonsense_is_refused_and_training_continues(
     db: sqlite3.Connection, desk: MachineDesk, payload: bytes, about: str
 ) -> None:
     assert isinstance(desk.take(push(payload, about)), Receipt)
@@ -171,12 +171,12 @@ def coordinator(desk: MachineDesk) -> Iterator[CoordinatorServer]:
         initial=1,
         journal=None,
         note=lambda text: None,
-        beside=desk.answers,
+        more_handlers=desk.answers,
     ) as server:
         yield server
 
 
-def test_beside_a_real_coordinator(db: sqlite3.Connection, desk: MachineDesk) -> None:
+def test_next_to_a_real_coordinator(db: sqlite3.Connection, desk: MachineDesk) -> None:
     book = RankBook(db)
     with coordinator(desk) as server, uplink(partial(to_coordinator, server.address, TOKEN)) as up:
         up.forward(line(1))
@@ -238,7 +238,7 @@ def test_jitter_is_outlived_by_the_shortest_round_trips() -> None:
     assert max(abs(offset.seconds - true) for offset, true in late) < 0.001
 
 
-def test_a_twin_that_takes_the_newest_trip_would_be_worse() -> None:
+def test_a_mutant_that_takes_the_newest_trip_would_be_worse() -> None:
     draws = random.Random(3)
     newest = [abs(there - back) / 2 for there, back in (jittered(draws) for _ in range(300))]
     assert max(newest) > 0.003
@@ -254,7 +254,7 @@ def test_nothing_is_known_before_the_first_trip_and_age_makes_it_worse() -> None
     assert later.error == pytest.approx(0.01 + 100 * MOST_DRIFT)
 
 
-def test_a_clock_that_is_set_begins_anew() -> None:
+def test_a_clock_that_is_set_begins_again() -> None:
     clocks = ClockOffset()
     clocks.add(1000.0, 1000.01, 1000.02)
     clocks.add(500.0, 1005.01, 500.02)

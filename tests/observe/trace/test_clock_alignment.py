@@ -95,7 +95,7 @@ def test_processes_of_one_machine_share_a_clock(tmp_path: Path) -> None:
     assert said[0].startswith("ranks 2, 3: within ")
 
 
-def test_a_clock_that_was_set_is_told() -> None:
+def test_a_clock_that_was_set_is_reported() -> None:
     """The bounds of before and after exclude every line: the least violation is chosen, and said."""
     xs = np.arange(20.0)
     jumps = np.where(xs < 10, 0.0, 1.0)

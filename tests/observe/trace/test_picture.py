@@ -26,7 +26,7 @@ def test_too_much_for_a_picture_is_refused(tmp_path: Path, monkeypatch: pytest.M
         picture.draw(build(read_run(tmp_path)))
 
 
-def test_without_matplotlib_the_line_to_write_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_line_to_write_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Rounds(count=5).record(tmp_path, CLOCKS[:2])
     monkeypatch.setattr("gossamer.base.figures.find_spec", lambda name: None)
     with pytest.raises(GossamerError, match=r"gossamer\[plot\]"):

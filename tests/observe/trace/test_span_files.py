@@ -39,7 +39,8 @@ def test_records_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
     whole = len(read_span_file(path).records)
     nan = RECORD.pack(float("nan"), 1.0, 1, 0, 0, 0, 0, 0)
     backwards = RECORD.pack(2.0, 1.0, 1, 0, 0, 0, 0, 0)
-    path.write_bytes(path.read_bytes() + nan + backwards + bytes(RECORD.size))
+    endless = RECORD.pack(1.0, float("inf"), 1, 0, 0, 0, 0, 0)
+    path.write_bytes(path.read_bytes() + nan + backwards + endless + bytes(RECORD.size))
     assert len(read_span_file(path).records) == whole
 
 
@@ -52,7 +53,7 @@ def test_an_operation_that_was_made_again_holds_from_its_first_beginning_to_its_
     assert read_span_file(path).operations == {key: (began, ended + 1, -1)}
 
 
-def test_a_folder_without_a_trace_says_what_to_write(tmp_path: Path) -> None:
+def test_a_folder_without_a_trace_names_the_line_to_write(tmp_path: Path) -> None:
     with pytest.raises(GossamerError, match="gossamer run --trace all"):
         read_run(tmp_path)
     (tmp_path / "trace-0-1.spans").touch()
@@ -61,7 +62,7 @@ def test_a_folder_without_a_trace_says_what_to_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\x00\x01", b"{}\n", b'{"format": "gossamer spans"', b"[1]\n", b"3\n"])
-def test_what_is_no_file_of_spans_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_file_of_spans_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trace-0-1.spans"
     path.write_bytes(content)
     with pytest.raises(GossamerError, match=r"trace-0-1\.spans"):
@@ -73,6 +74,16 @@ def test_a_newer_version_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({"format": "gossamer spans", "version": 2}) + "\n")
     with pytest.raises(GossamerError, match="newer"):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "value"), [("rank", "0"), ("moment", 1e300), ("wall", None), ("host", 3)])
+def test_a_first_line_with_a_damaged_field_is_refused(name: str, value: Any, tmp_path: Path) -> None:
+    Rounds(count=1).record(tmp_path, CLOCKS[:1])
+    (path,) = tmp_path.glob("*.spans")
+    line, _, packed = path.read_bytes().partition(b"\n")
+    path.write_bytes(json.dumps({**json.loads(line), name: value}).encode() + b"\n" + packed)
+    with pytest.raises(GossamerError, match="not a span file"):
+        read_span_file(path)
 
 
 def test_missing_ranks_are_known(tmp_path: Path) -> None:

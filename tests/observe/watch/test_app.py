@@ -72,7 +72,7 @@ def run(runs: dict[str, WatchedRun]) -> WatchedRun:
 @pytest.mark.parametrize(
     "query", ["", "token=", "token=the-toke", "token=the-token2", "token=%FF", "Token=the-token", "token=x&" * 30]
 )
-def test_without_the_token_nothing_is_told(run: WatchedRun, path: str, query: str) -> None:
+def test_without_the_token_nothing_is_reported(run: WatchedRun, path: str, query: str) -> None:
     assert ask([run], path, query)[0] == 403
 
 
@@ -147,7 +147,7 @@ def test_a_store_that_cannot_be_read_is_a_sentence(tmp_path: Path, view: str, co
     assert "run.sqlite" in msgspec.json.decode(body)["problem"]
 
 
-def test_a_newer_store_is_named_beside_a_good_run(tmp_path: Path) -> None:
+def test_a_newer_store_is_named_next_to_a_good_run(tmp_path: Path) -> None:
     good, newer = made(tmp_path / "a", KINDS["finished"]), made(tmp_path / "b", KINDS["finished"], "1")
     with sqlite3.connect(newer.folder / "run.sqlite") as db:
         db.execute("PRAGMA user_version = 99")
@@ -164,7 +164,7 @@ def test_the_first_failure_is_on_top_with_what_it_took_along(run: WatchedRun) ->
 
 
 @pytest.mark.parametrize("path", ["/api/9/log", "/api/0/runs", "/api/0/__init__", "/api/0/_introduce"])
-def test_what_is_not_there_is_404(run: WatchedRun, path: str) -> None:
+def test_a_missing_name_is_404(run: WatchedRun, path: str) -> None:
     assert ask([run], path)[0] == 404
 
 
@@ -192,7 +192,7 @@ def add(run: WatchedRun, count: int = 1) -> None:
     db.close()
 
 
-def test_who_comes_first_is_told_how_things_stand_and_nothing_old(tmp_path: Path) -> None:
+def test_a_rank_that_comes_first_is_told_how_things_stand_and_nothing_old(tmp_path: Path) -> None:
     news = RunNews(made(tmp_path, LIVE), None)
     assert [kind for kind, _ in news.look()] == ["tick"]
     assert news.look() == []
@@ -225,7 +225,7 @@ def test_a_new_connection_hears_what_the_one_before_missed_and_no_more(tmp_path:
     third.close()
 
 
-def test_a_store_that_comes_later_is_told_once_as_missing_and_then_seen(tmp_path: Path) -> None:
+def test_a_store_that_comes_later_is_reported_once_as_missing_and_then_seen(tmp_path: Path) -> None:
     news = RunNews(WatchedRun("0", tmp_path), None)
     assert "problem" in news.look()[0][1]
     assert news.look() == []

@@ -34,7 +34,7 @@ def test_a_spike_of_one_step_is_seen_at_any_width(db: sqlite3.Connection, cells:
     assert min(value for value in curve.least if value is not None) < 0.6
 
 
-def test_what_is_not_finite_is_counted_and_a_gap(db: sqlite3.Connection) -> None:
+def test_a_value_that_is_not_finite_is_counted_and_a_gap(db: sqlite3.Connection) -> None:
     curve = read_curve(db, "loss", 2000)
     assert curve.not_finite == RUN.ranks
     assert curve.mean[curve.step.index(7)] is None

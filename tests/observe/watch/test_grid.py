@@ -56,7 +56,7 @@ def test_a_merged_row_covers_the_cells_of_all_its_steps(db: sqlite3.Connection) 
     assert np.nanmax(after.per_step("seconds")) == pytest.approx(RUN.step_seconds)
 
 
-def test_a_sampled_grid_says_so_and_is_near(db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampled_grid_reports_it_and_is_near(db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = read_grid(db, whole(db, 20))
     monkeypatch.setattr(grids, "WHOLE_ROWS", 100)
     sampled = read_grid(db, whole(db, 20))

@@ -35,7 +35,7 @@ def test_a_run_without_a_store_gets_one(tmp_path: Path) -> None:
     assert (tmp_path / "run.sqlite").exists()
 
 
-def test_a_store_that_is_none_is_said(tmp_path: Path) -> None:
+def test_a_store_that_is_none_is_reported(tmp_path: Path) -> None:
     (tmp_path / "run.sqlite").write_bytes(b"no store" * 999)
     said: list[str] = []
     with ingesting([WatchedRun("0", tmp_path)], said.append):

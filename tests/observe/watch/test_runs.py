@@ -26,7 +26,7 @@ def test_without_a_name_it_is_the_newest(tmp_path: Path) -> None:
     assert [run.name for run in find_runs((), tmp_path)] == ["new"]
 
 
-def test_without_any_run_it_says_how_to_start_one(tmp_path: Path) -> None:
+def test_without_any_run_it_explains_how_to_start_one(tmp_path: Path) -> None:
     with pytest.raises(GossamerError, match="gossamer run --watch"):
         find_runs((), tmp_path)
 

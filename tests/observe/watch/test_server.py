@@ -18,7 +18,7 @@ from gossamer.observe.watch import server as servers
 from gossamer.observe.watch.server import PageServer, check_installed
 
 
-def test_what_is_missing_is_named_with_the_line_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_part_is_named_with_the_line_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "find_spec", lambda name: None)
     with pytest.raises(GossamerError, match=r'starlette and uvicorn.*pip install "gossamer\[watch\]"'):
         check_installed()

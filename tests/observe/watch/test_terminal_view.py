@@ -6,7 +6,7 @@ from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
-from support.watched_runs import KINDS, hostile, made
+from support.watched_runs import KINDS, by_speed, hostile, made
 
 from gossamer.observe.watch.runs import WatchedRun
 from gossamer.observe.watch.terminal_view import spark, watch_in_terminal
@@ -26,6 +26,12 @@ def test_a_crashed_run_names_the_first_failure_the_straggler_and_every_rank(tmp_
     assert "it caused the end of ranks 0, 1, 3" in text
     assert "rank 1, computing" in text
     assert text.count("machine-") == 8
+
+
+def test_parts_by_speed_are_shown_where_ranks_have_them(tmp_path: Path) -> None:
+    text = shown(by_speed(tmp_path / "a"))
+    assert all(part in text for part in ("75 %", "25 %", "20 local steps", "4 local steps"))
+    assert "local steps" not in shown(made(tmp_path / "b", KINDS["finished"]))
 
 
 def test_runs_side_by_side_and_one_without_a_store(tmp_path: Path) -> None:

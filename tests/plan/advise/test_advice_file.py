@@ -78,7 +78,7 @@ def test_what_has_another_type_or_length_is_refused(file: Path, where: tuple[Any
 @pytest.mark.parametrize(
     "text", ["", "[]", "null", "{}", "[" * 100_000, '{"recipe": "Int8()"}', "\x00", '{"a":' * 5000]
 )
-def test_what_is_no_advice_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_advice_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "advice.json").write_text(text)
     with pytest.raises(AdviceError):
         read_advice(tmp_path / "advice.json")

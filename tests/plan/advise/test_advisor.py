@@ -41,16 +41,17 @@ def test_a_script_that_repeats_itself(tmp_path: Path) -> None:
     assert facts.model.parameters == 36
     assert facts.optimizer_type.__name__ == "SGD"
     assert facts.step_seconds > 0
+    assert facts.batch == 16
 
 
-def test_a_script_without_a_seed_is_said(tmp_path: Path) -> None:
+def test_a_script_without_a_seed_is_reported(tmp_path: Path) -> None:
     remark = check_script(_script(tmp_path, seed="torch.seed()"), (), 2).remark
     assert remark is not None
     assert "unseeded random numbers" in remark
     assert "torch.manual_seed(0)" in remark
 
 
-def test_without_a_loss_it_says_how_to_log_one(tmp_path: Path) -> None:
+def test_without_a_loss_it_explains_how_to_log_one(tmp_path: Path) -> None:
     with pytest.raises(RaceError, match=r"session\.log\(loss=loss\.item\(\)\)"):
         check_script(_script(tmp_path, log="pass"), (), 2)
 
@@ -60,7 +61,7 @@ def test_a_target_may_be_all_that_is_logged(tmp_path: Path) -> None:
     assert check_script(script, (), 2, "error").remark is None
 
 
-def test_a_loss_that_is_not_a_number_is_said(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_a_number_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RaceError, match=r"fails with Dense.*loss is nan"):
         check_script(_script(tmp_path, log="session.log(loss=float('nan'))"), (), 2)
 

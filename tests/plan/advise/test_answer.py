@@ -80,13 +80,13 @@ def test_what_is_slower_never_came_there() -> None:
     assert "did not reach" in found.gain
 
 
-def test_a_target_is_told_in_seconds() -> None:
+def test_a_target_is_reported_in_seconds() -> None:
     found = answered({"Int8()": WINNER}, "loss<2.0")
     assert "; loss<2 after " in found.gain
     assert ", with Dense() after " in found.gain
 
 
-def test_a_target_that_nobody_reached_is_said_with_the_best() -> None:
+def test_a_target_that_nobody_reached_is_reported_with_the_best() -> None:
     found = answered({"Int8()": WINNER}, "loss<0.5")
     (said,) = [each for each in found.remarks if "no recipe reached loss<0.5" in each]
     assert "by Int8()" in said
@@ -109,5 +109,5 @@ def test_thresholds_as_text(above: float, below: float | None, text: str) -> Non
 def test_measured_retained_benefit_of_the_winner_is_shown() -> None:
     (known,) = [each for each in measured_shares() if each.recipe == "Float4()" and each.task == "bytelm-57k-b2"]
     found = answered({"Float4()": WINNER})
-    assert found.remarks[-1] == f"Float4() retains {known}: docs/benchmarks/ladder.md"
+    assert f"Float4() retains {known}" in found.remarks[-1]
     assert not any("retains" in remark for remark in answered({"TopK(density=0.01)": WINNER}).remarks)

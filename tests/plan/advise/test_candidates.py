@@ -49,7 +49,7 @@ def sparse(draws):
 # -- the grammar ------------------------------------------------------------------------------------------------------
 
 
-def test_a_few_hundred_recipes_of_every_family_stand_beside_dense():
+def test_a_few_hundred_recipes_of_every_family_stand_next_to_dense():
     found = drawn()
     allowed = [each for each in found if each.excluded is None]
     assert found[0].recipe == "Dense()"
@@ -60,7 +60,7 @@ def test_a_few_hundred_recipes_of_every_family_stand_beside_dense():
     assert len({each.recipe for each in found}) == len(found)
 
 
-def test_whoever_is_allowed_resolves_and_whoever_is_not_says_why():
+def test_whoever_is_allowed_resolves_and_whoever_is_not_gives_the_reason():
     for each in drawn():
         if each.excluded is None:
             resolve(each.recipe, WORKERS)
@@ -131,8 +131,8 @@ def test_a_rank_one_gradient_allows_low_ranks_at_no_loss_and_no_sparse_choice_fo
     assert found["PowerSGD(rank=1)"].compressor_passes == pytest.approx(1.0, abs=0.01)
     assert found["TopK(density=0.01)"].excluded is not None
     assert drawn()[0].compressor_passes == 1.0
-    untold = {each.recipe: each for each in drawn()}
-    assert untold["PowerSGD(rank=1)"].compressor_passes > 1.3
+    unreported = {each.recipe: each for each in drawn()}
+    assert unreported["PowerSGD(rank=1)"].compressor_passes > 1.3
 
 
 def test_a_sparse_gradient_allows_few_entries_at_no_loss():
@@ -143,7 +143,7 @@ def test_a_sparse_gradient_allows_few_entries_at_no_loss():
     assert found["PowerSGD(rank=1)"].compressor_passes > 1.2
 
 
-def test_a_twin_that_forgets_noise_would_allow_what_finds_nothing(monkeypatch):
+def test_a_mutant_that_forgets_noise_would_allow_what_finds_nothing(monkeypatch):
     seen = statistics(noise)
     assert why_hopeless("TopK(density=0.01)", seen) is not None
     monkeypatch.setattr(prior, "SPARSER", 0.0)
@@ -221,7 +221,7 @@ def test_every_family_that_was_planted_is_found_and_no_other(gradient_of, famili
     assert {family for family, there in found.items() if there} == families
 
 
-def test_twins_that_know_nothing_of_noise_find_everything_in_it(monkeypatch):
+def test_mutants_that_know_nothing_of_noise_find_everything_in_it(monkeypatch):
     monkeypatch.setattr(prior, "SPARSER", 0.0)
     monkeypatch.setattr(prior, "LESS_RANK", 0.0)
     monkeypatch.setattr(prior, "SIGNS_AGREE", 0.0)
@@ -230,3 +230,40 @@ def test_twins_that_know_nothing_of_noise_find_everything_in_it(monkeypatch):
 
 def test_one_batch_says_nothing_of_signs_and_batches():
     assert set(works(noise, batches=1)) == {"few entries", "low rank"}
+
+
+# -- unequal workers ---------------------------------------------------------------------------------------------------
+
+
+SPEEDS = (1.0, 1.0, 1.0, 0.2)
+
+
+def by_speed(speeds=SPEEDS, batch=8):
+    return candidates(MODEL, torch.optim.AdamW, None, WORKERS, NETWORK, speeds, batch)
+
+
+def test_recipes_by_speed_are_candidates_where_speeds_differ():
+    plain = {each.recipe for each in drawn()}
+    found = {each.recipe: each for each in by_speed() if each.recipe not in plain}
+    assert {each.recipe for each in by_speed((0.5,) * WORKERS)} == plain
+    balanced = [each for each in found.values() if each.excluded is None and each.recipe not in prior.WITHOUT_WAITING]
+    assert len(balanced) > 100
+    for each in balanced:
+        assert resolve(each.recipe, WORKERS).strategy.steady_stage.follows_speed
+    assert "EveryStep(global_batch=256, batch=8, balance=True)" in found
+    assert "LocalSGD(period=8, balance=True) + Float4()" in found
+
+
+def test_a_period_by_speed_needs_more_steps_for_as_many_samples():
+    """20, 20, 20 and 4 local steps are 0.8 of the samples of 80."""
+    recipe = "DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5{}) + Float4()"
+    found = {each.recipe: each for each in by_speed()}
+    plain, balanced = (found[recipe.format(text)] for text in ("", ", balance=True"))
+    assert balanced.strategy_passes == pytest.approx(80 / 64 * plain.strategy_passes)
+    assert balanced.compressor_passes == plain.compressor_passes
+
+
+def test_recipes_without_waiting_are_candidates_if_speeds_differ():
+    names = {each.recipe for each in by_speed() if each.excluded is None}
+    assert set(prior.WITHOUT_WAITING) <= names
+    assert not set(prior.WITHOUT_WAITING) & {each.recipe for each in by_speed((1.0,) * WORKERS)}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.planted_races import Draws, Planted
 
+from gossamer.base.intervals import ConfidenceInterval, Floats, MeanEstimate, mean_estimate, student_quantile
 from gossamer.plan.advise import curves as module
 from gossamer.plan.advise.curves import (
     AgainstBaseline,
@@ -20,7 +21,6 @@ from gossamer.plan.advise.curves import (
     seconds_to,
     unreached_text,
 )
-from gossamer.plan.intervals import ConfidenceInterval, Floats, MeanEstimate, mean_estimate, student_quantile
 
 
 def _now_and_then(*values: float) -> LossCurve:
@@ -65,7 +65,7 @@ def test_what_came_nearest() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "loss", "loss<", "<2", "loss<<2", "loss<two", "loss=2", "loss<2; import os"])
-def test_what_is_no_target_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_target_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match=r"such as validation_loss<2\.2"):
         read_target(text)
 
@@ -237,7 +237,7 @@ def test_a_baseline_that_ran_ahead_is_looked_at_where_it_was_surely_reached(monk
     assert sure > 0.9 * RACES > 2 * sum(each.low > 1 for each in _of_one_that_ran_ahead())
 
 
-def test_who_needs_four_times_the_steps_in_a_sixtieth_of_the_time_is_surely_faster(
+def test_a_recipe_that_needs_four_times_the_steps_in_a_sixtieth_of_the_time_is_surely_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a third as the earliest look, nothing is known of it."""

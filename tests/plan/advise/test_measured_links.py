@@ -61,7 +61,7 @@ def test_lines_are_as_fast_as_their_best_pair(tmp_path: Path) -> None:
     assert network.path(0, 1).round_trip_seconds == pytest.approx(0.02)
 
 
-def test_machines_that_are_not_alike_are_said(tmp_path: Path) -> None:
+def test_machines_that_are_not_alike_are_reported(tmp_path: Path) -> None:
     file = _three(tmp_path)
     assert "differ (rank 0: 8 cores; rank 1: 8 cores; rank 2: 2 cores)" in read_links(file, 3)[1][0]
     assert read_links(file, 2)[1] == ()
@@ -91,7 +91,7 @@ def test_what_was_not_measured_is_refused(tmp_path: Path, hosts: list[object], p
         read_links(_written(tmp_path, hosts, pairs), 2)
 
 
-def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_report_is_refused(tmp_path: Path) -> None:
     (tmp_path / "links.json").write_text("[1, 2]")
     with pytest.raises(NetworkError, match="gossamer doctor --nnodes"):
         read_links(tmp_path / "links.json", 2)

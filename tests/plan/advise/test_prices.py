@@ -8,7 +8,7 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base.layout import Layout
 from gossamer.comm.network import read_network
 from gossamer.plan.advise import prices
-from gossamer.plan.advise.candidates import Candidate, candidates
+from gossamer.plan.advise.candidates import WITHOUT_WAITING, Candidate, candidates
 from gossamer.plan.advise.prices import (
     MOST_TIMED,
     Prediction,
@@ -19,7 +19,8 @@ from gossamer.plan.advise.prices import (
     kind_of,
     survivors,
 )
-from gossamer.plan.cost.step_time import estimate_step_time
+from gossamer.plan.estimate.step_time import estimate_step_time, peer_step_seconds
+from gossamer.plan.estimate.workload_profile import BucketProfile
 from gossamer.plan.profile.gradient_statistics import GradientObserver
 from gossamer.plan.profile.profile_runs import assume_profile
 from gossamer.plan.profile.synthetic_shapes import assumed
@@ -242,7 +243,7 @@ def reasons(found):
     return {each.recipe: each.excluded for each in found}
 
 
-def test_survivors_begin_with_dense_and_go_on_by_expected_seconds():
+def test_survivors_begin_with_dense_and_continue_by_expected_seconds():
     found = survivors([TOPK, INT8, LOCAL, DENSE], None, most=10)
     assert names(found) == ["Dense()", "LocalSGD(period=8)", "Int8()", "TopK(density=0.01)"]
     assert [each.expected_seconds for each in found[1:]] == pytest.approx([0.3, 0.4, 0.6])
@@ -342,3 +343,46 @@ def test_recipes_that_align_momentum_are_priced(pricer):
         for more in ("", ", optimizer_state='align'")
     )
     assert aligned == pytest.approx(local, rel=0.5)
+
+
+def test_recipes_by_speed_enter_the_race_of_unequal_workers():
+    speeds, network = (1.0, 1.0, 1.0, 0.2), read_network("100mbit,1ms", WORKERS)
+    base = replace(BASE, speeds=speeds)
+    names = ("LocalSGD(period=8", "EveryStep(global_batch", "EveryStep(accumulate", "Dense()", "AsyncDiLoCo")
+    found = candidates(MODEL, torch.optim.AdamW, None, WORKERS, NETWORK, speeds, 8)
+    found = [each for each in found if each.recipe.startswith(names) and each.recipe.count("+") == 0]
+    told = estimate_all(found, base, network, WORKERS, pricer=StepPricer(base, WORKERS))
+    seconds = {each.recipe: each.step_seconds for each in told}
+    assert seconds["Dense()"] > 5 * 0.05
+    assert seconds["LocalSGD(period=8, balance=True)"] < 0.3 * seconds["LocalSGD(period=8)"]
+    raced = [each.recipe for each in survivors(told, None, most=6)]
+    assert raced[0] == "Dense()"
+    assert any("balance=True" in each for each in raced)
+    assert "AsyncDiLoCo(period=24)" in raced
+    assert all("balance=True" in each or each in WITHOUT_WAITING for each in raced[1:])
+
+
+# -- workers that do not wait for each other --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", WITHOUT_WAITING)
+def test_recipes_without_common_steps_have_a_lower_bound(recipe):
+    slow = StepPricer(replace(BASE, speeds=(1.0, 1.0, 1.0, 0.2)), WORKERS)
+    resolved = resolve(recipe, WORKERS)
+    fast, narrow = (slow.seconds(resolved, read_network(text, WORKERS)) for text in ("100gbit", "1mbit"))
+    assert fast == pytest.approx(0.05 * WORKERS / 3.2, rel=0.05)
+    assert narrow > fast
+    (found,) = estimate_all([Candidate(recipe=recipe)], slow.base, NETWORK, WORKERS, pricer=slow)
+    assert found.excluded is None
+    assert found.interval is None
+    assert found.bytes_sent > 0
+
+
+def test_a_step_has_its_share_of_the_compression_of_a_period_at_the_speed_of_the_worker():
+    shapes = {"weight": (4, 4)}
+    bucket = BucketProfile(
+        dtype="float32", shapes=shapes, ready_seconds=0.0, computing_seconds=[0.2, 0.1], engine_seconds=[0.1]
+    )
+    measured = replace(BASE, backward_seconds=1.0, rest_seconds=0.0, buckets=[bucket], speeds=(1.0, 0.5))
+    assert peer_step_seconds(resolve("AsyncDiLoCo(period=4)", 2), measured, 2) == pytest.approx((1.1, 2.2))
+    assert peer_step_seconds(resolve("ParameterServer('async')", 2), measured, 2) == pytest.approx((1.4, 2.8))

@@ -70,7 +70,7 @@ def test_minutes_go_where_the_answer_is_decided(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_who_is_dear_and_ahead_is_raced_to_the_end(seed: int) -> None:
+def test_a_recipe_that_is_dear_and_ahead_is_raced_to_the_end(seed: int) -> None:
     found, _ = _run(_field(7, replace(WINNER, cost=30.0)), seed, 3 * BUDGET)
     assert found.contenders[1].recipe == "W"
 
@@ -90,7 +90,7 @@ def test_the_speedup_of_the_winner_is_about_what_was_planted() -> None:
     assert winner.against.speedup.low > 2
 
 
-def test_where_the_worse_half_goes_on_the_planted_winner_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_worse_half_continues_the_planted_winner_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Race._place
     monkeypatch.setattr(Race, "_place", lambda self, each: tuple(-part for part in place(self, each)))
     found, _ = _run(_field(15, WINNER))
@@ -201,7 +201,7 @@ def test_where_no_second_step_of_the_baseline_is_affordable_it_keeps_up_neverthe
     assert _of_the_slowest_line(seed).speedup.low > 1
 
 
-def test_the_twin_in_which_it_does_not_can_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mutant_in_which_it_does_not_can_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Race, "_keep_up", lambda self, first: None)
     assert _of_the_slowest_line(0).speedup.low == 0
 
@@ -233,7 +233,7 @@ def test_a_script_that_ends_ends_the_race() -> None:
     assert any("ended after 25 virtual seconds" in each for each in found.remarks)
 
 
-def test_few_steps_are_said() -> None:
+def test_few_steps_are_reported() -> None:
     found, _ = _run({"Dense()": DENSE, "W": WINNER}, budget=20.0)
     assert any("made only" in each for each in found.remarks)
 
@@ -247,7 +247,7 @@ def test_no_more_take_part_than_the_budget_affords() -> None:
     assert all(each.steps >= FIRST_STEPS for each in raced)
 
 
-def test_without_a_loss_it_says_how_to_log_one() -> None:
+def test_without_a_loss_it_explains_how_to_log_one() -> None:
     class Silent:
         def advance(self, *, steps: int | None = None, seconds: float | None = None) -> PlantedProgress:
             return PlantedProgress(1, 1.0, {}, 0.0, False, None, "")
@@ -288,15 +288,15 @@ def test_the_dearest_of_those_behind_goes() -> None:
     assert leaves(1.0, 1.0, 1.0, 1.0, 10.0, 20.0) == "R5"
 
 
-def test_who_is_dear_and_ahead_stays() -> None:
+def test_a_recipe_that_is_dear_and_ahead_stays() -> None:
     assert leaves(20.0, 10.0, 1.0, 1.0, 1.0, 1.0) is None
 
 
-def test_who_takes_an_even_part_waits_for_the_halving() -> None:
+def test_a_recipe_that_takes_an_even_part_waits_for_the_halving() -> None:
     assert leaves(1.0, 1.0, 1.0, 1.0, 2.0, 2.0) is None
 
 
-def test_who_could_not_be_judged_stays() -> None:
+def test_a_recipe_that_could_not_be_judged_stays() -> None:
     assert leaves(1.0, 1.0, 1.0, 1.0, 1.0, 20.0, steps=FIRST_STEPS - 1) is None
 
 

@@ -202,7 +202,7 @@ def test_time_before_the_last_word_is_encoding_and_after_it_decoding(monkeypatch
     assert tuple(exchange.run()) == (2.0, 4.0)
 
 
-def test_a_script_that_goes_on_is_noticed() -> None:
+def test_a_script_that_continues_is_noticed() -> None:
     (exchange,) = prepare(Feedback(PowerSGD(rank=2)), LAYOUT, (2,))
     exchange.answers.pop()
     with pytest.raises(AssertionError, match="more operations"):

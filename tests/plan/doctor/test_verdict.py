@@ -93,7 +93,7 @@ def test_workers_of_one_machine_are_no_hosts() -> None:
     assert verdict(spread).startswith("3 workers on 2 hosts, ")
 
 
-def test_pairs_that_cannot_talk_are_named() -> None:
+def test_pairs_that_cannot_communicate_are_named() -> None:
     broken = PairReport(ranks=(1, 2), problems=("rank 1 cannot reach rank 2 at 10.77.0.3 (timed out)",))
     found = report(pair(0, 1), pair(0, 2), broken)
     assert verdict(found) == "3 hosts, 94 Mbit/s, 21 ms, pair 1-2 cannot communicate"
@@ -103,13 +103,13 @@ def test_pairs_that_cannot_talk_are_named() -> None:
     assert verdict(alone) == "2 hosts, no pair could be measured, pair 0-1 cannot communicate"
 
 
-def test_a_group_that_does_not_come_up_is_said() -> None:
+def test_a_group_that_does_not_come_up_is_reported() -> None:
     found = replace(report(pair(0, 1)), join_problem="gloo refused")
     assert verdict(found).endswith(", no process group was created")
     assert not found.healthy
 
 
-def test_differences_between_hosts_are_said() -> None:
+def test_differences_between_hosts_are_reported() -> None:
     found = report(*FOUR)
     assert differing(found.hosts) == ()
     other = replace(found.hosts[2], torch="2.12.0", clock_offset_seconds=-2.1)

@@ -18,7 +18,7 @@ DELAYS = read_network("100mbit,20ms", 2)
 def _linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine that has everything."""
     (tmp_path / "there").touch()
-    monkeypatch.setattr(capabilities.sys, "platform", "linux")
+    monkeypatch.setattr(capabilities.system, "IS_LINUX", True)
     monkeypatch.setattr(capabilities, "COMMANDS", ("sh",))
     monkeypatch.setattr(capabilities, "TUN", tmp_path / "there")
     monkeypatch.setattr(capabilities, "PROGRAM", tmp_path / "there")
@@ -53,7 +53,7 @@ def test_users_enter_a_namespace_of_their_own(monkeypatch: pytest.MonkeyPatch) -
     assert reentering(["python", "a b"])[-2:] == ["python", "a b"]
 
 
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_part_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(capabilities, "PROGRAM", tmp_path / "absent")
     assert plan(RATES).emulation == "kernel"
     assert plan(DELAYS).emulation == "paced"
@@ -71,11 +71,11 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(capabilities, "COMMANDS", ("sh", "no-such-command"))
     assert "missing commands: no-such-command (install iproute2" in plan(RATES).reason
 
-    monkeypatch.setattr(capabilities.sys, "platform", "darwin")
+    monkeypatch.setattr(capabilities.system, "IS_LINUX", False)
     assert "need Linux" in plan(RATES).reason
 
 
-def test_commands_that_fail_say_why() -> None:
+def test_commands_that_fail_give_the_reason() -> None:
     assert call(["cat"], "text") == "text"
     with pytest.raises(EmulationError, match="`sh -c echo no >&2; exit 3` failed: no"):
         call(["sh", "-c", "echo no >&2; exit 3"])

@@ -98,7 +98,7 @@ def test_faults_happen_in_the_order_of_time() -> None:
         ("cut(1, **{'at': 1})", ""),
     ],
 )
-def test_what_cannot_be_read_says_what_to_write(text: str, reason: str) -> None:
+def test_an_unreadable_text_names_the_line_to_write(text: str, reason: str) -> None:
     with pytest.raises(EmulationError) as refused:
         read_fault(text, 4)
     assert reason in str(refused.value)

@@ -11,7 +11,7 @@ from gossamer.algorithms.compressors import Dense
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.algorithms.strategies import AveragingStage, GossipStage
 from gossamer.base.aggregation import STEADY, AggregationContext
-from gossamer.comm.replay import ReplayTransport
+from gossamer.comm.echo_transport import ReplayTransport
 from gossamer.plan.profile.exchange_timer import stage_timer, time_stage
 from gossamer.train.synchronizers.stages import bucket_fragments
 
@@ -179,4 +179,14 @@ def test_a_site_is_timed_apart_from_what_goes_on_between_sites():
     (stage,) = recipe.strategy.stages
     fragments = bucket_fragments(stage, parameters, Dense(), AggregationContext(step=STEADY, world=4))
     (found,) = time_stage(stage, fragments, Dense(), 4, {"a": torch.randn(50, 60)})
+    assert len(found["engine_seconds"]) == 1
+
+
+@pytest.mark.parametrize("text", ["EveryStep(global_batch=24, batch=2)", "EveryStep(global_batch=24, balance=True)"])
+def test_a_step_of_a_global_batch_is_timed_as_one_exchange(text):
+    recipe = resolve(text, 3)
+    parameters = {"a": nn.Parameter(torch.randn(50, 60))}
+    (stage,) = recipe.strategy.stages
+    fragments = bucket_fragments(stage, parameters, recipe.compressor, AggregationContext(step=STEADY, world=3))
+    (found,) = time_stage(stage, fragments, recipe.compressor, 3, {"a": torch.randn(50, 60)})
     assert len(found["engine_seconds"]) == 1

@@ -193,7 +193,7 @@ def test_observing_leaves_gradients_and_the_global_generator_alone(draws):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_gradients_that_are_reused_in_place_are_told_apart(draws):
+def test_gradients_that_are_reused_in_place_are_distinguished(draws):
     observer, x = GradientObserver(), noise(draws)
     observer.observe({"weight": x})
     x.neg_()

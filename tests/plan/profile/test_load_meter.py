@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gossamer.plan.cost.workload_profile import OtherLoad
+from gossamer.plan.estimate.workload_profile import OtherLoad
 from gossamer.plan.profile import load_meter
 from gossamer.plan.profile.load_meter import LoadMeter, family_ticks, mean_load
 

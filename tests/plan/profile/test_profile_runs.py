@@ -9,8 +9,8 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, Coalesced
 from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
-from gossamer.plan.cost.step_time import estimate_step_time, plan
-from gossamer.plan.cost.workload_profile import OtherLoad
+from gossamer.plan.estimate.step_time import estimate_step_time, plan
+from gossamer.plan.estimate.workload_profile import OtherLoad
 from gossamer.plan.profile.profile_runs import (
     ProfileError,
     assume_profile,
@@ -91,7 +91,7 @@ def test_copies_of_a_short_script_make_their_steps_at_the_same_time(tmp_path):
 
 
 @pytest.mark.processes
-def test_a_script_of_few_steps_is_measured_by_those_and_says_so(script):
+def test_a_script_of_few_steps_is_measured_by_those_and_reports_it(script):
     recipe = resolve("TopK(0.01)", 2)
     seen = profile_script(script, ["3"], recipe, workers=2)
     assert len(seen.timed_steps) in (1, 2)

@@ -1,5 +1,6 @@
 """User scripts, run until they attach to see what they would send."""
 
+import gc
 import os
 import sys
 
@@ -12,7 +13,7 @@ from gossamer.base.kernels import coded_bytes
 from gossamer.errors import AttachError
 from gossamer.events import emit
 from gossamer.plan.profile.user_script import attached_by
-from gossamer.train.engine.report import STANDING_BYTES, control_bytes
+from gossamer.train.engine.step_decision import STANDING_BYTES, control_bytes
 from gossamer.train.traffic.traffic import estimate_traffic
 
 ATTACHES = """
@@ -85,3 +86,20 @@ def test_a_real_attach_is_priced(tmp_path):
     ]
     assert other(said, "control") == control_bytes(4, 1) + STANDING_BYTES
     assert other(said, "buffers") == seen.buffer_bytes / 2 >= 4 * 80 / 2
+
+
+def test_the_session_of_a_script_is_collected_at_once(tmp_path):
+    """Otherwise a worker of a simulated job may collect it, and wait for its communication thread within a lock."""
+    script = write(
+        tmp_path,
+        "import torch, gossamer\nmodel = torch.nn.Linear(2, 2)\n"
+        "session = gossamer.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))\n",
+    )
+    sessions = [each for each in gc.get_objects() if type(each).__name__ == "Session"]
+    gc.disable()
+    try:
+        attached_by(script, [], resolve("Dense()", 2))
+        left = [each for each in gc.get_objects() if type(each).__name__ == "Session"]
+    finally:
+        gc.enable()
+    assert len(left) == len(sessions)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from support.rehearsals import record
 
-from gossamer.plan.cost.step_time import StepTimeEstimate
+from gossamer.plan.estimate.step_time import StepTimeEstimate
 from gossamer.plan.rehearse.model_shapes import Gradient, Shapes
 from gossamer.plan.rehearse.report import RehearsalPlan, RehearsalRow, summary
 
@@ -48,5 +48,5 @@ def test_a_step_is_a_backward_pass_for_every_recipe():
         step_seconds=0.2, waiting_seconds=0.04, wire_seconds=0.02, codec_seconds=0.01, inputs={}
     )
     four = replace(row("EveryStep(accumulate=4)", estimate=estimate), passes=4)
-    assert (four.seconds_per_step, four.foretold_seconds, four.bytes_sent) == (0.05, 0.05, 300_000)
+    assert (four.seconds_per_step, four.estimated_seconds, four.bytes_sent) == (0.05, 0.05, 300_000)
     assert four.comm_seconds == [0.0025, 0.005, 0.00075]

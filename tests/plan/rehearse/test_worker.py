@@ -75,7 +75,7 @@ def test_what_one_sleep_takes_too_long_the_next_makes_up_for(monkeypatch):
     assert dict(seen)["first/weight"] == pytest.approx(3.1)
 
 
-def test_what_is_late_is_said(monkeypatch):
+def test_what_is_late_is_reported(monkeypatch):
     clock = FakeTime(oversleep=0.25)
     monkeypatch.setattr(worker, "time", clock)
     model = SimulatedModel(GRADIENTS, step_seconds=3.0, forward_share=0.0)

@@ -11,9 +11,9 @@ from support.simulated_scripts import finished, script, simulated
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.comm.network import read_network
 from gossamer.comm.network.parse import NetworkError
-from gossamer.plan.cost.step_time import estimate_step_time
-from gossamer.plan.cost.workload_profile import BucketProfile, WorkloadProfile
-from gossamer.plan.simulate import ForecastClock, NetworkSchedule, SimulationError, StepTimes
+from gossamer.plan.estimate.step_time import estimate_step_time
+from gossamer.plan.estimate.workload_profile import BucketProfile, WorkloadProfile
+from gossamer.plan.simulate import ForecastClock, NetworkSchedule, StepTimes
 from gossamer.plan.simulate.clock import JobClock
 
 
@@ -45,7 +45,7 @@ def test_one_network_is_a_schedule() -> None:
         ("100mbit;", "'' has no time"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_its_words(text: str, reason: str) -> None:
+def test_an_unreadable_text_is_refused_with_its_words(text: str, reason: str) -> None:
     with pytest.raises(NetworkError, match=reason):
         NetworkSchedule.read(text, 2)
 
@@ -74,7 +74,7 @@ def profile(recipe: Recipe) -> WorkloadProfile:
     )
 
 
-def test_a_step_takes_what_is_foretold_for_the_network_in_force() -> None:
+def test_a_step_takes_what_is_estimated_for_the_network_in_force() -> None:
     measured: list[Recipe] = []
     recipe = resolve("Dense()", WORKERS)
     clock = ForecastClock(
@@ -99,10 +99,14 @@ def test_bytes_are_those_of_a_step_on_any_network() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["ParameterServer(mode='async')", "Gossip('pairwise')"])
-def test_workers_that_do_not_wait_for_each_other_have_no_clock(recipe: str) -> None:
-    clock = ForecastClock(profile, NetworkSchedule.read("100mbit", WORKERS), WORKERS)
-    with pytest.raises(SimulationError, match="cannot be estimated for workers that do not wait for each other"):
-        clock.step(resolve(recipe, WORKERS), 0.0)
+def test_workers_that_do_not_wait_for_each_other_have_compute_times_and_lines(recipe: str) -> None:
+    clock = ForecastClock(profile, NetworkSchedule.read("100mbit; 10mbit at 5s", WORKERS), WORKERS)
+    found, later = (clock.step(resolve(recipe, WORKERS), second) for second in (0.0, 5.0))
+    assert found.part_seconds == later.part_seconds
+    assert len(set(found.part_seconds)) == 1
+    assert found.lines is not None
+    assert later.lines is not None
+    assert (found.lines.text, later.lines.text) == ("100mbit", "10mbit")
 
 
 # -- job clock ---------------------------------------------------------------------------------------------------------
@@ -118,7 +122,7 @@ class SlowLine:
     since: float
     until: float
 
-    def step(self, recipe: Recipe, at: float) -> StepTimes:
+    def step(self, recipe: Recipe, at: float, shares: tuple[int, ...] | None = None) -> StepTimes:
         wire = (2.0 if recipe == Recipe() else 0.1) if self.since <= at < self.until else 0.001
         return StepTimes(seconds=0.2 + wire, waiting_seconds=wire, wire_seconds=wire)
 
@@ -129,7 +133,7 @@ class SteadyLine:
 
     exchange_seconds: float
 
-    def step(self, recipe: Recipe, at: float) -> StepTimes:
+    def step(self, recipe: Recipe, at: float, shares: tuple[int, ...] | None = None) -> StepTimes:
         return StepTimes(seconds=1.0, exchange_seconds=self.exchange_seconds)
 
 

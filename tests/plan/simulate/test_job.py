@@ -24,8 +24,8 @@ from gossamer.comm.simulated import SimulatedGroup
 from gossamer.plan.profile.synthetic_shapes import assumed
 from gossamer.plan.simulate import SimulationError, job, virtual_worker
 from gossamer.plan.simulate.job import LearningRateFactor, estimate_memory, free_bytes
-from gossamer.plan.simulate.shared_process import ProcessState
 from gossamer.plan.simulate.virtual_worker import VirtualTransport
+from gossamer.plan.simulate.worker_isolation import ProcessState
 
 
 @pytest.fixture
@@ -301,10 +301,9 @@ def test_a_closed_job_holds_no_memory(file: Path, monkeypatch: pytest.MonkeyPatc
     assert _linears_left(file) > 0
 
 
-@pytest.mark.parametrize("recipe", ["ParameterServer(mode='async')", "Gossip('pairwise')"])
-def test_recipes_without_lock_step_are_refused(file: Path, recipe: str) -> None:
-    with pytest.raises(SimulationError, match="cannot be simulated: the step time cannot be estimated"):
-        simulated(file, recipe=recipe)
+def test_federated_recipes_are_refused(file: Path) -> None:
+    with pytest.raises(SimulationError, match="gossamer federate"):
+        simulated(file, recipe="FedAvg(local_steps=2)")
 
 
 # -- what workers see --------------------------------------------------------------------------------------------------
@@ -436,7 +435,7 @@ def test_each_worker_has_its_own(recipe: str, residuals: float) -> None:
     assert ("residuals" in str(found)) == bool(residuals)
 
 
-def test_a_refusal_says_how_many_workers_fit() -> None:
+def test_a_refusal_reports_how_many_workers_fit() -> None:
     resolved = resolve("Dense()", 64)
     found = estimate_memory(resolved, assumed(PARAMETERS, resolved), 64)
     found.refuse_beyond(2 * found.total_bytes)

@@ -1,5 +1,7 @@
 """The rule in virtual time: networks are planted, and foretold by another program than the rule's own pricing."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import replace
 from functools import partial
@@ -10,8 +12,10 @@ from hypothesis import strategies as st
 from support.virtual_ladder import COMPUTING, RUNGS, WORKERS, VirtualJob, ladder, step_on, work_of
 
 from gossamer.train.auto import loss_guard
-from gossamer.train.auto.decision import decide, look_steps
+from gossamer.train.auto.decision import RungChange, change_cost, decide, look_steps
 from gossamer.train.auto.measurement import Measurement, StepSeconds
+from gossamer.train.auto.network_fit import FittedLine
+from gossamer.train.auto.pricing import RungPrice
 from gossamer.train.auto.rule import Rule, RuleState
 from gossamer.train.auto.rung_cost import RungCost
 
@@ -75,7 +79,7 @@ def test_the_first_look_tells_slow_messages_from_slow_bytes() -> None:
     assert seeing == DILOCO
 
 
-def test_the_network_is_worth_nothing_to_the_twin_that_sees_no_messages() -> None:
+def test_the_network_is_worth_nothing_to_the_mutant_that_sees_no_messages() -> None:
     """Without latency in the prices the same line looks as if bytes were slow."""
     costs = [replace(cost, trips=0.0) for cost in ladder()]
     blind = VirtualJob(always("1gbit,200ms"), costs=costs).run(seconds=100)
@@ -113,7 +117,7 @@ def test_the_rung_goes_up_and_comes_back_and_beats_every_fixed_one() -> None:
     assert min(by_phase[1]) > FLOAT4
 
 
-def test_the_twin_that_never_changes_fails_that() -> None:
+def test_the_mutant_that_never_changes_fails_that() -> None:
     stiff = VirtualJob(phases, costs=ladder()[:1]).run(seconds=900)
     assert stiff.work < work_of(DENSE, "100mbit,1ms", 900.0)
 
@@ -141,7 +145,7 @@ def test_no_line_makes_more_changes_than_their_cost_allows(networks: list[str], 
     assert len(job.changes) <= most_changes(Rule(), job.seconds)
 
 
-def test_what_a_rung_takes_beside_its_price_is_learned_when_it_is_tried() -> None:
+def test_what_a_rung_takes_next_to_its_price_is_learned_when_it_is_tried() -> None:
     """From PowerSGD(), which sends little, the line alone says that Float4() would be as fast: it takes twice as long.
     The twin that does not remember what it left goes there and back."""
     network, costs = "50mbit,20ms", ladder()[: TOPK + 1]  # without local steps, which would be better than all of them
@@ -162,7 +166,7 @@ def test_a_straggler_is_no_slow_network() -> None:
     assert not job.changes
 
 
-def test_the_twin_that_believes_who_waited_most_compresses_for_a_straggler() -> None:
+def test_the_mutant_that_believes_who_waited_most_compresses_for_a_straggler() -> None:
     waited_most = Rule(believed=partial(max, key=lambda rank: rank.waiting))
     job = VirtualJob(always("10gbit,0.1ms"), slowed=0.6, rule=waited_most).run(seconds=600)
     assert job.changes
@@ -200,7 +204,7 @@ def chosen(norms=LONG_STEADY, rate_before=0.1, period=1) -> int:
     lossy = RungCost(name="lossy", steps=1.5, period=period, bytes_sent=1e5, trips=0.0, codec_seconds=0.0, buckets=1)
     told = Measurement(
         steps=[StepSeconds(1.0, 0.6, 0.6, 0.0)] * 20,
-        stands_for=norms[-1][0] + 10,
+        covers_steps=norms[-1][0] + 10,
         bytes_sent=1e6,
         learning_rate=0.1,
         gradient_norm=norms[-1][1],
@@ -231,7 +235,7 @@ def test_local_steps_lose_no_more_at_the_beginning_than_later() -> None:
 
 
 @pytest.mark.parametrize("critical", [{"rate_before": 0.09}, {"norms": LONG_FALLING}])
-def test_the_twin_without_caution_sees_no_difference(monkeypatch, critical) -> None:
+def test_the_mutant_without_caution_sees_no_difference(monkeypatch, critical) -> None:
     monkeypatch.setattr(loss_guard, "CAUTION", 1.0)
     assert chosen(**critical) == chosen()
 
@@ -262,7 +266,7 @@ some_seconds = st.floats(1e-4, 10.0)
 some_measurement = st.builds(
     Measurement,
     steps=st.lists(st.builds(StepSeconds, some_seconds, some_seconds, some_seconds, some_seconds), max_size=25),
-    stands_for=st.integers(0, 100),
+    covers_steps=st.integers(0, 100),
     bytes_sent=st.floats(0, 1e9),
     look_seconds=st.none() | some_seconds,
     exchange_seconds=st.none() | some_seconds,
@@ -287,9 +291,11 @@ def test_all_ranks_decide_alike_and_a_resumed_run_repeats_it(looks: list[list[Me
         assert state.next_look > step
 
 
-def test_the_twin_that_takes_its_own_numbers_for_the_others_decides_otherwise() -> None:
+def test_the_mutant_that_takes_its_own_numbers_for_the_others_decides_otherwise() -> None:
     mine, other = (
-        Measurement(steps=[StepSeconds(1.0, waits, waits, 0.0)] * 20, stands_for=20, bytes_sent=ladder()[0].bytes_sent)
+        Measurement(
+            steps=[StepSeconds(1.0, waits, waits, 0.0)] * 20, covers_steps=20, bytes_sent=ladder()[0].bytes_sent
+        )
         for waits in (0.8, 0.0)
     )
     decided = [decide(Rule(), ladder(), RuleState(), [each] * 4, 100)[1] for each in (mine, other)]
@@ -315,7 +321,7 @@ def test_looks_cost_half_a_percent_at_most() -> None:
 def test_no_measurement_is_larger_than_a_kilobyte() -> None:
     full = Measurement(
         steps=[StepSeconds(*[1.2345678e-5] * 4)] * 100,
-        stands_for=100_000,
+        covers_steps=100_000,
         bytes_sent=123456789.123,
         look_seconds=1 / 3,
         exchange_seconds=1 / 3,
@@ -324,3 +330,82 @@ def test_no_measurement_is_larger_than_a_kilobyte() -> None:
         residual_norm=1 / 3,
     )
     assert len(full.to_text()) < 1200
+
+
+# -- The formulas of the rule, computed by hand for two rungs: Dense() takes 1 s a step, a compressed rung 0.46 s
+
+DENSE_BYTES = RungCost(name="dense", steps=1.0, period=1, bytes_sent=1e6, trips=0.0, codec_seconds=0.0, buckets=1)
+LOSSY = replace(DENSE_BYTES, name="lossy", steps=1.5, bytes_sent=1e5)
+LINE = FittedLine(seconds_per_byte=0.6e-6, trip_seconds=0.0)
+STEPS = 20
+SAVED = 1 - 1.5 * 0.46  # share of the seconds to a loss: the compressed step computes 0.4 s and sends for 0.06 s
+RULE = Rule()
+
+
+def look(
+    state: RuleState, lossy: RungCost = LOSSY, step: int = 100, **told: float
+) -> tuple[RuleState, RungChange | None]:
+    """One look, after 20 steps in which every rank computed 0.4 s and waited 0.6 s for the bytes of its rung."""
+    seconds = StepSeconds(1.0, 0.6, 0.6, 0.0) if state.rung == 0 else StepSeconds(0.46, 0.06, 0.06, 0.0)
+    sent = (DENSE_BYTES, lossy)[state.rung].bytes_sent
+    measured = Measurement(steps=[seconds] * STEPS, covers_steps=STEPS, bytes_sent=sent, **told)
+    return decide(RULE, [DENSE_BYTES, lossy], state, [measured] * 2, step)
+
+
+def later(**fields: object) -> RuleState:
+    """The state at a look that is not the first one, at which a change is still too expensive."""
+    return replace(RuleState(line=LINE, changed_at=99, doublings=RULE.most_doublings), **fields)
+
+
+def test_staying_loses_the_saved_share_of_all_seconds_since_the_last_look() -> None:
+    state, change = look(later())
+    assert change is None
+    assert state.lost == pytest.approx((0.0, STEPS * 1.0 * SAVED))
+    again, _ = look(replace(state, equation=None))
+    assert again.lost == pytest.approx((0.0, 2 * STEPS * 1.0 * SAVED))
+
+
+def test_a_weaker_rung_counts_as_a_tenth_cheaper() -> None:
+    state, _ = look(later(rung=1))
+    share = 1 - 1.0 / (1.5 * 0.46) + RULE.close  # below 0: Dense() is slower
+    assert share < 0
+    assert state.lost == pytest.approx((0.0, 0.0))
+    equal, _ = look(later(rung=1), replace(LOSSY, steps=1.0 / 0.46))
+    assert equal.lost == pytest.approx((STEPS * 0.46 * RULE.close, 0.0))
+
+
+@pytest.mark.parametrize(("saved", "changes"), [(0.10, False), (0.14, False), (0.16, True), (0.3, True)])
+def test_a_stronger_rung_is_taken_if_it_saves_more_than_its_worth(saved: float, changes: bool) -> None:
+    _, change = look(RuleState(), replace(LOSSY, steps=(1 - saved) / 0.46))
+    assert (change is not None) == changes
+
+
+@pytest.mark.parametrize("doublings", [0, 1, 3])
+def test_an_overgrown_rung_stays_closed_longer_after_each_change(doublings: int) -> None:
+    state, change = look(later(rung=1, doublings=doublings), gradient_norm=1.0, residual_norm=11.0)
+    assert change is not None
+    assert change.after == 0
+    assert (state.closed_from, state.closed_until) == (1, 100 + 1000 * 2**doublings)
+
+
+PRICES = [
+    RungPrice(name="dense", step_seconds=1.0, loss_seconds=1.0),
+    RungPrice(name="lossy", step_seconds=0.46, loss_seconds=0.69),
+]
+
+
+@pytest.mark.parametrize("doublings", [0, 2, 6])
+def test_a_change_costs_five_steps_of_the_target_doubled_by_each_change_before(doublings: int) -> None:
+    state = RuleState(changed_at=50, doublings=doublings)
+    assert change_cost(RULE, state, DENSE_BYTES, PRICES, 1, 60) == pytest.approx(5 * 0.46 * 2**doublings)
+
+
+def test_leaving_local_steps_costs_a_dense_mean_in_addition() -> None:
+    local = replace(LOSSY, period=20)
+    assert change_cost(RULE, RuleState(), local, PRICES, 0, 60) == pytest.approx(5 * 1.0 + 1.0)
+
+
+@pytest.mark.parametrize(("steps", "cost"), [(128 * 5 * 4, 4.0), (128 * 5 * 4 + 1, 1.0)])
+def test_a_long_rest_makes_the_cost_single_again(steps: int, cost: float) -> None:
+    state = RuleState(changed_at=50, doublings=2)
+    assert change_cost(RULE, state, DENSE_BYTES, PRICES, 1, 50 + steps) == pytest.approx(5 * 0.46 * cost)

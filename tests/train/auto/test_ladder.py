@@ -47,7 +47,7 @@ def test_bytes_are_those_of_the_estimate(adaptive: bool) -> None:
         assert cost.steps == (rung.steps_adaptive if adaptive else rung.steps_sgd)
 
 
-def test_local_steps_talk_once_in_a_period() -> None:
+def test_local_steps_communicate_once_in_a_period() -> None:
     dense, *_, local = ladder()
     assert (dense.period, local.period) == (1, 20)
     assert local.trips * 20 == pytest.approx(4.0)  # a poll, and Float4's two exchanges of three buckets, two at once

@@ -24,7 +24,7 @@ def test_half_is_the_bound(late: float, said: bool) -> None:
     assert moves(norms(lambda step: 1.0 if step < 100 else late, 31)) == said
 
 
-def test_the_twin_that_never_forgets_sees_a_fall_of_long_ago() -> None:
+def test_the_mutant_that_never_forgets_sees_a_fall_of_long_ago() -> None:
     def fallen(step: int) -> float:
         return 100.0 if step < 50 else 1.0
 

@@ -50,7 +50,7 @@ def test_two_rungs_tell_what_one_cannot(seconds_per_byte: float, trip_seconds: f
         assert found.seconds_per_byte == pytest.approx(seconds_per_byte, rel=1e-3)
 
 
-def test_what_a_rung_takes_beside_its_price_is_its_own() -> None:
+def test_what_a_rung_takes_next_to_its_price_is_its_own() -> None:
     """The line is told by the rung that sends more, whichever came first; the other has a factor."""
     line = FittedLine(seconds_per_byte=1e-7, trip_seconds=0.01)
     looks = [Measurement(exchange_seconds=0.02)]

@@ -48,7 +48,7 @@ def test_from_any_rung_its_own_price_is_its_step(rung: int, network: str) -> Non
 
 
 @pytest.mark.parametrize("network", ["300mbit,1ms", "100mbit,1ms", "30mbit,1ms"])
-def test_from_dense_all_others_are_foretold(network: str) -> None:
+def test_from_dense_all_others_are_estimated(network: str) -> None:
     truth, cost = step_on(0, network), ladder()[0]
     window = StepWindow(
         step=truth.step_seconds,

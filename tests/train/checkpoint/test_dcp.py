@@ -77,7 +77,7 @@ def check_torch_goes_on(folder: Path, out: Path) -> None:
     assert torch.equal(trained_on(model, optimizer), later), "it goes another way"
 
 
-def test_torch_goes_on_from_what_is_exported_bit_for_bit(tmp_path: Path) -> None:
+def test_torch_continues_from_what_is_exported_bit_for_bit(tmp_path: Path) -> None:
     check_torch_goes_on(tmp_path / "kept", tmp_path / "out")
 
 

@@ -52,7 +52,7 @@ def train(model, optimizer, steps):
         lambda parameters: torch.optim.SGD(parameters, lr=0.001, momentum=0.9),
     ],
 )
-def test_optimizers_go_on_where_they_stood(tmp_path, make):
+def test_optimizers_continue_where_they_stood(tmp_path, make):
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     optimizer = make(model.parameters())

@@ -140,7 +140,7 @@ def check_saved_outlives(folder: Path, case: str) -> None:
 @pytest.mark.parametrize("case", ["the first", "the second", "a step again"])
 def test_without_syncing_folders_it_is_lost(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (fsync, checkpoint.files):
-        monkeypatch.setattr(module, "sync_folder", lambda folder: None)
+        monkeypatch.setattr(module.system, "sync_folder", lambda folder: None)
     with pytest.raises((AssertionError, CheckpointError)):
         check_saved_outlives(tmp_path, case)
 

@@ -22,7 +22,7 @@ def saved(directory: Path, steps: int, load: Path | None = None) -> None:
     cluster(lambda worker: train(worker, RECIPE, steps, load=load, save=directory), 2)
 
 
-def test_all_steps_are_told(tmp_path: Path) -> None:
+def test_all_steps_are_reported(tmp_path: Path) -> None:
     saved(tmp_path, 3)
     saved(tmp_path, 2, load=tmp_path)
     first, second = summaries(tmp_path)
@@ -59,7 +59,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("problem", DAMAGES)
-def test_what_cannot_be_loaded_is_told(problem: str, tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_is_reported(problem: str, tmp_path: Path) -> None:
     saved(tmp_path, 3)
     DAMAGES[problem](tmp_path / "step-00000003")
     (found,) = summaries(tmp_path, verify=True)
@@ -71,7 +71,7 @@ def test_what_cannot_be_loaded_is_told(problem: str, tmp_path: Path) -> None:
             newest(tmp_path)
 
 
-def test_parts_of_two_saves_are_told(tmp_path: Path) -> None:
+def test_parts_of_two_saves_are_reported(tmp_path: Path) -> None:
     saved(tmp_path / "one", 3)
     saved(tmp_path / "other", 3)
     for name in ("rank-0.json", "rank-0.safetensors"):

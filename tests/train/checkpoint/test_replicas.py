@@ -136,7 +136,7 @@ def test_a_directory_that_cannot_be_written_is_loaded_from(tmp_path: Path, monke
         cluster(lambda worker: trained(worker, tmp_path / f"other-{worker.rank}", 3, True, replicas=1), 2)
 
 
-def test_fewer_machines_than_replicas_is_said(tmp_path: Path) -> None:
+def test_fewer_machines_than_replicas_is_reported(tmp_path: Path) -> None:
     with notices() as said:
         cluster(lambda worker: trained(worker, own(tmp_path, worker), 2, True, replicas=5), 2)
     assert ["in only 2 directories, not 6" in line for line in said if "loaded nothing" not in line] == [True]
@@ -174,7 +174,7 @@ def test_another_number_of_workers_fetches_all_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("replicas", [-1, True, "one", 1.0, None])
-def test_what_is_no_number_is_refused(replicas: Any, tmp_path: Path) -> None:
+def test_an_invalid_number_is_refused(replicas: Any, tmp_path: Path) -> None:
     def work(worker: Worker) -> None:
         model = network(0)
         session = worker.attach(model, SGD(model.parameters(), 0.1))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import torch
 from laws.laws import Group, in_threads
 from support.nightly import nightly
 from support.resharded_training import copied, train
-from support.virtual_workers import Worker, cluster, network, notices, train_step
+from support.resumed_training import check_resume
+from support.virtual_workers import Worker, agree, cluster, network, notices, parameters, train_step
 from torch import Tensor, nn
 
-from gossamer.algorithms.compressors import Compressor, Feedback, Sharded, SparseSum, TopK
+from gossamer.algorithms.compressors import Compressor, Feedback, Sharded, SparseSum, TopK, feedback_rules
 from gossamer.algorithms.compressors.error_feedback import RESIDUAL
+from gossamer.algorithms.compressors.feedback_rules import BEGUN, KNOWN, KNOWN_MEAN, SMOOTHED
 from gossamer.algorithms.compressors.int8 import Int8
 from gossamer.algorithms.compressors.sharded import UNSENT
+from gossamer.algorithms.recipes.catalog import describe
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base import rng
 from gossamer.base.aggregation import State
@@ -210,7 +214,7 @@ def test_files_of_workers_that_are_no_more_go_with_their_step(tmp_path: Path) ->
 @pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4), (3, 4), (4, 3), (5, 1), (1, 5)])
 @pytest.mark.parametrize("total", [60, 61, 67])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_an_epoch_goes_on_without_gaps_and_repetitions(old: int, new: int, total: int, share: float) -> None:
+def test_an_epoch_continues_without_gaps_and_repetitions(old: int, new: int, total: int, share: float) -> None:
     before = [Shard(range(total), rank=rank, size=old, seed=3) for rank in range(old)]
     count = total if share == 1.0 else int(share * (total // old))
     seen = [index for shard in before for _, index in zip(range(count), iter(shard), strict=False)]
@@ -362,3 +366,196 @@ def test_the_weight_accumulated_for_a_step_is_the_mean_after_resharding() -> Non
     ]
     mine = {"rank": 0, "world": 3, "recipe": "Dense()", "layout": "", "state": {}}
     assert reshard.fold(states, mine)["progress"] == {"accumulated": {"weight": 2.0, "used": ["a", "b"]}}
+
+
+# -- new workers begin from what all agreed on, as if they had sent it -------------------------------------------------
+
+
+PLAIN = "Feedback(TopK(0.1), rule='ef21', momentum=0.5)"
+RECIPES_DIFFERENCES = [
+    PLAIN,
+    "Feedback(Sharded(Int8(block=16)), rule='ef21')",
+    "Feedback(PowerSGD(2), rule='ef21')",
+    "OneBitAdam(warmup=1, inner=Feedback(OneBit(), rule='ef21'))",
+]
+
+
+def of(state: Any, kind: str) -> dict[str, Tensor]:
+    """By parameter, what a worker keeps under a key that ends so."""
+    return {name: tensor for name, kept in state["state"].items() for key, tensor in kept.items() if key.endswith(kind)}
+
+
+def check_folding_differences(old: int, new: int, recipe: str, folder: Path) -> None:
+    before = [end for _, end in cluster(lambda worker: train(worker, recipe, 5, save=folder), old)]
+    later = cluster(lambda worker: train(worker, recipe, 3, load=folder), new)
+    answers = of(before[0][1], "." + KNOWN_MEAN)
+    assert answers
+    assert all(tensor.any() for tensor in answers.values())
+    for (_, begun, *_), _ in later:
+        for name, answer in answers.items():
+            assert torch.equal(of(begun, "." + KNOWN_MEAN)[name], answer)
+            assert torch.equal(of(begun, "." + KNOWN)[name], answer), "a new worker has told something else"
+        for name, tensor in of(begun, SMOOTHED).items():
+            theirs = torch.stack([of(state, SMOOTHED)[name] for _, state, *_ in before])
+            torch.testing.assert_close(tensor, theirs.mean(0), rtol=1e-13, atol=1e-13)
+        assert all(flag == 1 for flag in of(begun, BEGUN).values())
+        assert not any(debt.any() for debt in of(begun, UNSENT).values())
+    assert torch.isfinite(agree([ended for _, (ended, *_) in later])).all()
+    for name, answer in of(later[0][1][1], "." + KNOWN_MEAN).items():
+        told = torch.stack([of(state, "." + KNOWN)[name] for _, (_, state, *_) in later]).mean(0)
+        debts = [of(state, UNSENT)[name].flatten() for _, (_, state, *_) in later if name in of(state, UNSENT)]
+        debt = torch.cat(debts).view(answer.shape) if debts else 0.0
+        torch.testing.assert_close(told - debt, answer, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4), (3, 5)])
+@pytest.mark.parametrize("recipe", RECIPES_DIFFERENCES[:3])
+def test_new_workers_have_told_what_all_agreed_on(old: int, new: int, recipe: str, tmp_path: Path) -> None:
+    check_folding_differences(old, new, recipe, tmp_path)
+
+
+@pytest.mark.parametrize("recipe", [PLAIN, RECIPES_DIFFERENCES[1]])
+def test_that_check_catches_who_begins_from_its_own(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reshard, "begins_from", lambda key: key)
+    with pytest.raises(AssertionError):
+        check_folding_differences(4, 2, recipe, tmp_path)
+
+
+@pytest.mark.parametrize("recipe", RECIPES_DIFFERENCES)
+def test_resuming_changes_no_bit(recipe: str) -> None:
+    """Also where batches differ in size from step to step."""
+    check_resume(recipe, (1, 5))
+
+
+@pytest.mark.parametrize("kind", [KNOWN, KNOWN_MEAN, SMOOTHED, BEGUN])
+def test_resuming_without_any_of_it_is_found(kind: str) -> None:
+    def spoil(session: Any) -> None:
+        for kept in session["state"].values():
+            for key in [key for key in kept if key.rpartition(".")[2] == kind]:
+                kept[key].zero_()
+
+    with pytest.raises(AssertionError, match="another way"):
+        check_resume(PLAIN, (5,), spoil)
+
+
+def test_a_resized_parameter_begins_again_and_its_neighbours_continue() -> None:
+    def work(worker: Worker) -> Any:
+        model = network(worker.rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        session = worker.attach(model, optimizer, resolve(RECIPES_DIFFERENCES[1], worker.world))
+        for step in range(3):
+            train_step(model, optimizer, step, worker.rank)
+        answers = {name: tensor.clone() for name, tensor in of(session.state_dict(), "." + KNOWN_MEAN).items()}
+        model[4].weight = nn.Parameter(torch.zeros(9, 16, dtype=torch.float64))
+        session.reset_compressor_state("4.weight")
+        return answers, of(session.state_dict(), "." + KNOWN)
+
+    found = cluster(work, 3)
+    for name, answer in found[0][0].items():
+        told = torch.stack([kept[name] for _, kept in found]).mean(0)
+        torch.testing.assert_close(
+            told, torch.zeros_like(told) if name == "4.weight" else answer, rtol=1e-12, atol=1e-12
+        )
+
+
+def test_debtors_and_beginnings_are_found_behind_prefixes() -> None:
+    assert feedback_rules.begins_from("place1.0.known") == "place1.0.known_mean"
+    assert feedback_rules.begins_from("0.smoothed") == "0.smoothed"
+    assert feedback_rules.debtor("0.", {"0.known": None}) == ("0.known", -1)
+    assert feedback_rules.debtor("0.", {"0.residual": None}) == ("0.residual", 1)
+
+
+# -- Resharding where a recipe's text has come to mean other wrappers: what still had to be sent is the same -----------
+
+GATHERED = "EveryStep() + Route(Feedback(TopK(density=0.1))) + Complete()"
+SUMMED = "EveryStep() + Route(Feedback(SparseSum(TopK(density=0.1)))) + Complete()"
+SHARDED = "EveryStep() + Route(Feedback(Sharded(Int8()))) + Complete()"
+WORLD = 4
+
+StateDict = Mapping[str, Any]
+
+
+def advance(worker: Worker, recipe: str, state: StateDict) -> tuple[StateDict, torch.Tensor, StateDict]:
+    """(remembered at once, parameters and what is remembered some steps later)"""
+    model = network(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    session = worker.attach(model, optimizer, recipe)
+    session.load_state_dict(reshard.taken_up(state, session.state_dict()))
+    begun = copied(session.state_dict())
+    assert begun["recipe"] == recipe
+    for step in range(session.steps, session.steps + 3):
+        train_step(model, optimizer, step, worker.rank)
+    assert session.steps == state["step"] + 3
+    return begun["state"], parameters(model), session.state_dict()["state"]
+
+
+def check_taken_up(written: str, now: str, spoil: Callable[[StateDict], StateDict] = lambda state: state) -> list[str]:
+    """Residuals are bit-equal, and workers train on together; returns what was said."""
+    states = [end[1] for _, end in cluster(lambda worker: train(worker, written, 5), WORLD)]
+    with notices() as said:
+        found = cluster(lambda worker: advance(worker, now, spoil(states[worker.rank])), WORLD)
+    for state, (begun, _, later) in zip(states, found, strict=True):
+        waiting = {name: kept for name, kept in state["state"].items() if kept}
+        assert any(tensor.any() for kept in waiting.values() for tensor in kept.values())
+        for name, kept in waiting.items():
+            assert kept.keys() == begun[name].keys()
+            assert all(key.endswith(RESIDUAL) and torch.equal(kept[key], begun[name][key]) for key in kept)
+            assert not any(torch.equal(later[name][key], kept[key]) for key in kept)
+    assert torch.isfinite(agree([ended for _, ended, _ in found])).all()
+    return said
+
+
+@pytest.mark.parametrize(("written", "now"), [(GATHERED, SUMMED), (SUMMED, GATHERED)], ids=["summed", "gathered"])
+def test_what_waits_continues_bit_for_bit_and_rank_0_reports_it(written: str, now: str) -> None:
+    (line,) = check_taken_up(written, now)
+    assert f"was written with {written}; the run continues with {now}" in line
+    assert "write the recipe of the checkpoint with its wrappers" in line
+
+
+def test_nothing_is_said_where_nothing_changed() -> None:
+    assert check_taken_up(GATHERED, GATHERED) == []
+
+
+def emptied(state: StateDict) -> StateDict:
+    kept = {name: {key: torch.zeros_like(x) for key, x in each.items()} for name, each in state["state"].items()}
+    return {**state, "state": kept}
+
+
+def test_the_check_catches_what_is_forgotten() -> None:
+    with pytest.raises(AssertionError):
+        check_taken_up(GATHERED, SUMMED, emptied)
+
+
+def test_who_owes_parts_is_refused_with_the_line_to_write() -> None:
+    whole = SHARDED.replace("Sharded(Int8())", "Int8()")
+    for written, now in ((SHARDED, whole), (whole, SHARDED)):
+        with pytest.raises(CheckpointError, match=re.escape(f'gossamer.attach(model, optimizer, "{written}")')):
+            check_taken_up(written, now)
+
+
+def check_another_strategy(folder: Path, world: int) -> None:
+    """Though their compressors are alike, and remember the same."""
+    cluster(lambda worker: train(worker, "EveryStep(accumulate=2) + TopK(0.1)", 2, save=folder), 4)
+    with pytest.raises(CheckpointError, match="recipe"):
+        cluster(lambda worker: train(worker, "EveryStep() + TopK(0.1)", 1, load=folder), world)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_another_strategy_is_refused(world: int, tmp_path: Path) -> None:
+    check_another_strategy(tmp_path, world)
+
+
+def test_looking_at_compressors_only_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reshard, "_plain", lambda text: resolve(text).compressor)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        check_another_strategy(tmp_path, 2)
+
+
+def test_texts_differ_only_in_what_the_number_of_workers_chooses() -> None:
+    for example, _ in describe():
+        assert reshard.alike(repr(resolve(example)), repr(resolve(example, 5)))
+    assert not reshard.alike(GATHERED, GATHERED.replace("0.1", "0.2"))
+    assert not reshard.alike(GATHERED, GATHERED.replace("EveryStep()", "LocalSGD(period=8)"))
+    assert not reshard.alike("OfAnotherVersion()", GATHERED)

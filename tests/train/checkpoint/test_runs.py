@@ -52,7 +52,7 @@ def test_a_step_of_the_same_number_is_kept_too(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in sorted(aside.glob("step-00000003/*"))] == before
 
 
-def test_whoever_loads_goes_on_with_the_run(tmp_path: Path) -> None:
+def test_whoever_loads_continues_with_the_run(tmp_path: Path) -> None:
     saved(tmp_path, 3)
     with notices() as said:
         saved(tmp_path, 2, load=tmp_path)
@@ -74,7 +74,7 @@ def test_a_session_that_saves_twice_is_one_run(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000000", "step-00000001"]
 
 
-def test_another_number_of_workers_goes_on_with_the_run(tmp_path: Path) -> None:
+def test_another_number_of_workers_continues_with_the_run(tmp_path: Path) -> None:
     saved(tmp_path, 3)
     saved(tmp_path, 2, load=tmp_path, world=3)
     assert names(tmp_path) == ["step-00000003", "step-00000005"]

@@ -10,7 +10,7 @@ from gossamer.train.checkpoint.state import random_state, set_random_state
 
 
 @pytest.mark.parametrize("here", [0, 1, 2, 3])
-def test_a_run_goes_on_where_there_are_fewer_gpus(monkeypatch: pytest.MonkeyPatch, here: int) -> None:
+def test_a_run_continues_where_there_are_fewer_gpus(monkeypatch: pytest.MonkeyPatch, here: int) -> None:
     restored: dict[int, Tensor] = {}
 
     def restore(numbers: Tensor, number: int) -> None:

@@ -15,7 +15,7 @@ from gossamer.algorithms.compressors import Int8, TopK
 from gossamer.algorithms.compressors.base import Compressor
 from gossamer.base.layout import FlatTensors
 from gossamer.errors import DeviceError, MemoryShortage
-from gossamer.train.engine import reduction
+from gossamer.train.engine import bucket_reduction
 from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.device_failures import describe, device_failure, shortage
 
@@ -78,7 +78,7 @@ def test_memory_that_runs_out_undoes_the_step_on_every_rank(
 
 
 def test_the_check_catches_a_step_that_is_made_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reduction.PendingReduction, "_withdraw", lambda self: [b.clear() for b in self.buckets])
+    monkeypatch.setattr(bucket_reduction.PendingReduction, "_withdraw", lambda self: [b.clear() for b in self.buckets])
     with pytest.raises(AssertionError):
         test_memory_that_runs_out_undoes_the_step_on_every_rank("Int8()", Int8, MemoryError(), monkeypatch)
 

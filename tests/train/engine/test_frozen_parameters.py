@@ -63,7 +63,7 @@ def test_trainable_and_whole_numbered_and_tied_parameters_are_left_out() -> None
 
 
 def averaged(frozen: FrozenParameters, *moved: bool) -> dict[str, Tensor]:
-    frozen.average(np.array(moved), says=True)
+    frozen.average(np.array(moved), gives_notice=True)
     return frozen.averaged
 
 
@@ -75,7 +75,7 @@ def test_what_has_moved_once_is_averaged_from_then_on_and_told_once() -> None:
         assert list(averaged(frozen, False, False, True)) == ["3"]
         assert list(averaged(frozen, True, False, False)) == ["1", "3"]
         assert list(averaged(frozen, True, False, True)) == ["1", "3"]
-        frozen.average(np.array([True, True, True]), says=False)
+        frozen.average(np.array([True, True, True]), gives_notice=False)
     assert ['"3"' in text for text in said] == [True, False]
     assert "4 numbers" in said[0]
     assert "6 numbers" in said[1]

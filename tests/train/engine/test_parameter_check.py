@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 from support.nightly import nightly
-from support.virtual_workers import Worker, cluster, heard, loss_of, network, notices
+from support.sessions import sgd
+from support.virtual_workers import Worker, batch, cluster, heard, loss_of, network, notices, parameters
 from torch import Tensor, nn
 
-from gossamer.errors import LoopError, MismatchError
-from gossamer.events import Parted
-from gossamer.train.engine.parameter_check import EVERY_STEPS, PARTS, ParameterCheck, check_verify
+from gossamer.errors import AttachError, LayoutError, LoopError, MismatchError
+from gossamer.events import ParametersDiffer
+from gossamer.train.engine.parameter_check import EVERY_STEPS, PARTS, ParameterCheck, ParameterForm, check_verify
 from gossamer.train.session.session_checkpoint import compare_parameters
 
 RECIPES = [
@@ -198,7 +199,7 @@ def test_it_ends_the_run_on_every_rank_where_that_is_asked_for(recipe: str, devi
 
 
 @pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "RandomK(0.2)"])
-def test_a_step_that_one_rank_leaves_out_is_told_by_number_and_training_goes_on(recipe: str) -> None:
+def test_a_step_that_one_rank_leaves_out_is_told_by_number_and_training_continues(recipe: str) -> None:
     with notices() as said:
         steps = cluster(lambda worker: train(worker, recipe, the_step_is_left_out, steps=12), 3)
     assert len(set(steps)) == 1
@@ -250,7 +251,7 @@ def test_a_parameter_that_was_replaced_is_named() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["Dense()", "EveryStep(delay=1)"])
-def test_a_step_made_twice_is_told(recipe: str) -> None:
+def test_a_step_made_twice_is_reported(recipe: str) -> None:
     def work(worker: Worker) -> None:
         model = network(worker.rank)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -311,7 +312,7 @@ def test_a_checkpoint_of_ranks_that_have_parted_is_told_or_refused() -> None:
 # -- all parameters at once --------------------------------------------------------------------------------------------
 
 
-def parted(recipe: str, every: int | None, steps: int = 12) -> tuple[list[str], list[Parted]]:
+def parted(recipe: str, every: int | None, steps: int = 12) -> tuple[list[str], list[ParametersDiffer]]:
     def work(worker: Worker) -> None:
         model = network(worker.rank)
         assert isinstance(model, nn.Sequential)
@@ -325,7 +326,7 @@ def parted(recipe: str, every: int | None, steps: int = 12) -> tuple[list[str], 
                 with torch.no_grad():
                     model[2].weight[15, 15] += 1e-6
 
-    with heard(Parted) as events, notices() as said:
+    with heard(ParametersDiffer) as events, notices() as said:
         cluster(work, 3)
     return [line for line in said if "not those of the others" in line], events
 
@@ -368,3 +369,80 @@ def test_ranks_compare_after_equally_many_steps() -> None:
 
     with pytest.raises(MismatchError, match="verify"):
         cluster(work, 2)
+
+
+# -- Parameter form: a model that is cast after attach is refused before its ranks part; resets name what is there
+
+CASTS: dict[str, Callable[[nn.Module], Any]] = {
+    "float": lambda model: model.float(),
+    "half": lambda model: model.half(),
+    "bfloat16": lambda model: model.to(torch.bfloat16),
+}
+
+
+def cast(worker: Worker, recipe: str, act: Callable[[nn.Module], Any], when: int) -> Tensor:
+    model, optimizer, _ = worker.start(network(0), sgd, recipe)
+    for step in range(when + 2):
+        if step == when:
+            act(model)
+        inputs, _ = batch(step, worker.rank, dtype=next(model.parameters()).dtype)
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+    return parameters(model)
+
+
+@pytest.mark.parametrize("kind", CASTS)
+@pytest.mark.parametrize("when", [0, 2])
+@pytest.mark.parametrize(
+    "recipe", ["Dense()", "TopK(0.1)", "EveryStep(delay=1)", "LocalSGD(period=2)", "Gossip() + Ring()"]
+)
+def test_a_cast_model_is_refused(recipe: str, when: int, kind: str) -> None:
+    with pytest.raises(LayoutError, match=r'"0\.weight" was torch\.float64 on cpu at attach.*session\.close\(\) first'):
+        cluster(lambda worker: cast(worker, recipe, CASTS[kind], when), 2)
+
+
+def test_alone_too_since_the_same_script_would_fail_on_two() -> None:
+    with pytest.raises(LayoutError, match=r"Write model\.to\("):
+        cluster(lambda worker: cast(worker, "Dense()", CASTS["half"], 0), 1)
+
+
+@pytest.mark.parametrize("recipe", ["LocalSGD(period=2)", "Gossip() + Ring()"])
+def test_also_in_a_step_that_the_scaler_leaves_out(recipe: str) -> None:
+    """No hook of the optimizer's is called then, and parameters are averaged all the same."""
+
+    def work(worker: Worker) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        model, optimizer, _ = worker.start(network(0), sgd, recipe, scaler=scaler)
+        model.float()
+        loss = model(batch(0, worker.rank, dtype=torch.float32)[0]).square().mean() * torch.inf
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+
+    with pytest.raises(LayoutError, match=r'"0\.weight" was torch\.float64 on cpu at attach'):
+        cluster(work, 2)
+
+
+def test_without_the_check_ranks_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ParameterForm, "pass_began", lambda self: None)
+    one, other = cluster(lambda worker: cast(worker, "Dense()", CASTS["bfloat16"], 2), 2)
+    assert not torch.equal(one, other)
+
+
+def test_the_same_cast_changes_nothing() -> None:
+    cluster(lambda worker: cast(worker, "Dense()", lambda model: model.double(), 1), 2)
+
+
+@pytest.mark.parametrize("name", ["1.weigth", None, ["0.weight"]])
+def test_a_reset_of_what_is_not_there_reports_how_names_are_written(name: Any) -> None:
+    def work(worker: Worker) -> None:
+        model, optimizer, session = worker.start(network(0), sgd)
+        loss_of(model, 0, worker.rank).backward()
+        optimizer.step()
+        session.reset_compressor_state(name)
+
+    with pytest.raises(
+        AttachError,
+        match=r"no trainable parameters \[.*session\.reset_compressor_state\('head\.weight', 'head\.bias'\)",
+    ):
+        cluster(work, 1)

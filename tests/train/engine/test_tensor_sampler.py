@@ -19,8 +19,8 @@ from gossamer.algorithms.compressors.route import Route
 from gossamer.base.aggregation import AggregationContext, AggregationResult
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.runner import simulate
-from gossamer.events import TensorCost, TensorsTold
-from gossamer.train.engine import reduction, tensor_sampler
+from gossamer.events import TensorCost, TensorsMeasured
+from gossamer.train.engine import bucket_reduction, tensor_sampler
 from gossamer.train.engine.bucket import assign_buckets
 from gossamer.train.engine.tensor_sampler import TensorSampler, apportioned
 
@@ -29,11 +29,11 @@ LAYOUT = Layout.of(SHAPES)
 
 
 @contextmanager
-def sampled() -> Iterator[list[TensorsTold]]:
+def sampled() -> Iterator[list[TensorsMeasured]]:
     """What is told within the block, by any worker."""
-    found: list[TensorsTold] = []
+    found: list[TensorsMeasured] = []
     end = events.subscribe(
-        lambda event: found.append(event) if isinstance(event, TensorsTold) else None, takes_samples=True
+        lambda event: found.append(event) if isinstance(event, TensorsMeasured) else None, takes_samples=True
     )
     try:
         yield found
@@ -267,7 +267,7 @@ def test_the_check_notices_a_measure_that_writes_to_what_it_reads(monkeypatch: p
         measure(self, compressor, x, staged, *rest)
         staged.mean.mul_(1 + 1e-5)
 
-    monkeypatch.setattr(reduction.TensorSampler, "measure", spoiling)
+    monkeypatch.setattr(bucket_reduction.TensorSampler, "measure", spoiling)
     with pytest.raises(AssertionError):
         test_every_recipe_tells_of_every_tensor_and_trains_to_the_same_bits("TopK(0.2)", monkeypatch)
 

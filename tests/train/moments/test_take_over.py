@@ -62,7 +62,7 @@ def check_momentum_goes_on_when_a_worker_comes(world: int, op: int) -> None:
 
 @pytest.mark.parametrize("op", [6, 12])
 @pytest.mark.parametrize("world", [1, 2])
-def test_momentum_goes_on_when_a_worker_comes(world: int, op: int) -> None:
+def test_momentum_continues_when_a_worker_comes(world: int, op: int) -> None:
     check_momentum_goes_on_when_a_worker_comes(world, op)
 
 

@@ -8,17 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.session_laws import (
-    check_a_bad_gradient_changes_nothing,
-    check_ranks_without_data_agree,
-    check_the_loss_scale_does_not_show,
-    resumed,
-)
 from support.virtual_workers import (
     Worker,
     agree,
     batch,
-    closure_of,
     cluster,
     joined,
     loss_of,
@@ -30,7 +23,7 @@ from support.virtual_workers import (
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from gossamer.errors import AttachError, LoopError
+from gossamer.errors import AttachError
 from gossamer.train.moments.transfer import SignDescent
 from gossamer.train.session.session import Session
 
@@ -169,18 +162,6 @@ def test_rounds_of_parameters_without_signs(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", REAL)
-def test_a_bad_gradient_on_one_rank_changes_nothing_anywhere(recipe: str) -> None:
-    check_a_bad_gradient_changes_nothing(adamw, recipe, 2)
-
-
-@pytest.mark.parametrize("recipe", REAL)
-@pytest.mark.parametrize("stop", [1, 5])
-def test_a_resumed_run_has_the_same_bits(recipe: str, stop: int, tmp_path: Path) -> None:
-    whole, found = resumed(adamw, recipe, stop, tmp_path, schedule)
-    assert torch.equal(found, whole)
-
-
-@pytest.mark.parametrize("recipe", REAL)
 @pytest.mark.parametrize("now", [2, 5])
 def test_another_number_of_workers_begins_with_the_mean_of_what_waits(recipe: str, now: int, tmp_path: Path) -> None:
     def momentum(session: Session) -> Tensor:
@@ -205,14 +186,6 @@ def test_another_number_of_workers_begins_with_the_mean_of_what_waits(recipe: st
     torch.testing.assert_close(begun.mean(0), waited.mean(0), atol=1e-12, rtol=1e-12)
 
 
-def test_the_loss_scale_does_not_show() -> None:
-    check_the_loss_scale_does_not_show(adamw, REAL[0])
-
-
-def test_ranks_that_run_out_of_data_agree_in_the_end() -> None:
-    check_ranks_without_data_agree(adamw, REAL[1])
-
-
 def test_parameters_that_nobody_used_stand_still() -> None:
     def work(worker: Worker) -> None:
         model, optimizer, _ = worker.start(network(0), sgd, REAL[0])
@@ -223,23 +196,6 @@ def test_parameters_that_nobody_used_stand_still() -> None:
             (model if step % 2 else model[:2])(batch(step, worker.rank)[0]).square().mean().backward()
             optimizer.step()
             assert torch.equal(parameters(model[2:]), before) == (step % 2 == 0)
-
-    cluster(work, 2)
-
-
-def test_groups_and_gradients_are_the_users_own_after_every_step() -> None:
-    def work(worker: Worker) -> None:
-        model, optimizer, _ = worker.start(network(0), adamw, REAL[0])
-        settings = [dict(group) for group in optimizer.param_groups]
-        for step in range(3):
-            optimizer.zero_grad()
-            loss_of(model, step, worker.rank).backward()
-            kept = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-            optimizer.step()
-            assert [dict(group) for group in optimizer.param_groups] == settings
-            assert all(
-                torch.equal(p.grad, k) for p, k in zip(model.parameters(), kept, strict=True) if p.grad is not None
-            )
 
     cluster(work, 2)
 
@@ -285,13 +241,4 @@ def test_a_momentum_that_comes_later_is_refused() -> None:
         loss_of(model, 0, worker.rank).backward()
 
     with pytest.raises(AttachError, match="Leave momentum out"):
-        cluster(work, 2)
-
-
-def test_closures_are_refused() -> None:
-    def work(worker: Worker) -> None:
-        model, optimizer, _ = worker.start(network(0), sgd, "DeMo()")
-        optimizer.step(closure_of(model, optimizer, worker.rank))
-
-    with pytest.raises(LoopError, match="without a closure"):
         cluster(work, 2)

@@ -66,7 +66,7 @@ def test_carriers_do_hold_nans() -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_numbers_that_are_not_finite_are_told(codec: str, wrong: float) -> None:
+def test_numbers_that_are_not_finite_are_reported(codec: str, wrong: float) -> None:
     edge = edge_of(codec)
     x = numbers()
     x[5] = wrong
@@ -97,7 +97,7 @@ def test_another_boundary_of_the_same_size_is_refused() -> None:
         mine.format.unpack(mine.activation, carrier)
 
 
-def test_what_is_no_carrier_is_refused() -> None:
+def test_an_invalid_carrier_is_refused() -> None:
     edge = edge_of("Int8()")
     with pytest.raises(MalformedError, match=r"got \(4, 8, 32\) of torch.float32"):
         edge.format.unpack(edge.activation, torch.zeros(SHAPE))

@@ -138,7 +138,7 @@ def test_training_with_differences_asks_for_samples() -> None:
         stages.step(*data())
 
 
-def test_sides_that_know_different_things_are_told() -> None:
+def test_sides_that_know_different_things_are_reported() -> None:
     stages = TwoStages(*halves(), edge_of(differing=True))
     x, y = data()
     stages.step(x, y, torch.arange(16))

@@ -23,7 +23,7 @@ def test_codecs_of_one_size_are_taken(codec: str) -> None:
     assert carrier.shape == (edge.format.numel,)
 
 
-def test_a_boundary_needs_no_session_and_says_so() -> None:
+def test_a_boundary_needs_no_session_and_reports_it() -> None:
     with heard(events.WithoutSession) as told:
         boundary("Int8()", shape=SHAPE)
     assert [event.trains for event in told] == [True]

@@ -1,6 +1,11 @@
 """Remote modules against the same model in one piece: integers in float32 make equality that of bits."""
 
 import copy
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -184,7 +189,7 @@ def test_compressed_calls_are_close_and_fewer_bytes(ranks):
     assert 0 < error < 0.05
 
 
-def test_what_is_not_finite_travels_as_it_is(ranks):
+def test_a_value_that_is_not_finite_travels_as_it_is(ranks):
     layer = ranks.place(nn.Identity, 1, codec="Int8()")[0]
     x = torch.tensor([[1.0, torch.inf, torch.nan]])
     assert torch.equal(layer(x).nan_to_num(7.0), x.nan_to_num(7.0))
@@ -342,3 +347,62 @@ def test_an_owner_is_told_of_a_client_that_left_without_a_word(ranks):
         ranks.hubs[0].close()
         with pytest.raises(PeerLost, match="rank 0 left before its script ended"):
             served.result(WAIT_SECONDS)
+
+
+# -- Remote modules over processes: a script under gossamer run, and an owner that is killed ---------------------------
+
+SCRIPT = """
+import os, sys, torch
+from torch import nn
+torch.set_num_threads(1)
+import gossamer
+from gossamer.errors import PeerLost
+from gossamer.train.parallel import remote
+
+world = gossamer.init()
+layers = [remote(nn.Linear(4, 4), rank=rank) for rank in (1, 2)]
+if world.rank == 0:
+    x = torch.ones(2, 4, requires_grad=True)
+    layers[1](layers[0](x)).sum().backward()
+    print(f"gradient of {tuple(x.grad.shape)}", flush=True)
+    sys.stdin.readline()
+    try:
+        layers[1](torch.ones(2, 4))
+    except PeerLost as lost:
+        print(f"lost: {lost}", flush=True)
+    print(layers[0](torch.ones(2, 4)).shape, flush=True)
+"""
+
+
+@pytest.mark.processes
+def test_the_death_of_an_owner_is_reported_and_others_serve_on(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "3"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, tmp_path / "train.py"],
+            env={**os.environ, **settings, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        assert ranks[0].stdout.readline() == "gradient of (2, 4)\n", ranks[0].stderr.read()
+        os.kill(ranks[2].pid, signal.SIGKILL)
+        said, errors = ranks[0].communicate("go on\n", timeout=300)
+        lost, shape = said.splitlines()
+        assert "worker 2 has left, or was silent towards worker 0 for 5 s" in lost
+        assert shape == "torch.Size([2, 4])"
+        assert ranks[0].returncode == 0, errors
+        errors = ranks[1].communicate(timeout=300)[1]
+        assert ranks[1].returncode == 0, errors
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()

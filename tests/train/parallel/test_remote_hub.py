@@ -95,7 +95,7 @@ def test_a_call_that_comes_twice_is_served_once_and_answered_alike():
     hub.close()
 
 
-def test_a_client_that_left_and_came_back_is_served_anew():
+def test_a_client_that_left_and_came_back_is_served_again():
     wire, module, hub = served()
     wire.arrive(1)
     wire.reply()

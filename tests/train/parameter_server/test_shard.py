@@ -7,7 +7,7 @@ from support.direct_server import DirectServer
 from gossamer.base.peer_ops import Pull, Pulled
 
 
-def test_who_was_taken_for_lost_and_contributes_is_waited_for_again() -> None:
+def test_a_rank_that_was_taken_for_lost_and_contributes_is_waited_for_again() -> None:
     server = DirectServer("ParameterServer('sync')")
     server.lose(1)
     assert server.shard.members == {0: 0}

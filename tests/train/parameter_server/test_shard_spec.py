@@ -145,7 +145,7 @@ def test_what_an_optimizer_is_given_once_for_all_groups_is_given_again() -> None
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_every_one_is_made_again_from_what_is_told(name: str) -> None:
+def test_every_one_is_made_again_from_what_is_reported(name: str) -> None:
     weight = Parameter(torch.arange(6.0))
     optimizer = getattr(torch.optim, name)([weight], lr=0.1)
     block = Block("float32", 0, (("weight", (6,)),))

@@ -43,7 +43,7 @@ def test_pieces_in_any_order_and_twice(draw: Any, size: int) -> None:
         assert torch.equal(found[0]["x"], state["x"])
 
 
-def test_another_attempt_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_attempt_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_state, "PIECE_BYTES", 50)
     first, other = (
         list(described(file_of({"x": torch.full((20,), value)}), name)) for value, name in ((1, "a"), (2, "b"))
@@ -73,7 +73,7 @@ def about(**changes: Any) -> str:
         (about(), [torch.zeros(4, dtype=torch.uint8)]),  # no state
     ],
 )
-def test_what_is_no_piece_is_refused(told: str, payload: list[torch.Tensor]) -> None:
+def test_an_invalid_piece_is_refused(told: str, payload: list[torch.Tensor]) -> None:
     with pytest.raises(MalformedError):
         ReceivedPieces(10).add(told, tuple(payload))
 
@@ -115,7 +115,7 @@ def test_a_state_of_something_else_is_refused() -> None:
     assert "does not fit shard 0" in answer.about
 
 
-def test_a_server_that_restarts_goes_on_from_what_it_was_given(tmp_path: Path) -> None:
+def test_a_server_that_restarts_continues_from_what_it_was_given(tmp_path: Path) -> None:
     shard = shard_of(1.0)
     kept = journal.keep(tmp_path, shard)
     shard.publish()

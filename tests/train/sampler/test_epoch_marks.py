@@ -67,7 +67,7 @@ def test_draws_between_epochs_do_not_count(way: str, looked_at: int) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS[:4])
-def test_draws_before_a_resumed_epoch_goes_on_do_not_count(way: str) -> None:
+def test_draws_before_a_resumed_epoch_continues_do_not_count(way: str) -> None:
     stopped, rest = Rank(0, way), Rank(0, way)
     stopped.world.enter_epoch()
     head = stopped.draw(5)
@@ -130,7 +130,7 @@ def test_workers_that_come_and_go_share_what_nobody_trained_on() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"labels": [0, 1, 2] * 8, "non_iid": 0.5}])
-def test_a_resumed_epoch_goes_on_where_workers_went_after_a_look_at_it(options: dict[str, Any]) -> None:
+def test_a_resumed_epoch_continues_where_workers_went_after_a_look_at_it(options: dict[str, Any]) -> None:
     ranks = [Rank(number) for number in range(2)]
     for rank in ranks:
         rank.shard = rank.reads = rank.world.shard(DATA, **options)
@@ -225,3 +225,32 @@ def test_there_is_no_lap_where_epochs_do_not_matter_or_are_unknown(shard: Any) -
     shuffled = world.shard(range(8))
     list(shuffled)
     assert world.lap == shuffled.lap == 2
+
+
+def test_laps_of_workers_with_unequal_parts_are_alike() -> None:
+    parts = [Shard(DATA, rank=rank, size=3) for rank in range(3)]
+    states, widths = [part.state_dict() for part in parts], [4, 1, 1]
+    for rank, part in enumerate(parts):
+        part.regroup(rank, 3, states, stayed=range(3), widths=widths)
+    loops = [iter(part) for part in parts]
+    for row in range(4):
+        for loop, width in zip(loops, widths, strict=True):
+            for _ in range(width):
+                next(loop)
+        assert {part.lap for part in parts} == {(row + 1) // 2}
+
+
+def test_a_change_of_the_workers_is_no_end_of_an_epoch_block() -> None:
+    """Shares that change in the same step still divide the rest by speed."""
+    ranks = [Rank(rank, size=3) for rank in range(3)]
+    for rank in ranks:
+        rank.world.enter_epoch()
+        rank.draw(2)
+        rank.steps += 1
+    states = [[rank.world.state_dict()["shards"][0] for rank in ranks]]
+    for number, rank in enumerate(ranks[:2]):
+        rank.world.move(number, 2, states, stayed=[0, 1])
+    parts = [rank.world.parts_in_use(number, 2) for number, rank in enumerate(ranks[:2])]
+    for number, rank in enumerate(ranks[:2]):
+        rank.world.divide([2, 1], parts, number)
+    assert [len([*rank.shard]) for rank in ranks[:2]] == [16, 8], "the next epoch"

@@ -50,7 +50,7 @@ def test_a_map_style_dataset_is_dealt_out_as_any() -> None:
 
 
 @pytest.mark.parametrize("drawn", [0, 5, 12, 13])
-def test_a_resumed_stream_goes_on_where_it_stood(drawn: int) -> None:
+def test_a_resumed_stream_continues_where_it_stood(drawn: int) -> None:
     """12 on this rank; who asked for more was told of the end."""
     straight, stopped, resumed, again = (world(1, 2).shard(stream(8).shuffle(seed=0, buffer_size=1)) for _ in range(4))
     epochs = [numbers(straight) for _ in range(2)]

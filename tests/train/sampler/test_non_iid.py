@@ -100,7 +100,7 @@ def test_it_resumes_and_goes_through_a_loader() -> None:
     assert [first, *(batch.tolist() for batch in batches)] == expected
 
 
-def test_who_stays_keeps_its_samples_and_goes_on_in_the_epoch() -> None:
+def test_who_stays_keeps_its_samples_and_continues_in_the_epoch() -> None:
     labels = torch.arange(60) % 4
     parts = shards(labels, 3, 0.5)
     expected = [list(part) for part in shards(labels, 3, 0.5)]

@@ -40,11 +40,13 @@ def maker(total: int, kind: str) -> Any:
 
 
 Act = tuple[str, tuple[int, ...]]
+numbers = st.lists(st.integers(0, 4), min_size=1, max_size=5).map(tuple)
 acts = st.one_of(
-    st.tuples(st.just("draw"), st.lists(st.integers(0, 4), min_size=1, max_size=5).map(tuple)),
+    st.tuples(st.just("draw"), numbers),
     st.tuples(st.just("change"), st.tuples(st.integers(1, 31), st.integers(0, 2), st.integers(0, 3))),
     st.tuples(st.just("resume"), st.tuples(st.integers(0, 4))),
 )
+acts_with_shares = st.one_of(acts, st.tuples(st.just("share"), numbers))
 
 
 def play(group: ChangingGroup, script: list[Act]) -> None:
@@ -56,6 +58,9 @@ def play(group: ChangingGroup, script: list[Act]) -> None:
                     group.step(rank)
         elif what == "resume":
             group.resume(numbers[0] % size)
+        elif what == "share":
+            group.share([1 + numbers[rank % len(numbers)] for rank in range(size)])
+            group.check_alike()
         else:
             bits, newcomers, unused = numbers
             stayed = [rank for rank in range(size) if bits >> rank & 1] or [bits % size]
@@ -77,6 +82,40 @@ def test_every_sample_of_an_epoch_is_used_once(
 ) -> None:
     """By those who are there, or those who were lost; whoever is resumed on the way draws the same."""
     play(ChangingGroup(maker(total, kind), total, size, READERS[reader]), script)
+
+
+@settings(max_examples=150)
+@given(
+    st.integers(5, 40),
+    st.integers(1, 5),
+    st.sampled_from(["plain", "in order", "a sampler"]),
+    st.sampled_from([*READERS]),
+    st.lists(acts_with_shares, max_size=12),
+)
+def test_every_sample_is_used_once_if_shares_follow_the_speed(
+    total: int, size: int, kind: str, reader: str, script: list[Act]
+) -> None:
+    play(ChangingGroup(maker(total, kind), total, size, READERS[reader]), script)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from([*READERS]),
+    st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(1, 5), min_size=4, max_size=4)), max_size=3),
+    st.integers(1, 5),
+)
+def test_a_checkpoint_with_unequal_shares_is_taken_up_by_any_number(
+    reader: str, story: list[tuple[int, list[int]]], size: int
+) -> None:
+    group = ChangingGroup(maker(240, "plain"), 240, 4, READERS[reader])
+    for count, widths in story:
+        group.step_all(count)
+        group.share(widths)
+    group.step_all(1)
+    group.restart(size)
+    assert not any("widths" in worker.loop.shard.state_dict() for worker in group.workers)
+    group.step_all(1)
+    group.check()
 
 
 @settings(max_examples=60)
@@ -235,7 +274,7 @@ def test_what_a_lost_worker_left_of_an_epoch_that_is_over_is_left_out() -> None:
     assert newcomer.epoch == 1
 
 
-def test_a_newcomer_that_has_its_first_batch_goes_on_with_its_part() -> None:
+def test_a_newcomer_that_has_its_first_batch_continues_with_its_part() -> None:
     states = [drawn(0, 2, 2), drawn(1, 3, 2)]
     newcomer = shard(rank=2, size=3)
     under_way = iter(newcomer)
@@ -285,6 +324,52 @@ def test_suppositions_are_not_always_right() -> None:
         group.check()
 
 
+@pytest.mark.parametrize("lost", [[0], [1], [0, 1], [2, 3], [0, 2, 3]])
+def test_lost_workers_with_unequal_shares_are_supposed_to_have_kept_up(lost: list[int]) -> None:
+    widths = [3, 1, 2, 1]
+    group = ChangingGroup(maker(60, "plain"), 60, 4, indices)
+    group.step_all(1)
+    group.share(widths)
+    for rank, width in enumerate(widths):
+        for _ in range(2 * width):
+            group.step(rank)
+    group.change([rank for rank in range(4) if rank not in lost], 1, silent=True)
+    assert not any(worker.loop.shard._at.widths for worker in group.workers), "equal parts until speeds are known"
+    group.check()
+
+
+def test_shares_apply_to_the_rest_of_the_epoch_and_to_later_ones() -> None:
+    group = ChangingGroup(maker(24, "plain"), 24, 3, indices)
+    group.step_all(2)
+    group.share([4, 1, 1])
+    shards = [worker.loop.shard for worker in group.workers]
+    assert [len(one) for one in shards] == [2 + 12, 2 + 3, 2 + 3]
+    while shards[0].epoch == 0:
+        group.step(0)
+    assert [len(one) for one in shards] == [16, 2 + 3, 2 + 3]
+    group.share([1, 1, 1])
+    group.check()
+
+
+def test_no_worker_is_left_without_samples() -> None:
+    group = ChangingGroup(maker(7, "plain"), 7, 3, indices)
+    group.share([8, 8, 1])
+    assert [len(worker.loop.shard) for worker in group.workers] == [3, 2, 2]
+    group.check()
+
+
+def test_states_of_equal_shares_are_unchanged() -> None:
+    group = ChangingGroup(maker(24, "plain"), 24, 3, indices)
+    group.share([])
+    group.step_all(2)
+    assert [worker.loop.shard.state_dict() for worker in group.workers] == [{"epoch": 0, "drawn": 2}] * 3
+    group.share([2, 1, 1])
+    state = group.workers[0].loop.shard.state_dict()
+    deal = {"deals": [[2, 2, 2]], "place": 0, "places": 4, "width": 2}
+    assert state == {"epoch": 0, "drawn": 0, "widths": [2, 1, 1], **deal, "over": False, "before": 2}
+    assert json.loads(json.dumps(state)) == state
+
+
 @pytest.mark.parametrize("noted", [True, False])
 def test_what_was_drawn_for_a_step_that_broke_is_dealt_out_again(noted: bool) -> None:
     """Three steps of 4 were made together; in the fourth rank 2 is lost before it has contributed."""
@@ -305,7 +390,7 @@ def test_what_was_drawn_for_a_step_that_broke_is_dealt_out_again(noted: bool) ->
     assert "trained" not in parts[0].state_dict(), "checkpoints are as they were"
 
 
-def test_what_is_trained_on_counts_anew_in_every_epoch() -> None:
+def test_what_is_trained_on_counts_again_in_every_epoch() -> None:
     one = shard(12, 0, 3)
     list(one)
     one.note_trained()
@@ -318,7 +403,7 @@ def test_what_is_trained_on_counts_anew_in_every_epoch() -> None:
     assert one.state_dict()["deals"] == [[1, 1, 1]]
 
 
-def test_who_was_lost_in_silence_between_two_epochs() -> None:
+def test_a_rank_that_was_lost_in_silence_between_two_epochs() -> None:
     """Rank 0 has begun the next epoch and is lost; the others know of it since an earlier change."""
     group = ChangingGroup(maker(12, "plain"), 12, 4, indices)
     for _ in range(5):
@@ -351,12 +436,17 @@ def test_changes_at_the_beginning_leave_no_trace() -> None:
         {"deals": [[1, 1]], "place": 0, "places": 10**12},
         {"deals": 3, "place": 0, "places": 2},
         {"deals": [[1, 1]]},
+        {"deals": [[1, 1]], "place": 1, "places": 2, "width": 2},
+        {"deals": [[1, 1]], "place": 0, "places": 2, "width": 0},
+        {"widths": [1, 1]},
+        {"widths": [1, 0, 1]},
+        {"widths": 2},
         {"epoch": None},
         {"drawn": "all"},
         {"later": {"one": {}}},
     ],
 )
-def test_what_is_no_position_is_refused(damage: dict[str, Any]) -> None:
+def test_an_invalid_position_is_refused(damage: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match="not a position"):
         shard().load_state_dict({"epoch": 0, "drawn": 0, **damage})
 

@@ -70,7 +70,7 @@ def test_even_ranks_have_equally_many(total: int, size: int) -> None:
 
 
 @given(st.integers(0, 30), st.integers(0, 12), st.integers(0, 2))
-def test_a_resumed_stream_goes_on_where_it_stood(total: int, drawn: int, epoch: int) -> None:
+def test_a_resumed_stream_continues_where_it_stood(total: int, drawn: int, epoch: int) -> None:
     straight, stopped, resumed = (StreamShard(Rotated(total), rank=1, size=2) for _ in range(3))
     epochs = [[*straight] for _ in range(5)]
     for _ in range(epoch):
@@ -137,6 +137,28 @@ def test_workers_that_come_and_go_within_an_epoch(total: int) -> None:
     assert sorted(seen) == [*range(total)]
     following = [[*part] for part in (parts[0], parts[2], newcomer)]
     assert sorted(chain(*following)) == [*range(total)]
+
+
+@pytest.mark.parametrize("total", [13, 20, 41])
+def test_shares_of_a_stream_follow_the_speed(total: int) -> None:
+    parts = shards(total, 3)
+    loops = [iter(part) for part in parts]
+    first = [next(loop) for loop in loops for _ in range(2)]
+    positions, widths = [part.position() for part in parts], [3, 1, 1]
+    for rank, part in enumerate(parts):
+        part.regroup(rank, 3, positions, stayed=range(3), widths=widths)
+    rest = [[*loop] for loop in loops]
+    assert sorted(chain(first, *rest)) == [*range(total)]
+    steps = [-(-len(each) // width) for each, width in zip(rest, widths, strict=True)]
+    assert max(steps) - min(steps) <= 1
+    for part in parts:
+        copy = shards(total, 3)[part.rank]
+        copy.load_state_dict(part.state_dict())
+        assert [*copy] == [*part]
+    assert len({part.epoch for part in parts}) == 1
+    following = [[*part] for part in parts]
+    assert sorted(chain(*following)) == [*range(total)]
+    assert len(following[0]) > 2 * len(following[1])
 
 
 def test_a_lost_worker_is_taken_to_have_kept_up() -> None:

@@ -150,7 +150,7 @@ def test_read_only_arrays_are_served_and_not_written() -> None:
     assert array.tolist() == [1.0] * 3
 
 
-def test_means_and_parameters_lie_in_memory_of_their_own() -> None:
+def test_arrays_returned_are_copies() -> None:
     gradient = np.ones(3)
     with engine.Session({"w": np.zeros(3)}, "Dense()", alone()) as session:
         first = session.give({"w": gradient})
@@ -235,6 +235,18 @@ def test_no_sync_adds_gradients_up_on_this_rank() -> None:
         return mean["w"].tolist()  # type: ignore[index]
 
     assert cluster(train, 2) == [[11.5, 11.5]] * 2
+
+
+def test_an_epoch_that_ends_within_no_sync_keeps_the_gradients() -> None:
+    def train(worker: Worker) -> Any:
+        session = worker.arrays({"w": np.zeros(1)}, "Dense()")
+        with session.no_sync():
+            session.give({"w": np.full(1, worker.rank + 1.0)})
+        session.end_epoch()
+        mean = session.give({"w": np.full(1, 10.0)})
+        return mean["w"].tolist()  # type: ignore[index]
+
+    assert cluster(train, 2) == [[11.5]] * 2
 
 
 def test_weights_count_as_given() -> None:

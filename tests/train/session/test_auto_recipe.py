@@ -141,8 +141,8 @@ def test_a_slow_step_asks_all_ranks_for_a_look() -> None:
     assert steps_until_the_change() == 2
 
 
-def test_the_twin_whose_report_does_not_ask_waits_for_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.train.engine.report.LOOK", 0)
+def test_mutant_without_a_request_in_the_report_changes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.train.engine.step_decision.LOOK", 0)
     assert steps_until_the_change() > 2
 
 
@@ -180,7 +180,7 @@ def test_ranks_with_unequal_data_look_only_where_all_train(switched: list[events
     assert switched
 
 
-def test_a_resumed_run_decides_as_the_one_that_went_on(tmp_path: Path) -> None:
+def test_a_resumed_run_decides_as_the_one_that_continued(tmp_path: Path) -> None:
     def run(worker: Worker, *, stops_at: int | None) -> Any:
         model, optimizer, session = begin(worker, slow, Auto(local_steps=False))
         choice = next(act.__self__ for act in session._between_steps)  # type: ignore[attr-defined]
@@ -248,7 +248,7 @@ def test_local_steps_at_first_end_at_the_first_look_on_a_fast_line(switched: lis
     agree([trained for _, trained in found])
 
 
-def test_it_sees_what_the_optimizer_is() -> None:
+def test_auto_uses_step_costs_of_the_optimizer() -> None:
     def work(worker: Worker) -> Any:
         model = network(worker.rank)
         optimizer = AdamW(model.parameters())
@@ -277,7 +277,7 @@ def test_a_measurement_is_of_this_rank() -> None:
     assert measured.bytes_sent > 0
 
 
-def test_the_first_look_has_timed_a_message_before_it_tells_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_measurement_includes_the_time_of_an_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[list[Measurement]] = []
 
     def spy(rule: Any, costs: Any, state: Any, heard: list[Measurement], step: int) -> Any:
@@ -297,7 +297,7 @@ def test_alone_there_is_nothing_to_choose() -> None:
     assert cluster(work, 1) == [([], False)]
 
 
-def test_what_cannot_change_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_refused_with_a_global_batch_and_in_elastic_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AttachError, match="without a global batch"):
         refuse_fixed_choice(Auto(), 64)
     monkeypatch.setattr("gossamer.train.session.auto_recipe.is_elastic", lambda: True)

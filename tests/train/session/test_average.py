@@ -21,7 +21,7 @@ from gossamer.train.world_state import WorldState
 
 
 @pytest.mark.parametrize("given", [None, 3, [1.0], {"loss": 0.5}, [torch.ones(1), None]], ids=repr)
-def test_what_are_no_tensors_is_named(given: Any) -> None:
+def test_invalid_tensors_are_named(given: Any) -> None:
     """Alone, too, where nothing would be averaged."""
     with pytest.raises(TypeError, match=r"average_ overwrites tensors.*gossamer\.average_\(\[tensor\], \.\.\.\)"):
         gossamer.average_(given, "Dense()")
@@ -63,7 +63,7 @@ def averaged(memory: AverageState, rank: int, steps: range, buckets: list[str]) 
 
 @pytest.mark.parametrize("buckets", [ALTOGETHER, APART], ids=["alike", "in other buckets"])
 @pytest.mark.parametrize("compressor", [Feedback(TopK(density=0.1)), PowerSGD(rank=1)], ids=repr)
-def test_training_goes_on_with_the_residuals_that_were_saved(compressor: Compressor, buckets: list[str]) -> None:
+def test_training_continues_with_the_residuals_that_were_saved(compressor: Compressor, buckets: list[str]) -> None:
     transports = SimulatedGroup(2).transports
 
     def work(rank: int) -> None:
@@ -104,7 +104,7 @@ def test_a_state_of_another_run_is_refused(changed: dict[str, Any], named: str) 
         memory.load_state_dict(memory.state_dict() | changed)
 
 
-def test_average_goes_on_from_the_state_that_is_passed_as_it_was_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_average_continues_from_the_state_that_is_passed_as_it_was_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = SimulatedGroup(1).transports[0]
     place = WorldState(rank=0, size=2, local_rank=0, device=torch.device("cpu"))
     lane = CallLane("average_", transport, lambda script: average.run_script(script(), transport).result)

@@ -15,13 +15,13 @@ import torch.distributed as dist
 from support.sessions import sgd
 from support.virtual_workers import Worker, agree, cluster, network, parameters, train_step
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_module_registration_hooks as registration_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.global_hooks import MODULE_REGISTRATION, PARAMETER_REGISTRATION
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.errors import AttachError
-from gossamer.train.session.ddp_guard import DdpGuard, guard_against_ddp
+from gossamer.train.session.ddp_guard import DdpGuard
 from gossamer.train.session.validation import refuse
 
 ADVICE = r"Leave DDP out and call the attached model.*ddp\.register_comm_hook\(\*gossamer\.ddp_hook\("
@@ -213,20 +213,20 @@ def test_no_hook_outlives_its_session() -> None:
         model = network(0)
         worker.attach(model, sgd(model)).close()
 
-    before = len(registration_hooks)
+    before = MODULE_REGISTRATION.subscribers, PARAMETER_REGISTRATION.subscribers
     cluster(work, 2)
-    assert len(registration_hooks) == before
+    assert (MODULE_REGISTRATION.subscribers, PARAMETER_REGISTRATION.subscribers) == before
 
 
-def test_a_guard_that_nobody_has_is_collected() -> None:
-    before = len(registration_hooks)
+def test_unreferenced_guard_is_collected() -> None:
+    before = MODULE_REGISTRATION.subscribers
     model = network(0)
-    guards = guard_against_ddp(model, resolve("Dense()"), 2)
-    assert len(registration_hooks) == before + 1
+    guard = DdpGuard(model, resolve("Dense()"))
+    assert MODULE_REGISTRATION.subscribers == before + 1
     model(inputs(model))
-    del guards
+    del guard
     gc.collect()
-    assert len(registration_hooks) == before
+    assert MODULE_REGISTRATION.subscribers == before
 
 
 def test_compiled_models_keep_one_graph() -> None:

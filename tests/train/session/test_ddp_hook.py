@@ -14,7 +14,7 @@ from gossamer.train.session import ddp_hook as hooks
 
 
 @pytest.mark.parametrize("told", ["", "a folder"])
-def test_what_ddp_does_not_encrypt_is_said(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unencrypted_traffic_of_ddp_is_reported(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said = []
     monkeypatch.setenv("GOSSAMER_TLS", told)
     monkeypatch.setattr(hooks, "group_transport", lambda *_: SimulatedGroup(1).transports[0])

@@ -14,7 +14,7 @@ from support.sessions import sgd
 from support.virtual_workers import Worker, cluster, notices
 from torch import Tensor, nn
 
-from gossamer.train.session.first_batch import MOST_OBJECTS, NO_BATCH, FirstBatch, tensors_in
+from gossamer.train.session.first_batch import MOST_OBJECTS, NO_BATCH, NOT_SEEN, FirstBatch, tensors_in
 
 Pair = namedtuple("Pair", ["inputs", "label"])
 
@@ -95,6 +95,46 @@ def test_equal_batches_are_noticed(kind: int, equal: bool) -> None:
     assert all("other nodes of one graph" in message for message in said)
 
 
+OTHER_LAYOUTS = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "rows": lambda: torch.eye(3).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    "meta": lambda: torch.empty(3, device="meta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch calls some of these layouts a prototype
+@pytest.mark.parametrize("layout", OTHER_LAYOUTS)
+def test_inputs_without_one_strided_buffer_are_not_hashed(layout: str) -> None:
+    alone, beside = FirstBatch(), FirstBatch()
+    alone.see(nn.Identity(), (OTHER_LAYOUTS[layout](),), {})
+    beside.see(nn.Identity(), (torch.ones(3), OTHER_LAYOUTS[layout]()), {})
+    assert alone.hash == NO_BATCH
+    assert beside.hash not in (NOT_SEEN, NO_BATCH)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_equal_batches_are_noticed_within_vmap(equal: bool) -> None:
+    def work(worker: Worker) -> None:
+        model, _, _ = worker.start(nn.Linear(3, 1), sgd)
+
+        def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+            return torch.func.functional_call(model, weights, (x,)).sum()
+
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        batch = torch.ones(4, 3) if equal else torch.full((4, 3), float(worker.rank))
+        gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, batch)
+        for name, parameter in model.named_parameters():
+            parameter.grad = gradients[name].mean(0)
+        worker.sessions[0].optimizer.step()
+
+    with notices() as said:
+        cluster(work, 2)
+    assert sum("world.shard" in message for message in said) == equal
+
+
 def test_each_tensor_is_found_once_and_in_order() -> None:
     first, second = torch.zeros(1), torch.ones(1)
     assert [id(x) for x in tensors_in([first], {"again": first, "then": second})] == [id(first), id(second)]
@@ -106,7 +146,7 @@ def test_circles_end() -> None:
     assert len(tensors_in(batch)) == 1
 
 
-def test_what_is_computed_is_not_looked_at() -> None:
+def test_properties_and_generators_are_not_evaluated() -> None:
     class Greedy:
         @property
         def inputs(self) -> Tensor:
@@ -123,7 +163,7 @@ def test_a_batch_that_leads_to_everything_is_left_at_some_point() -> None:
     assert len(tensors_in([SimpleNamespace(x=torch.zeros(1)) for _ in range(MOST_OBJECTS)])) < MOST_OBJECTS
 
 
-def test_what_holds_no_tensor_is_no_batch() -> None:
+def test_inputs_without_a_tensor_are_no_batch() -> None:
     seen = FirstBatch()
     seen.see(nn.Linear(1, 1), ("text", {"numbers": [1, 2]}), {"flag": True})
     assert seen.hash == NO_BATCH

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, Adam, Optimizer
-from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
 
 import gossamer
 from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.global_hooks import OPTIMIZER_STEP
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.errors import GossamerError, LoopError
 from gossamer.train.engine.parameter_views import trainable
-from gossamer.train.session import foreign_optimizers
 from gossamer.train.session.foreign_optimizers import ForeignOptimizerGuard
 from gossamer.train.session.session import Session
 from gossamer.train.session.step_hooks import StepHooks
@@ -48,7 +47,7 @@ def nothing_is_left() -> Iterator[None]:
         with suppress(GossamerError):  # some of them are of workers that were lost
             session.close()
     yield
-    assert hooks == {}, "a hook that hears of every optimizer outlived the last session"
+    assert OPTIMIZER_STEP.subscribers == 0, "a hook of all optimizers outlived the last session"
 
 
 class Wrapper(Optimizer):
@@ -75,7 +74,7 @@ def beside_sgd(recipe: str, model: nn.Module) -> ForeignOptimizerGuard:
     [(recipe, slice(None)) for recipe in (*AROUND, *OWN_MOMENTUM)]
     + [(recipe, share) for recipe in AROUND for share in (slice(1), slice(-1, None))],
 )
-def test_what_happens_around_steps_is_refused_to_others(recipe: str, share: slice) -> None:
+def test_second_optimizer_is_refused_by_recipes_that_act_around_steps(recipe: str, share: slice) -> None:
     """Also where they have a part of the parameters only, beside some of their own."""
     model = network(0)
     others = [*list(model.parameters())[share], nn.Parameter(torch.zeros(2))]
@@ -104,7 +103,7 @@ def test_momentum_is_the_attached_ones_only_where_it_has_moved() -> None:
 
 
 @pytest.mark.parametrize("outer_is_attached", [False, True])
-def test_wrappers_step_through_what_they_wrap(outer_is_attached: bool) -> None:
+def test_wrapper_is_accepted_as_its_inner_optimizer(outer_is_attached: bool) -> None:
     def check(*, hidden: bool) -> None:
         model = network(0)
         inner = sgd(model)
@@ -119,7 +118,49 @@ def test_wrappers_step_through_what_they_wrap(outer_is_attached: bool) -> None:
         check(hidden=True)
 
 
-def test_what_was_thawed_for_a_second_optimizer() -> None:
+class SharpnessAware(Optimizer):
+    """Two passes per step, and the step is the inner optimizer's, as in SAM."""
+
+    def __init__(self, base: Optimizer) -> None:
+        super().__init__(base.param_groups, {})
+        self.base_optimizer, self.param_groups = base, base.param_groups
+
+    @torch.no_grad()
+    def climb(self, rho: float) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.add_(parameter.grad.sign(), alpha=rho)
+
+    def step(self, closure: Any = None) -> None:
+        raise NotImplementedError
+
+
+def sharpness_aware(worker: Worker, recipe: str, *, outer: bool) -> Tensor:
+    model = network(0)
+    optimizer = SharpnessAware(sgd(model))
+    session = worker.attach(model, optimizer if outer else optimizer.base_optimizer, recipe)
+    for step in range(6):
+        for rho in (0.5, -0.5):
+            optimizer.zero_grad()
+            loss_of(model, step, worker.rank).backward()
+            optimizer.climb(rho)
+        optimizer.base_optimizer.step()
+    with session.averaged_parameters(model):
+        return parameters(model)
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "LocalSGD(period=2)"])
+def test_steps_of_the_inner_optimizer_alone_are_refused_with_its_name(recipe: str) -> None:
+    with pytest.raises(LoopError, match=r"gossamer\.attach\(model, optimizer\.base_optimizer"):
+        cluster(lambda worker: sharpness_aware(worker, recipe, outer=True), 2)
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "LocalSGD(period=2)"])
+def test_inner_optimizer_is_attached_where_it_makes_the_steps(recipe: str) -> None:
+    ended = agree(cluster(lambda worker: sharpness_aware(worker, recipe, outer=False), 2))
+    assert not torch.equal(ended, parameters(network(0)))
+
+
+def test_second_optimizer_of_unfrozen_parameters() -> None:
     model = network(0)
     first, *_ = model.parameters()
     first.requires_grad_(False)
@@ -170,7 +211,7 @@ def check_phases(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", ["DiLoCo(period=50)", "Gossip(mixing='push-sum') + Ring()", "LocalSGD(period=50)"])
 def test_a_new_optimizer_in_mid_run(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_phases(recipe)
-    monkeypatch.setattr(StepHooks, "_before_foreign_step", lambda self, optimizer, closure: None)
+    monkeypatch.setattr(StepHooks, "_before_foreign_step", lambda self, *step: None)
     monkeypatch.setattr("gossamer.train.synchronizers.gossip.GossipAveraging.end_run", lambda self: None)
     with pytest.raises(AssertionError):
         check_phases(recipe)
@@ -259,9 +300,9 @@ def check_nothing_is_kept() -> None:
     assert gone() is None, "the hook that hears of every optimizer keeps a session that nobody has"
 
 
-def test_a_session_that_nobody_has_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreferenced_session_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     check_nothing_is_kept()
-    monkeypatch.setattr(foreign_optimizers.weakref, "WeakMethod", lambda method: lambda: method)
+    monkeypatch.setattr(weakref, "WeakMethod", lambda method: lambda: method)
     with pytest.raises(AssertionError, match="keeps a session"):
         check_nothing_is_kept()
     monkeypatch.undo()
@@ -273,11 +314,11 @@ def _session() -> Session:
     return gossamer.attach(model, SGD(model.parameters(), 0.1))
 
 
-def test_one_hook_while_sessions_are_open() -> None:
+def test_hook_of_all_optimizers_is_subscribed_while_a_session_is_open() -> None:
     first, second = _session(), _session()
-    assert len(hooks) == 1
+    assert OPTIMIZER_STEP.subscribers == 2
     first.close()
-    assert len(hooks) == 1
+    assert OPTIMIZER_STEP.subscribers == 1
     second.close()
     second.close()
-    assert hooks == {}
+    assert OPTIMIZER_STEP.subscribers == 0

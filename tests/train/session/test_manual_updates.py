@@ -81,7 +81,7 @@ def alone_by_hand() -> Tensor:
 
 
 @pytest.mark.parametrize("update", [by_version, by_data])
-def test_what_was_not_sent_stays_with_updates_by_hand(update: Update) -> None:
+def test_manual_updates_keep_the_residual(update: Update) -> None:
     """The same steps with an optimizer end with the same bits: what TopK left out is sent later in both loops."""
 
     def by_optimizer(worker: Worker) -> Tensor:

@@ -69,7 +69,7 @@ def test_a_transposed_tensor_travels_as_it_is_seen(among: Any) -> None:
     assert torch.equal(gossamer.mean(mine), mine + 0.5)
 
 
-def test_dicts_are_gathered_and_averaged_whatever_their_order(among: Any) -> None:
+def test_dicts_are_gathered_and_averaged_regardless_of_their_order(among: Any) -> None:
     mine = {"loss": 1.0, "counts": torch.tensor([1, 2]), "big": torch.ones(2, 2)}
     other = {"big": torch.zeros(2, 2), "counts": torch.tensor([3, 5]), "loss": 4}
     among(other)
@@ -109,7 +109,7 @@ def test_a_mean_in_half_precision_is_rounded_once(among: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("call", [gossamer.mean, gossamer.gather])
-def test_what_does_not_fit_together_is_refused_with_both(
+def test_mismatched_metrics_are_refused_with_both_values(
     among: Any, call: Callable[[Any], Any], mine: Any, other: Any, ops: list[str]
 ) -> None:
     among(other)
@@ -120,7 +120,7 @@ def test_what_does_not_fit_together_is_refused_with_both(
 
 @pytest.mark.parametrize("value", [[1, 2], None, object(), {"a": {"b": 1}}, {3: 1.0}, 1j])
 @pytest.mark.parametrize("call", [gossamer.mean, gossamer.gather])
-def test_what_would_have_to_be_unpickled_is_refused(call: Callable[[Any], Any], value: Any) -> None:
+def test_values_that_need_pickle_are_refused(call: Callable[[Any], Any], value: Any) -> None:
     with pytest.raises(TypeError, match="pickled"):
         call(value)
 

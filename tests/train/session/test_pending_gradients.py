@@ -26,7 +26,7 @@ def pay(pending, model, optimizer=None, closure=False):
     return model.weight.grad.tolist()
 
 
-def test_what_is_owed_is_paid_once(model):
+def test_pending_gradients_are_added_once(model):
     pending = owing("weight")
     assert pay(pending, model) == pay(pending, model) == [[4.0, 4.0]]
     assert pending.state() == {}
@@ -54,7 +54,7 @@ def test_a_step_that_is_left_out_or_has_a_closure_pays_nothing(model):
     assert pay(pending, model, fused) == [[25.0, 25.0]]  # the step divides by the scale
 
 
-def test_another_number_of_workers_owes_the_mean():
+def test_pending_gradients_of_other_workers_are_averaged():
     pending = PendingGradients()
     pending.resume([{"bias": {KEY: torch.tensor([2.0]), "residual": torch.ones(1)}}, {}])
     assert pending.take() == {"bias": torch.tensor([1.0])}

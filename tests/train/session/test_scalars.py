@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import torch
-from support.virtual_workers import heard
+from support.virtual_workers import heard, subscribed
 from torch import nn
 from torch.optim import SGD
 
 import gossamer
 from gossamer import events
+from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.train.session import scalars
+from gossamer.train.session.scalars import DeferredMetrics
 
 
 def logged(*named: Any, **metrics: Any) -> dict[str, float]:
@@ -61,13 +64,13 @@ def test_metrics_without_names_are_refused_with_the_line_to_write(given: Any) ->
         (torch.zeros(2, requires_grad=True), r"a tensor of shape \(2,\)"),
     ],
 )
-def test_what_is_no_number_is_named(value: Any, shown: str) -> None:
+def test_an_invalid_number_is_named(value: Any, shown: str) -> None:
     with pytest.raises(TypeError, match=rf"session\.log\(name=\.\.\.\) got {shown}.*session\.log\(name=loss"):
         logged(name=value)
 
 
 @pytest.mark.parametrize("value", [None, "3", -1, float("nan"), float("inf"), torch.ones(2), [1], 10**400, 1j, 1e308])
-def test_what_is_no_weight_is_named(value: Any) -> None:
+def test_an_invalid_weight_is_named(value: Any) -> None:
     with pytest.raises(
         ValueError, match=r"a batch weight must be a number of samples.*session\.set_batch_weight\(len\(batch\)\)"
     ):
@@ -78,3 +81,58 @@ def test_weights_are_numbers_or_tensors_of_one() -> None:
     assert scalars.sample_weight(0) == 0.0
     assert scalars.sample_weight(torch.tensor([3], requires_grad=False)) == 3.0
     assert scalars.sample_weight(torch.tensor(2.5, requires_grad=True)) == 2.5
+
+
+# -- Deferred metrics: numbers on a GPU are logged from the communication thread, as they were when they were given
+
+
+@pytest.fixture
+def thread() -> Any:
+    made = CommThread([torch.device("cpu")])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every tensor lay on a GPU."""
+    monkeypatch.setattr(scalars, "_is_on_other_device", torch.is_tensor)
+
+
+def test_metrics_on_the_cpu_are_logged_immediately(thread: CommThread) -> None:
+    with heard(events.Logged) as told:
+        DeferredMetrics(thread).log(3, {"loss": torch.tensor(2.0), "rate": 0.5})
+        assert [(event.step, dict(event.values)) for event in told] == [(3, {"loss": 2.0, "rate": 0.5})]
+
+
+@pytest.mark.usefixtures("_elsewhere")
+def test_metrics_on_a_gpu_are_logged_by_the_communication_thread(thread: CommThread) -> None:
+    by, told = list[str](), list[Any]()
+
+    def listen(event: events.Event) -> None:
+        by.append(threading.current_thread().name)
+        told.append(event)
+
+    metrics, loss, held = DeferredMetrics(thread), torch.tensor(2.0), threading.Event()
+    with subscribed(listen):
+        thread.submit(held.wait)
+        metrics.log(3, {"loss": loss})
+        assert told == []
+        loss.fill_(7.0)
+        held.set()
+        metrics.finish()
+    assert [dict(event.values) for event in told] == [{"loss": 2.0}]
+    assert by == ["gossamer-comm"]
+
+
+@pytest.mark.usefixtures("_elsewhere")
+def test_metrics_after_close_are_logged_immediately(thread: CommThread) -> None:
+    thread.close()
+    with heard(events.Logged) as told:
+        DeferredMetrics(thread).log(1, {"loss": torch.tensor(2.0)})
+        assert [dict(event.values) for event in told] == [{"loss": 2.0}]
+
+
+def test_an_invalid_number_is_refused_at_once(thread: CommThread) -> None:
+    with pytest.raises(TypeError, match=r"session\.log\(loss=loss\.mean\(\)\)"):
+        DeferredMetrics(thread).log(1, {"loss": torch.ones(2, device="meta")})

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.virtual_workers import Worker, cluster, network, notices, parameters, train_step
+from support.virtual_workers import Worker, cluster, heard, network, notices, parameters, train_step
 from torch.nn import Parameter
 from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
 
+from gossamer import events
 from gossamer.errors import CheckpointError
+from gossamer.train import checkpoint
+from gossamer.train.checkpoint.snapshot import Flat, SnapshotBuffers
 from gossamer.train.session import session_checkpoint
+from gossamer.train.session.session import Session
 
 Rule = Callable[[Iterable[Parameter]], Optimizer]
 RULES: dict[str, Rule] = {
@@ -67,7 +73,7 @@ def test_without_that_it_would_end_in_a_later_step(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     "states", [(), (None,), (3,), ("x",), ([],), ({},), ({"passes": 1},), ({"rank": "0"},)], ids=repr
 )
-def test_what_is_no_state_is_named(states: tuple[Any, ...]) -> None:
+def test_an_invalid_state_is_named(states: tuple[Any, ...]) -> None:
     def work(worker: Worker) -> None:
         model = network(0)
         worker.attach(model, SGD(model.parameters(), 0.1)).load_state_dict(*states)
@@ -85,7 +91,7 @@ class Part:
         raise TypeError("nothing to save here")
 
 
-def test_what_fails_on_one_rank_is_told_on_all(tmp_path: Path) -> None:
+def test_failed_save_on_one_rank_raises_on_all_ranks(tmp_path: Path) -> None:
     """The others would wait for it otherwise."""
 
     def work(worker: Worker) -> None:
@@ -97,7 +103,7 @@ def test_what_fails_on_one_rank_is_told_on_all(tmp_path: Path) -> None:
     cluster(work, 2)
 
 
-def test_a_place_that_is_no_folder_is_told_on_all_ranks(tmp_path: Path) -> None:
+def test_save_into_a_file_raises_on_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     def work(worker: Worker) -> None:
@@ -141,3 +147,305 @@ def test_a_scheduler_in_a_wrapper_is_one(tracked: bool, tmp_path: Path) -> None:
     with notices() as said:
         cluster(work, 1)
     assert ["has a learning rate scheduler that is not" in line for line in said] == [True] * (not tracked)
+
+
+# -- Session checkpointing: how many stay, options that are alike on all ranks, and saves beside training --------------
+
+
+def trained(worker: Worker) -> tuple[Session, Any]:
+    model = network(worker.rank)
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    session = worker.attach(model, optimizer, "TopK(density=0.2)")
+    return session, lambda step: train_step(model, optimizer, step, worker.rank)
+
+
+@pytest.mark.parametrize(("options", "stay"), [({}, [4, 5]), ({"keep": 3}, [3, 4, 5]), ({"keep": 1}, [5])])
+def test_the_newest_stay(options: dict[str, int], stay: list[int], tmp_path: Path) -> None:
+    def work(worker: Worker) -> None:
+        session, train = trained(worker)
+        for step in range(5):
+            train(step)
+            session.save(tmp_path, **options)
+
+    cluster(work, 2)
+    assert [checkpoint.complete_steps(tmp_path, rank) for rank in range(2)] == [stay, stay]
+    assert len(list(tmp_path.iterdir())) == len(stay)
+
+
+@pytest.mark.parametrize("keep", [0, -1, "best", 2.5, True, None])
+def test_an_invalid_number_to_keep_is_refused_on_all_ranks(keep: Any, tmp_path: Path) -> None:
+    """Such as a value of the user's own, from when `keep` was no option."""
+
+    def work(worker: Worker) -> None:
+        session, _ = trained(worker)
+        says = r"keep is the number of checkpoints.*another name than"
+        with pytest.raises(CheckpointError, match=says if worker.rank == 0 else "different options"):
+            session.save(tmp_path, keep=2 if worker.rank else keep)
+        with pytest.raises(CheckpointError, match=says):
+            session.save(tmp_path, keep=keep)
+        session.save(tmp_path)
+
+    cluster(work, 2)
+    assert checkpoint.complete_steps(tmp_path, 1) == [0]
+
+
+def test_other_options_on_another_rank_are_refused(tmp_path: Path) -> None:
+    def work(worker: Worker) -> None:
+        session, _ = trained(worker)
+        with pytest.raises(CheckpointError, match=r"rank 0: SaveOptions\(keep=2.*rank 1: SaveOptions\(keep=3"):
+            session.save(tmp_path, keep=2 + worker.rank)
+
+    cluster(work, 2)
+    assert not list(tmp_path.iterdir())
+
+
+# -- asynchronous ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Parts are written once it is set."""
+    opened, honest = threading.Event(), checkpoint.stage
+
+    def stage(*args: Any) -> str:
+        assert opened.wait(30)
+        return honest(*args)
+
+    monkeypatch.setattr(checkpoint, "stage", stage)
+    return opened
+
+
+def saved_beside(folder: Path, gate: threading.Event, world: int = 2) -> list[Any]:
+    """(parameters at the save, those after a step more), by rank; the save ends after that step."""
+    barrier = threading.Barrier(world)
+
+    def work(worker: Worker) -> Any:
+        session, train = trained(worker)
+        train(0)
+        session.save(folder, asynchronous=True, mine=torch.ones(2))
+        then = parameters(session.model)
+        assert not checkpoint.complete_steps(folder, worker.rank)
+        train(1)
+        barrier.wait()
+        gate.set()
+        session.close()
+        return then, parameters(session.model)
+
+    return cluster(work, world)
+
+
+def loaded_values(folder: Path, world: int = 2) -> list[Any]:
+    """(step, parameters, what was the user's), by rank."""
+
+    def work(worker: Worker) -> Any:
+        session, _ = trained(worker)
+        mine = session.load(folder)
+        return session.steps, parameters(session.model), mine
+
+    return cluster(work, world)
+
+
+def check_what_was_then(folder: Path, gate: threading.Event) -> None:
+    with heard(events.Saved) as told:
+        then = saved_beside(folder, gate)
+    assert {event.step for event in told} == {1}
+    for (step, found, mine), (before, after) in zip(loaded_values(folder), then, strict=True):
+        assert step == 1
+        assert not torch.equal(before, after)
+        assert torch.equal(found, before), "it holds what was trained later"
+        assert torch.equal(mine["mine"], torch.ones(2))
+
+
+def test_asynchronous_save_contains_the_state_at_the_call(tmp_path: Path, gate: threading.Event) -> None:
+    check_what_was_then(tmp_path, gate)
+
+
+def test_mutant_without_copy_saves_later_state(
+    tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SnapshotBuffers, "copy", lambda self, tree: Flat.of(tree))
+    with pytest.raises(AssertionError, match="trained later"):
+        check_what_was_then(tmp_path, gate)
+
+
+def resumed(folder: Path, recipe: str, world: int, asynchronous: bool) -> None:
+    """2 + 3 steps are 5 steps."""
+
+    def work(worker: Worker, stop: int, save: bool) -> Any:
+        model = network(worker.rank)
+        optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+        session = worker.attach(model, optimizer, recipe)
+        session.load(folder)
+        for step in range(session.steps, stop):
+            train_step(model, optimizer, step, worker.rank)
+        if save:
+            session.save(folder, asynchronous=asynchronous)
+            train_step(model, optimizer, stop, worker.rank)
+            session.close()
+        return parameters(model)
+
+    whole = cluster(lambda worker: work(worker, 5, False), world)
+    cluster(lambda worker: work(worker, 2, True), world)
+    for one, other in zip(whole, cluster(lambda worker: work(worker, 5, False), world), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "PowerSGD(rank=2)", "LocalSGD(period=2)"])
+@pytest.mark.parametrize("world", [1, 3])
+def test_promise_17_resuming_is_bit_exact(recipe: str, world: int, tmp_path: Path) -> None:
+    resumed(tmp_path, recipe, world, asynchronous=True)
+
+
+def test_the_next_save_waits_and_reports_it(tmp_path: Path, gate: threading.Event) -> None:
+    def work(worker: Worker) -> None:
+        session, train = trained(worker)
+        train(0)
+        session.status.step_seconds = 0.0
+        session.save(tmp_path, asynchronous=True)
+        if worker.rank == 0:
+            threading.Timer(0.05, gate.set).start()
+        session.save(tmp_path, asynchronous=True)
+        session.close()
+
+    with notices() as said:
+        cluster(work, 2)
+    assert ["was still being written when the next was to be saved" in line for line in said] == [True]
+
+
+def test_no_notice_if_save_completed_in_time(tmp_path: Path) -> None:
+    def work(worker: Worker) -> None:
+        session, train = trained(worker)
+        for step in range(3):
+            train(step)
+            session.save(tmp_path, asynchronous=True)
+            pending = session._checkpoints._pending
+            assert pending is not None
+            pending.wait()
+        session.close()
+
+    with notices() as said:
+        cluster(work, 2)
+    assert said == []
+    assert checkpoint.complete_steps(tmp_path, 1) == [2, 3]
+
+
+@pytest.mark.parametrize("at", ["save", "load", "close"])
+def test_an_error_of_the_writer_is_raised_on_all_ranks(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = checkpoint.stage
+
+    def full(directory: Any, step: int, rank: int, tree: Any) -> str:
+        if step == 2 and rank == 1:
+            raise OSError(28, "No space left on device")
+        return honest(directory, step, rank, tree)
+
+    monkeypatch.setattr(checkpoint, "stage", full)
+
+    def work(worker: Worker) -> None:
+        session, train = trained(worker)
+        for step in range(2):
+            train(step)
+            session.save(tmp_path, asynchronous=True, keep=1)
+        with pytest.raises(CheckpointError, match=r"of step 2.*rank 1: .*No space left on device") as caught:
+            {"save": lambda: session.save(tmp_path), "load": lambda: session.load(tmp_path), "close": session.close}[
+                at
+            ]()
+        assert isinstance(caught.value.__cause__, OSError) == (worker.rank == 1)
+        if at == "save":
+            train(2)
+            session.save(tmp_path, asynchronous=True)
+            session.close()
+
+    with heard(events.Saved) as told:
+        cluster(work, 2)
+    assert {event.step for event in told} == ({1, 3} if at == "save" else {1})
+    assert loaded_values(tmp_path)[0][0] == (3 if at == "save" else 1)
+
+
+def test_a_run_that_dies_meanwhile_continues_from_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = checkpoint.complete
+
+    def dies(directory: Any, step: int, rank: int, *rest: Any, **options: Any) -> None:
+        if (step, rank) != (2, 1):
+            honest(directory, step, rank, *rest, **options)
+
+    monkeypatch.setattr(checkpoint, "complete", dies)
+
+    def work(worker: Worker) -> None:
+        session, train = trained(worker)
+        for step in range(2):
+            train(step)
+            session.save(tmp_path, asynchronous=True, keep=1)
+        pending = session._checkpoints._pending
+        assert pending is not None
+        pending.wait()
+
+    cluster(work, 2)
+    assert checkpoint.complete_steps(tmp_path, 0) == [1, 2]
+    assert loaded_values(tmp_path)[0][0] == 1
+
+
+def test_a_run_that_dies_once_all_parts_are_there_continues_from_them(tmp_path: Path) -> None:
+    def work(worker: Worker) -> None:
+        session, train = trained(worker)
+        train(0)
+        session.save(tmp_path, asynchronous=True)
+        pending = session._checkpoints._pending
+        assert pending is not None
+        pending.wait()
+
+    cluster(work, 2)
+    assert loaded_values(tmp_path)[0][0] == 1
+    assert loaded_values(tmp_path, 3)[0][0] == 1
+
+
+def test_parts_of_two_saves_are_not_mixed(tmp_path: Path) -> None:
+    kept = []
+    for folder in (tmp_path / "one", tmp_path / "other"):
+        for step in (1, 2):
+            saved = folder / "kept"
+
+            def work(worker: Worker, step: int = step, saved: Path = saved) -> None:
+                session, train = trained(worker)
+                session.load(saved)
+                train(step)
+                session.save(saved, asynchronous=True)
+                session.close()
+
+            cluster(work, 2)
+        kept.append(saved)
+    for name in ("rank-0.json", "rank-0.safetensors"):
+        shutil.copy(kept[1] / "step-00000002" / name, kept[0] / "step-00000002" / name)
+    with notices() as said:
+        assert loaded_values(kept[0])[0][0] == 1
+    assert any("step 2 has parts of two saves" in line for line in said)
+
+
+@pytest.mark.parametrize("asynchronous", [None, 1, "yes", torch.ones(1)], ids=repr)
+def test_asynchronous_that_is_no_bool_is_refused(asynchronous: Any, tmp_path: Path) -> None:
+    def work(worker: Worker) -> None:
+        session, _ = trained(worker)
+        with pytest.raises(CheckpointError, match=r"asynchronous must be True or False.*another name"):
+            session.save(tmp_path, asynchronous=asynchronous)
+
+    cluster(work, 2)
+
+
+def test_failing_session_reports_the_unwritten_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "stage", full)
+
+    def work(worker: Worker) -> None:
+        session, _ = trained(worker)
+        session.save(tmp_path, asynchronous=True)
+        with pytest.raises(ZeroDivisionError), session:
+            raise ZeroDivisionError
+
+    with notices() as said:
+        cluster(work, 2)
+    assert ["of step 0 was not written: " in line for line in said] == [True, True]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from support.sessions import sgd
+from support.sessions import RECIPES, sgd
 from support.virtual_workers import (
     Worker,
     agree,
     batch,
     cluster,
+    heard,
     loss_of,
     network,
+    notices,
     parameters,
     seeded,
     trained_alone,
@@ -22,7 +26,10 @@ from support.virtual_workers import (
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from gossamer.errors import LoopError
+from gossamer import events
+from gossamer.algorithms.compressors import Feedback
+from gossamer.errors import LoopError, NonFiniteError
+from gossamer.train.session.session import Session
 
 # -- parameters that do not always have a gradient ---------------------------------------------------------------------
 
@@ -136,6 +143,66 @@ def test_no_sync_with_a_compressor_and_the_error_without() -> None:
         cluster(lambda worker: accumulate(worker, "TopK(0.1)", "every"), 2)
 
 
+def in_epochs(worker: Worker, recipe: str, length: int, set_to_none: bool) -> Tensor:
+    """Twelve passes in epochs of `length`, and a step after every second pass."""
+    model, optimizer, session = worker.start(network(0), sgd, recipe)
+    for first in range(0, 12, length):
+        with session.epoch():
+            for number in range(first, first + length):
+                with nullcontext() if number % 2 else session.no_sync():
+                    loss_of(model, number, worker.rank).backward()
+                if number % 2:
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=set_to_none)
+    return parameters(model)
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.5)", "LocalSGD(period=2)"])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_an_epoch_that_ends_within_no_sync_keeps_the_gradients(recipe: str, set_to_none: bool) -> None:
+    whole, parts = (
+        agree(cluster(partial(in_epochs, recipe=recipe, length=length, set_to_none=set_to_none), 2))
+        for length in (12, 3)
+    )
+    assert torch.equal(parts, whole)
+
+
+def test_a_rank_without_data_keeps_the_gradients_of_no_sync() -> None:
+    def work(worker: Worker) -> bool:
+        model, optimizer, session = worker.start(network(0), sgd)
+        with session.epoch():
+            for number in range(3 if worker.rank else 5):
+                with nullcontext() if number % 2 else session.no_sync():
+                    loss_of(model, number, worker.rank).backward()
+                if number % 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            before = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        after = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        return len(before) > 0 and all(map(torch.equal, before, after))
+
+    assert cluster(work, 2) == [True, True]
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("create_graph", [True, False])
+def test_a_graph_of_averaged_gradients_is_one_notice(create_graph: bool) -> None:
+    def work(worker: Worker) -> Tensor:
+        model, optimizer, _ = worker.start(network(0), sgd)
+        for step in range(3):
+            loss = loss_of(model, step, worker.rank)
+            second = torch.autograd.grad(loss, [*model.parameters()], create_graph=True)
+            (loss + 0.01 * sum(each.square().sum() for each in second)).backward(create_graph=create_graph)
+            optimizer.step()
+            optimizer.zero_grad()
+        return parameters(model)
+
+    with notices() as said:
+        agree(cluster(work, 2))
+    assert len(said) == create_graph
+    assert all("torch.autograd.grad(loss, parameters, create_graph=True)" in line for line in said)
+
+
 def lbfgs(worker: Worker, recipe: str) -> Tensor:
     model = network(0)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
@@ -169,3 +236,143 @@ def test_a_backward_that_was_thrown_away_is_no_error() -> None:
                 optimizer.step()
 
     cluster(work, 2)
+
+
+# -- Non-finite gradients in sessions: no rank takes the step, and the origin is named ---------------------------------
+
+
+def poisoned(
+    worker: Worker, recipe: str, poison: Callable[[int, int], float], steps: int
+) -> tuple[Tensor, Any, list[Any]]:
+    model = network(0)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    session = worker.attach(model, optimizer, recipe)
+    seen: list[Any] = []
+    for step in range(steps):
+        before = parameters(model), _flat(session.state_dict()["state"])
+        optimizer.zero_grad()
+        inputs, targets = batch(step, worker.rank)
+        (mse_loss(model(inputs), targets) * poison(step, worker.rank)).backward()
+        optimizer.step()
+        seen.append((before, (parameters(model), _flat(session.state_dict()["state"]))))
+    return parameters(model), session.steps, seen
+
+
+def _flat(state: dict[str, dict[str, Tensor]]) -> Tensor:
+    parts = [tensor.flatten() for each in state.values() for tensor in each.values()]
+    return torch.cat(parts).clone() if parts else torch.zeros(0)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_promise_9_a_bad_gradient_on_one_rank_changes_nothing_anywhere(recipe: str, value: float) -> None:
+    def poison(step: int, rank: int) -> float:
+        return value if step == 2 and rank == 1 else 1.0
+
+    results = cluster(lambda worker: poisoned(worker, recipe, poison, 5), 3)
+    agree([ended for ended, _, _ in results])
+    for _, steps, seen in results:
+        assert steps == 4
+        (weights, state), (weights_after, state_after) = seen[2]
+        assert torch.equal(weights, weights_after), "a skipped step moved the parameters"
+        assert torch.equal(state, state_after), "a skipped step changed what is remembered"
+        assert not torch.equal(seen[3][0][0], seen[3][1][0]), "training did not go on"
+
+
+def test_promise_9_rank_and_tensor_are_named_and_five_skipped_steps_raise() -> None:
+    named = pytest.raises(NonFiniteError, match=r'5 steps in a row.*"\d\.(weight|bias)" on rank 1')
+    with heard(events.Skipped) as skipped, named:
+        cluster(lambda worker: poisoned(worker, "TopK(0.1)", lambda s, r: float("nan") if r == 1 else 1.0, 9), 2)
+    assert {event.rank for event in skipped} == {1}
+
+
+def test_the_skip_test_catches_feedback_that_commits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Feedback.aggregate
+
+    def eager(self: Feedback, x: Any, state: Any, at: Any, out: Any = None) -> Any:
+        staged = yield from honest(self, x, state, at, out)
+        state["residual"].flat.copy_(staged.next_state["residual"].flat)
+        return staged
+
+    monkeypatch.setattr(Feedback, "aggregate", eager)
+    with pytest.raises(AssertionError, match="remembered"):
+        test_promise_9_a_bad_gradient_on_one_rank_changes_nothing_anywhere("TopK(0.1)", float("nan"))
+
+
+def scaled(worker: Worker, recipe: str, scale: float, overflow: bool) -> tuple[Tensor, float, int]:
+    model = network(0, torch.float32)
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
+    session = worker.attach(model, optimizer, recipe, scaler=scaler)
+    for step in range(5):
+        optimizer.zero_grad()
+        inputs, targets = batch(step, worker.rank, dtype=torch.float32)
+        loss = mse_loss(model(inputs), targets)
+        if overflow and step == 2 and worker.rank == 1:
+            loss = loss * 1e38 * 1e38
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    return parameters(model), scaler.get_scale(), session.steps
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "Int8()", "Feedback(Int8(), rule='ef21')"])
+def test_grad_scaler_decides_alike_everywhere(recipe: str) -> None:
+    results = cluster(lambda worker: scaled(worker, recipe, 1024.0, overflow=True), 3)
+    agree([ended for ended, _, _ in results])
+    assert {scale for _, scale, _ in results} == {512.0}
+    assert {steps for *_, steps in results} == {4}
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "Int8()", "Feedback(Int8(), rule='ef21')"])
+def test_residuals_do_not_depend_on_the_loss_scale(recipe: str) -> None:
+    one = cluster(lambda worker: scaled(worker, recipe, 1.0, overflow=False), 2)[0][0]
+    many = cluster(lambda worker: scaled(worker, recipe, 4096.0, overflow=False), 2)[0][0]
+    assert torch.equal(one, many)
+
+
+def test_float16_that_overflows_is_skipped_not_infinite() -> None:
+    def poison(step: int, rank: int) -> float:
+        return 1e9 if step == 1 and rank == 0 else 1.0
+
+    results = cluster(lambda worker: poisoned(worker, "Dense(dtype='float16')", poison, 3), 2)
+    assert torch.isfinite(agree([ended for ended, *_ in results])).all()
+    assert results[0][1] == 2
+
+
+def batches_told(
+    recipe: str, epoch_of: Callable[[Session], AbstractContextManager[None]] = Session.epoch
+) -> list[tuple[int | None, int | None]]:
+    """(rank, batch) of all that is told where rank 1 meets a NaN in the third batch of its second epoch."""
+
+    def work(worker: Worker) -> None:
+        model = network(0)
+        optimizer = sgd(model)
+        session = worker.attach(model, optimizer, recipe)
+        for epoch in range(2):
+            with epoch_of(session):
+                for step in range(4):
+                    optimizer.zero_grad()
+                    inputs, targets = batch(4 * epoch + step, worker.rank)
+                    bad = (epoch, step, worker.rank) == (1, 2, 1)
+                    (mse_loss(model(inputs), targets) * (float("nan") if bad else 1.0)).backward()
+                    optimizer.step()
+
+    with heard(events.Skipped) as skipped:
+        cluster(work, 2)
+    return sorted(((event.rank, event.batch) for event in skipped), key=str)
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)"])
+def test_the_rank_that_met_it_reports_which_batch_it_was(recipe: str) -> None:
+    assert batches_told(recipe) == [(1, 2), (1, None)]
+
+
+def test_without_epochs_the_count_continues() -> None:
+    assert batches_told("Dense()", lambda session: nullcontext()) == [(1, 6), (1, None)]
+
+
+def test_no_batch_is_named_where_the_numbers_of_many_travel() -> None:
+    assert {batch for _, batch in batches_told("EveryStep(delay=1)")} == {None}

@@ -2,14 +2,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from support.moving_state import State, begin, differing, merged_state, state_of, train
-from support.virtual_workers import Worker, cluster, heard, notices
+from support.sessions import sgd
+from support.virtual_workers import (
+    Worker,
+    agree,
+    batch,
+    cluster,
+    heard,
+    network,
+    notices,
+    parameters,
+    seeded,
+    train_step,
+)
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
+import gossamer
 from gossamer import events
+from gossamer.errors import AttachError
+from gossamer.train.session.session import Session
+
+State = dict[str, Tensor]
+
+
+class MovingState(nn.Module):
+    """BatchNorm's statistics and counter, spectral norm's vectors, a buffer that forward replaces, one that is not
+    persistent, and a momentum encoder, which the loop writes through `.data` as DINO's does."""
+
+    seen: Tensor
+    hidden: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8))
+        self.norm, self.last = nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.momentum = nn.Linear(8, 3).requires_grad_(False)
+        self.register_buffer("seen", torch.zeros(6))
+        self.register_buffer("hidden", torch.zeros(6), persistent=False)
+        self.register_buffer("mask", torch.tensor([True, False]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen = 0.9 * self.seen + 0.1 * x.detach().mean(0)
+            self.hidden.mul_(0.5).add_(x.detach()[0])
+        out: Tensor = self.last(torch.tanh(self.norm(self.first(x))))
+        return out
+
+    def follow(self) -> None:
+        for mine, theirs in zip(self.momentum.parameters(), self.last.parameters(), strict=True):
+            mine.data.mul_(0.9).add_(theirs.data, alpha=0.1)
+
+
+def begin(worker: Worker, recipe: str, **options: Any) -> tuple[MovingState, Session]:
+    with seeded(worker.rank):
+        model = MovingState().double()
+    model.momentum.load_state_dict(model.last.state_dict())
+    return model, worker.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), recipe, **options)
+
+
+def train(session: Session, steps: Iterable[int], rank: int) -> list[State]:
+    """All state just before each of the optimizer's steps, after which a round may change it."""
+    model, found = session.model, []
+    assert isinstance(model, MovingState)
+    for step in steps:
+        session.optimizer.zero_grad()
+        inputs, targets = batch(step, rank)
+        mse_loss(model(inputs * (1 + rank) + rank), targets).backward()
+        found.append(state_of(model))
+        session.optimizer.step()
+        model.follow()
+    return found
+
+
+def state_of(model: nn.Module) -> State:
+    """A copy of parameters and all buffers."""
+    return {name: each.detach().clone() for name, each in [*model.named_parameters(), *model.named_buffers()]}
+
+
+def merged_state(session: Session) -> State:
+    with session.averaged_parameters(session.model):
+        return state_of(session.model)
+
+
+def differing(states: list[State]) -> list[str]:
+    """Names of what is not the same bits in all of them."""
+    return [name for name, each in states[0].items() if not all(torch.equal(each, other[name]) for other in states)]
+
 
 RECIPES = [
     "LocalSGD(4)",
@@ -142,7 +227,7 @@ def test_the_digest_at_the_end_covers_all_state(recipe: str) -> None:
 
 
 @pytest.mark.parametrize(("recipe", "steps", "held"), [("LocalSGD(4)", 4, True), ("LocalSGD(4)", 5, False)])
-def test_a_rank_holds_what_was_merged_only_if_its_buffers_do(recipe: str, steps: int, held: bool) -> None:
+def test_rank_holds_merged_model_only_with_merged_buffers(recipe: str, steps: int, held: bool) -> None:
     def work(worker: Worker) -> None:
         model, session = begin(worker, recipe)
         session.optimizer.param_groups[0]["lr"] = 0.0
@@ -156,9 +241,7 @@ def test_a_rank_holds_what_was_merged_only_if_its_buffers_do(recipe: str, steps:
 
 
 @pytest.mark.parametrize(("steps", "lends", "told"), [(5, False, 1), (5, True, 0), (4, False, 0)])
-def test_a_session_that_ends_between_two_means_tells_how_to_save_the_merged_model(
-    steps: int, lends: bool, told: int
-) -> None:
+def test_close_between_two_means_explains_how_to_save_the_merged_model(steps: int, lends: bool, told: int) -> None:
     def work(worker: Worker) -> None:
         model, session = begin(worker, "LocalSGD(4)")
         model.follow = lambda: None  # type: ignore[method-assign]
@@ -175,7 +258,7 @@ def test_a_session_that_ends_between_two_means_tells_how_to_save_the_merged_mode
 # -- frozen parameters -------------------------------------------------------------------------------------------------
 
 
-def test_frozen_parameters_that_stay_do_not_travel_and_those_that_move_are_told_once() -> None:
+def test_frozen_parameters_that_stay_do_not_travel_and_those_that_move_are_reported_once() -> None:
     def work(worker: Worker, moves: bool) -> float:
         model, session = begin(worker, "LocalSGD(4)")
         if not moves:
@@ -245,7 +328,7 @@ def test_a_reset_of_parameters_leaves_the_merged_other_state() -> None:
 
 
 @pytest.mark.parametrize(("writers", "readers"), [(2, 3), (1, 2)])
-def test_another_number_of_workers_goes_on_from_the_merged_state(writers: int, readers: int, tmp_path: Path) -> None:
+def test_another_number_of_workers_continues_from_the_merged_state(writers: int, readers: int, tmp_path: Path) -> None:
     def save(worker: Worker) -> State:
         _, session = begin(worker, "LocalSGD(4)")
         train(session, range(6), worker.rank)
@@ -270,3 +353,53 @@ def test_a_switch_to_lock_step_averages_all_other_state() -> None:
         return state_of(model)
 
     assert differing(cluster(work, 3)) == []
+
+
+# -- Calls within torch.inference_mode(): they work, and training continues outside of the block -----------------------
+
+INFERENCE_RECIPES = ["Dense()", "TopK(0.3)", "LocalSGD(3)", "DelayedAveraging(2) + TopK(0.3)", "Gossip() + Ring()"]
+
+
+def merged_parameters(session: Session, _: Path) -> Tensor:
+    with session.averaged_parameters(session.model) as model:
+        return parameters(model)
+
+
+CALLS: dict[str, Callable[[Session, Path], Any]] = {
+    "merged": merged_parameters,
+    "save": lambda session, folder: session.save(folder),
+    "load": lambda session, folder: session.load(folder),
+    "switch": lambda session, _: session.switch("Int8()"),
+    "add_parameters": lambda session, _: session.add_parameters(),
+    "reset": lambda session, _: session.reset_compressor_state("0.weight"),
+}
+
+
+def train_around(worker: Worker, recipe: str, call: str, folder: Path) -> Tensor:
+    model = network(0)
+    optimizer = sgd(model)
+    with torch.inference_mode(call == "attach"):
+        session = worker.attach(model, optimizer, recipe)
+    for step in range(4):
+        train_step(model, optimizer, step, worker.rank)
+    session.save(folder)
+    if call == "add_parameters":
+        model.register_parameter("more", nn.Parameter(torch.ones(3, dtype=torch.float64)))
+    with torch.inference_mode():
+        CALLS.get(call, merged_parameters)(session, folder)
+    for step in range(4, 10):
+        train_step(model, optimizer, step, worker.rank)
+    return merged_parameters(session, folder)
+
+
+@pytest.mark.parametrize("call", ["attach", *CALLS])
+@pytest.mark.parametrize("recipe", INFERENCE_RECIPES)
+def test_calls_within_inference_mode_keep_the_model_trainable(recipe: str, call: str, tmp_path: Path) -> None:
+    agree(cluster(lambda worker: train_around(worker, recipe, call, tmp_path), 2))
+
+
+def test_a_model_that_was_built_within_inference_mode_is_refused() -> None:
+    with torch.inference_mode():
+        model = nn.Linear(2, 2)
+    with pytest.raises(AttachError, match=r'"weight" was created within torch\.inference_mode\(\)'):
+        gossamer.attach(model, sgd(model))

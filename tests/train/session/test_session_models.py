@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import LayoutError, LoopError
-from gossamer.train.session import core
+from gossamer.train.session import session_base
 
 
 @pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "PowerSGD(rank=2)"])
@@ -244,7 +244,7 @@ def test_every_device_of_a_model_is_one_of_its_communication_threads(monkeypatch
         seen.append(set(devices))
         return CommThread(devices, *rest)
 
-    monkeypatch.setattr(core, "CommThread", noted)
+    monkeypatch.setattr(session_base, "CommThread", noted)
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
     cluster(lambda worker: worker.attach(model, sgd(model)), 1)
     assert seen == [{torch.device("cpu"), torch.device("meta")}]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from support.sessions import sgd
 from support.virtual_workers import Worker, cluster, network, subscribed, train_step
+from torch import nn
 
 import gossamer
 from gossamer import TopK
 from gossamer.comm.simulated import SimulatedGroup
 from gossamer.events import Event, StepEnded
-from gossamer.train.session.session_status import SessionStats, SessionStatus, StepStats
+from gossamer.train.session.session_status import DataWait, SessionStats, SessionStatus, StepStats
 
 
 def shown(recipe: object, world: int, steps: int, directory: Path | None = None) -> list[str]:
@@ -35,7 +38,7 @@ def shown(recipe: object, world: int, steps: int, directory: Path | None = None)
 PARAMETERS = 6 * 16 + 16 + 16 * 16 + 16 + 16 * 3 + 3
 
 
-def test_before_the_first_step_it_says_what_dense_would_send() -> None:
+def test_repr_before_the_first_step_shows_bytes_of_dense() -> None:
     first, second = shown(TopK(density=0.1), 2, 0)
     assert first.splitlines() == [
         "Session: rank 0 of 2, step 0",
@@ -46,7 +49,7 @@ def test_before_the_first_step_it_says_what_dense_would_send() -> None:
     assert second.startswith("Session: rank 1 of 2, step 0\n")
 
 
-def test_what_is_sent_is_compared_with_dense(tmp_path: Path) -> None:
+def test_repr_compares_sent_bytes_with_dense(tmp_path: Path) -> None:
     sparse = shown(TopK(density=0.1), 2, 3, tmp_path)[0].splitlines()
     assert sparse[0] == "Session: rank 0 of 2, step 3"
     factor = float(sparse[2].split(", ")[1].split(" times less than Dense() (3.5 kB)")[0])
@@ -148,3 +151,59 @@ def test_stats_are_readable_text() -> None:
         "compression 31.9x\nrun: no step yet"
     )
     assert eval(repr(step), {"StepStats": StepStats}) == step
+
+
+# -- Data wait: seconds between the optimizer's step and the next forward pass, and no others --------------------------
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watched(clock: Clock) -> Iterator[tuple[nn.Module, torch.optim.Optimizer, DataWait]]:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wait = DataWait(clock)
+    hooks = wait.watch(model, optimizer)
+    yield model, optimizer, wait
+    for hook in hooks:
+        hook.remove()
+    assert not model._forward_pre_hooks
+
+
+def test_only_the_way_to_the_next_forward_pass_counts(
+    clock: Clock, watched: tuple[nn.Module, torch.optim.Optimizer, DataWait]
+) -> None:
+    model, optimizer, wait = watched
+    seconds = []
+    for _ in range(3):
+        clock.now += 0.5  # the batch
+        loss = model(torch.ones(1, 2)).sum()
+        clock.now += 10.0
+        loss = loss + model(torch.ones(1, 2)).sum()  # a second pass: computing
+        loss.backward()
+        seconds.append(wait.take())
+        optimizer.step()
+    assert seconds == [0.0, 0.5, 0.5]  # nothing is known of the first
+
+
+def test_saving_is_no_waiting_for_data(
+    clock: Clock, watched: tuple[nn.Module, torch.optim.Optimizer, DataWait]
+) -> None:
+    model, optimizer, wait = watched
+    optimizer.step()
+    clock.now += 60.0
+    wait.begin()  # a checkpoint was saved
+    clock.now += 0.25
+    model(torch.ones(1, 2))
+    assert wait.take() == 0.25

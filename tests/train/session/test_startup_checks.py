@@ -4,9 +4,12 @@ import json
 
 import pytest
 import torch
+from support.virtual_workers import cluster, network, notices
+from torch.utils.data import RandomSampler, Subset, TensorDataset
 
 from gossamer.errors import MismatchError
-from gossamer.train.session.startup_checks import compare, fingerprint, hand_out
+from gossamer.train.session.startup_checks import compare, fingerprint, hand_out, report_other_data
+from gossamer.train.world_state import WorldState
 
 
 class Told(Exception):
@@ -42,14 +45,14 @@ def tensors():
     return [torch.arange(4.0), torch.zeros(3, 2).t(), torch.tensor(float("nan")), torch.empty(0)]
 
 
-def test_what_is_alike_everywhere_does_not_travel():
+def test_equal_tensors_are_not_broadcast():
     assert Ranks([tensors() for _ in range(3)]).hand_out() == []
     assert Ranks([[], []]).hand_out() == []
 
 
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_what_one_rank_has_otherwise_goes_to_all_and_nothing_else_does(rank, place):
+def test_only_the_differing_tensor_is_broadcast(rank, place):
     ranks = Ranks([tensors() for _ in range(3)])
     ranks.tensors[rank][place].fill_(-7.0)
     sent = ranks.hand_out()
@@ -62,7 +65,7 @@ def test_a_zero_and_a_negative_zero_are_not_alike():
     assert [len(unlike) for unlike, _ in ranks.hand_out()] == [1, 1]
 
 
-def test_what_is_repeated_in_mind_is_written_once():
+def test_expanded_tensor_is_sent_without_repetition():
     """Nobody may write into what `expand` made."""
     ranks = Ranks([[torch.tensor([[1.0], [2.0]]).mul(rank).expand(2, 3)] for rank in range(2)])
     texts, heard = ranks.texts(), []
@@ -94,3 +97,55 @@ def test_versions_and_platforms_that_differ_are_refused_with_both_values_and_mac
 
 def test_machines_alone_may_differ():
     compare(prints(host="beta"))
+
+
+SPLITS = {
+    "as many in another order": lambda rank: Subset(range(8), [*range(4)] if rank else [*range(3, -1, -1)]),
+    "more": lambda rank: range(8 + rank),
+    "other rows": lambda rank: TensorDataset(torch.arange(8.0) + rank),
+    "a subset of others": lambda rank: Subset(TensorDataset(torch.arange(8.0) + rank), [0, 1]),
+}
+SAME = {
+    "subset": lambda rank: Subset(range(8), [0, 1, 2]),
+    "tensors": lambda rank: TensorDataset(torch.arange(8.0), torch.eye(8).to_sparse()),
+    "sampler": lambda rank: RandomSampler(range(8)),
+}
+
+
+def shards(rank, make):
+    world = WorldState(rank=rank, size=2, local_rank=rank, device=torch.device("cpu"))
+    shard = world.shard(make(rank))
+    assert len(shard) > 0
+    return world.data()
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_ranks_with_different_data_are_named(split):
+    with notices() as said:
+        report_other_data([shards(rank, SPLITS[split]) for rank in range(2)])
+    (line,) = said
+    assert "rank 0" in line
+    assert "rank 1" in line
+    assert "random_split" in line
+
+
+@pytest.mark.parametrize("split", SAME)
+def test_ranks_with_the_same_data_are_not_named(split):
+    with notices() as said:
+        report_other_data([shards(rank, SAME[split]) for rank in range(2)])
+        report_other_data([["4 samples"], ["4 samples", "9 samples"]])
+    assert said == []
+
+
+def test_sessions_compare_their_data():
+    def work(worker):
+        make = SPLITS["other rows"]
+        world = WorldState(rank=worker.rank, size=2, local_rank=worker.rank, device=torch.device("cpu"))
+        kept = world.shard(make(worker.rank))
+        model = network(0)
+        worker.attach(model, torch.optim.SGD(model.parameters(), 0.1), world=world)
+        return len(kept)
+
+    with notices() as said:
+        cluster(work, 2)
+    assert len(said) == 1

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support.processes import succeed
+from support.sessions import sgd
 from support.tracked_training import BATCHES, EPOCHS, Training
-from support.virtual_workers import Worker, cluster, network, notices, train_step
+from support.virtual_workers import Worker, cluster, loss_of, network, notices, train_step
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, MultiplicativeLR, SequentialLR
 from torch.utils.data import DataLoader
 
 import gossamer.train.session.attach as attaching
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.errors import AttachError, CheckpointError, LoopError
+from gossamer.errors import AttachError, CheckpointError, LoopError, MismatchError
 from gossamer.train.session.session import Session
-from gossamer.train.session.tracked_parts import TrackedParts
+from gossamer.train.session.tracked_parts import TrackedParts, explained, functions_text, refuse_other_functions
 from gossamer.train.world_state import WorldState
 
 RECIPE = "TopK(density=0.3)"
@@ -98,7 +104,7 @@ def test_anything_with_a_state_is_tracked(tmp_path: Path) -> None:
     assert cluster(lambda worker: work(worker, 0.0, load=True), 2) == [7.0, 8.0]
 
 
-def test_names_that_one_side_alone_has_are_told(tmp_path: Path) -> None:
+def test_names_that_one_side_alone_has_are_reported(tmp_path: Path) -> None:
     def work(worker: Worker, name: str, load: bool) -> None:
         session = session_of(worker)
         session.track(**{name: Average()})
@@ -115,7 +121,7 @@ def test_names_that_one_side_alone_has_are_told(tmp_path: Path) -> None:
     assert len(said) == 2  # by one rank
 
 
-def test_what_is_tracked_wrongly_is_refused(tmp_path: Path) -> None:
+def test_invalid_calls_of_track_are_refused(tmp_path: Path) -> None:
     def work(worker: Worker) -> None:
         session = session_of(worker)
         for call, message in (
@@ -198,7 +204,7 @@ def step_rate(optimizer: torch.optim.Optimizer) -> Any:
         (lambda model, optimizer, session: only(setattr(optimizer, "scheduler", step_rate(optimizer))), 0),
     ],
 )
-def test_a_scheduler_that_is_not_saved_is_told_of_once(make: Any, told: int, tmp_path: Path) -> None:
+def test_untracked_scheduler_is_reported_once(make: Any, told: int, tmp_path: Path) -> None:
     said = saved_with(make, tmp_path)
     assert len(said) == told
     assert all("learning rate scheduler that is not in the checkpoint" in line for line in said)
@@ -226,13 +232,44 @@ def with_second(keep: Any) -> Any:
         (lambda second, session: only(session.track(second=second)), 0),
     ],
 )
-def test_a_second_optimizer_that_is_not_saved_is_told_of_once(keep: Any, told: int, world: int, tmp_path: Path) -> None:
+def test_untracked_second_optimizer_is_reported_once(keep: Any, told: int, world: int, tmp_path: Path) -> None:
     said = saved_with(with_second(keep), tmp_path, world)
     assert len(said) == told
     assert all("AdamW also trains 4.weight, 4.bias" in line for line in said)
 
 
-def test_an_optimizer_of_another_model_is_not_told_of(tmp_path: Path) -> None:
+class Wrapper(torch.optim.Optimizer):
+    """Steps through another optimizer, as Lookahead does. delegates: state_dict() is that of the inner one."""
+
+    def __init__(self, inner: torch.optim.Optimizer, *, delegates: bool) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner, self.delegates = inner, delegates
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict() if self.delegates else super().state_dict()
+
+
+@pytest.mark.parametrize(("momentum", "delegates", "told"), [(0.9, False, 1), (0.9, True, 0), (0.0, False, 0)])
+def test_state_of_an_inner_optimizer_that_is_not_saved_is_reported(
+    momentum: float, delegates: bool, told: int, tmp_path: Path
+) -> None:
+    def work(worker: Worker) -> None:
+        model = network(0)
+        inner = torch.optim.SGD(model.parameters(), 0.1, momentum=momentum)
+        session = worker.attach(model, optimizer := Wrapper(inner, delegates=delegates))
+        train_step(model, optimizer, 0, worker.rank)
+        session.save(tmp_path)
+
+    with notices() as said:
+        cluster(work, 2)
+    assert len(said) == told
+    assert all("SGD also trains 0.weight" in line and "session.track(second=optimizer)" in line for line in said)
+
+
+def test_optimizer_of_another_model_is_not_reported(tmp_path: Path) -> None:
     other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
     assert saved_with(lambda model, optimizer, session: {"also": [other]}, tmp_path) == []
 
@@ -333,10 +370,97 @@ def test_other_workers_do_not_take_over_a_loaders_own_state(resharded: bool) -> 
     """It stood where another number of workers had come; the world's shards are folded, and schedulers are alike."""
     model = network(0)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    parts, average = TrackedParts(model, optimizer, says=True), Average()
+    parts, average = TrackedParts(model, optimizer, gives_notice=True), Average()
     loader = StatefulLoader(torch.arange(8), 2)
     parts.track(loader, {})
     parts.track(None, {"average": average})
     parts.load_state_dict({"loader 0": {"sampler": {}}, "average": {"value": 3.0}}, resharded=resharded)
     assert average.value == 3.0
     assert (loader._next is None) is resharded
+
+
+@pytest.mark.parametrize(("accumulates", "told"), [(True, 1), (False, 0)])
+def test_a_save_within_an_accumulation_is_one_notice(accumulates: bool, told: int, tmp_path: Path) -> None:
+    def work(worker: Worker) -> None:
+        model, optimizer, session = worker.start(network(0), sgd)
+        for number in range(6):
+            with nullcontext() if number % 2 else session.no_sync():
+                loss_of(model, number, worker.rank).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            if accumulates or number % 2:
+                session.save(tmp_path)
+
+    with notices() as said:
+        cluster(work, 2)
+    assert len(said) == told
+    assert all("no_sync" in line and "optimizer.step()" in line for line in said)
+
+
+# -- Schedule functions: two schedulers have the same text exactly where their functions return the same factors
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+
+
+def cosine(step: int, *, length: int) -> float:
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, step / length)))
+
+
+def stairs(step: int, *, length: int) -> float:
+    return float(0.1 ** (step // length))
+
+
+def table(step: int, *, length: int) -> float:
+    return [1.0, 0.5, 0.25, *[0.1] * length][step]
+
+
+def chained(rule: Any) -> LRScheduler:
+    made = optimizer()
+    return SequentialLR(made, [CosineAnnealingLR(made, 5), LambdaLR(made, rule)], milestones=[3])
+
+
+SHAPES: list[Callable[..., float]] = [cosine, stairs, table]
+KINDS: list[Callable[[Any], Any]] = [
+    lambda rule: LambdaLR(optimizer(), rule),
+    lambda rule: MultiplicativeLR(optimizer(), rule),
+    chained,
+    lambda rule: SimpleNamespace(scheduler=LambdaLR(optimizer(), rule)),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("length", [3, 600, 61_000])
+def test_functions_with_another_length_have_another_text(kind: Any, shape: Any, length: int) -> None:
+    def text(length: int) -> str:
+        return functions_text(kind(functools.partial(shape, length=length)))
+
+    assert text(length) == text(length) != ""
+    assert text(length) != text(length + math.ceil(length / 50))
+    assert functions_text(kind(lambda step: shape(step, length=length))) == text(length)
+
+
+@pytest.mark.parametrize("scheduler", [CosineAnnealingLR(optimizer(), 5), object(), SimpleNamespace(lr_lambdas=())])
+def test_a_scheduler_without_functions_has_no_text(scheduler: Any) -> None:
+    assert functions_text(scheduler) == ""
+    refuse_other_functions("scheduler", scheduler, {})
+
+
+def test_refusal_names_both_factors_and_the_remedy() -> None:
+    mine, theirs = (LambdaLR(optimizer(), functools.partial(cosine, length=length)) for length in (420, 600))
+    others = {"functions of warmup": functions_text(theirs)}
+    refuse_other_functions("warmup", theirs, others)
+    with pytest.raises(MismatchError, match=r"warmup return factors 0\.99998\d* at step 1.*total = 10_000"):
+        refuse_other_functions("warmup", mine, others)
+    with pytest.raises(MismatchError, match="and nothing on the workers"):
+        refuse_other_functions("other", mine, others)
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_remedy_is_added_to_refusals_about_functions_only(adds: bool) -> None:
+    with pytest.raises(MismatchError) as refusal, explained():
+        raise MismatchError("They differ in functions of scheduler" if adds else "They differ in torch")
+    assert ("len(loader)" in str(refusal.value)) == adds

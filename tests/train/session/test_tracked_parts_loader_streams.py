@@ -98,7 +98,7 @@ def test_batches_are_the_same_for_every_number_of_workers() -> None:
     assert Loop(LOADERS["workers"]).resume(states[1]) == steps[2:]
 
 
-def test_an_untracked_loader_with_workers_begins_again_and_is_told_of() -> None:
+def test_untracked_loader_with_workers_restarts_and_is_reported() -> None:
     """The twin: what the law above sees without tracking."""
     loop = Loop(LOADERS["workers"], rank=0, tracked=False)
     steps = loop.steps()
@@ -111,7 +111,7 @@ def test_an_untracked_loader_with_workers_begins_again_and_is_told_of() -> None:
 
 
 @pytest.mark.parametrize("taken", [1, 5])
-def test_another_number_of_ranks_goes_on_where_all_stood(taken: int) -> None:
+def test_another_number_of_ranks_continues_where_all_stood(taken: int) -> None:
     """Two ranks took `taken` batches each; three share what is left, and each item is seen once in the epoch."""
     seen: list[int] = []
     positions = []
@@ -130,7 +130,7 @@ def test_another_number_of_ranks_goes_on_where_all_stood(taken: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["no workers", "workers"])
-def test_what_was_fetched_before_a_change_is_dealt_out_anew(name: str) -> None:
+def test_prefetched_samples_are_divided_again_after_a_change(name: str) -> None:
     """Rank 1 of 3 is lost after two batches, and another comes; all that was not trained on is, once."""
     loops = [Loop(LOADERS[name], rank=rank, size=3) for rank in range(3)]
     loaders = [iter(loop.loader) for loop in loops]

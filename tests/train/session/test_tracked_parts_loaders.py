@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.virtual_workers import notices
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
 
 from gossamer.errors import AttachError
 from gossamer.train.checkpoint.reshard import fold_positions
@@ -29,11 +29,36 @@ LOADERS: dict[str, dict[str, Any]] = {
     "prefetching more than an epoch": {"batch_size": 6, "num_workers": 2, "prefetch_factor": 4},
     "batches that fill the shard": {"batch_size": 9, "num_workers": 1},
     "single samples": {"batch_size": None, "num_workers": 1},
+    "whole batches": {"batches": "divided"},
+    "whole batches, workers": {"batches": "divided", "num_workers": 2},
+    "batches of the shard, workers": {"batches": "formed", "num_workers": 2},
 }
+
+
+class Lengths(Sampler[list[int]]):
+    """A batch sampler with batches of different sizes, as those that put samples of equal length together."""
+
+    def __len__(self) -> int:
+        return 13
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number in torch.randperm(13).tolist():
+            yield [*range(37)][3 * number + number % 2 : 3 * number + 3 + (number + 1) % 2]
 
 
 def world(rank: int = 1, size: int = 2) -> WorldState:
     return WorldState(rank=rank, size=size, local_rank=rank, device=torch.device("cpu"))
+
+
+def loader_of(world: WorldState, options: Mapping[str, Any]) -> DataLoader[Any]:
+    """A loader of the shard's samples, or of batches that the shard divides, or that are formed of its samples."""
+    rest = {name: value for name, value in options.items() if name != "batches"}
+    if options.get("batches") == "divided":
+        return DataLoader(DATA, batch_sampler=world.shard(Lengths()), **rest)
+    shard = world.shard(DATA)
+    if options.get("batches") == "formed":
+        return DataLoader(DATA, batch_sampler=BatchSampler(shard, 4, drop_last=False), **rest)
+    return DataLoader(DATA, sampler=shard, **rest)
 
 
 class Loop:
@@ -42,7 +67,7 @@ class Loop:
 
     def __init__(self, options: Mapping[str, Any], *, tracked: bool = True, rank: int = 1) -> None:
         self.world = world(rank)
-        loader = DataLoader(DATA, sampler=self.world.shard(DATA), **options)
+        loader = loader_of(self.world, options)
         self.loader = TrackedLoader(loader) if tracked else loader
         self.epoch = 0
 
@@ -120,7 +145,7 @@ def test_an_epoch_left_early_is_brought_to_its_end() -> None:
     assert [batch for _, batch, _ in rest.steps()] == [batch for _, batch, _ in done[2:]]
 
 
-def test_an_untracked_loader_with_workers_skips_and_is_told_of() -> None:
+def test_untracked_loader_with_workers_skips_samples_and_is_reported() -> None:
     """The twin: what the law above sees without tracking."""
     for options, told in ((LOADERS["workers"], 1), (LOADERS["no workers"], 0)):
         torch.manual_seed(3)
@@ -137,7 +162,7 @@ def test_an_untracked_loader_with_workers_skips_and_is_told_of() -> None:
         assert first[0] == 0
 
 
-def test_a_tracked_loader_is_not_told_of() -> None:
+def test_tracked_loader_is_not_reported() -> None:
     loop = Loop(LOADERS["workers"], rank=0)
     with notices() as said:
         next(loop.steps())
@@ -145,7 +170,7 @@ def test_a_tracked_loader_is_not_told_of() -> None:
     assert said == []
 
 
-def test_what_tracking_returned_and_nobody_uses_is_told_of() -> None:
+def test_unused_tracked_loader_is_reported() -> None:
     there = world(rank=0)
     loader = DataLoader(DATA, 4, sampler=there.shard(DATA), num_workers=1)
     TrackedLoader(loader)
@@ -166,7 +191,7 @@ def test_a_position_that_was_loaded_is_saved_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("taken", [1, 3, 5])
-def test_another_number_of_workers_goes_on_where_all_stood(taken: int) -> None:
+def test_another_number_of_workers_continues_where_all_stood(taken: int) -> None:
     """Two ranks took `taken` batches each; three share what is left, and each sample is seen once in the epoch."""
     seen: list[int] = []
     positions = []
@@ -195,13 +220,12 @@ class Buckets(BatchSampler):
         yield from reversed(list(super().__iter__()))
 
 
-def test_loaders_whose_position_is_unknown_are_refused() -> None:
+def test_loaders_with_unknown_position_are_refused() -> None:
     shard = world().shard(DATA)
     for loader in (
         DataLoader(DATA, 4),
         DataLoader(DATA, 4, shuffle=True),
         DataLoader(DATA, 4, sampler=RandomSampler(DATA)),
-        DataLoader(DATA, batch_sampler=BatchSampler(shard, 4, drop_last=False)),
         DataLoader(DATA, batch_sampler=Buckets(shard, 4, drop_last=False)),
     ):
         with pytest.raises(AttachError, match=r"sampler=world\.shard"):
@@ -224,16 +248,16 @@ def test_a_resumed_run_is_resumed_once_more() -> None:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_what_was_fetched_before_a_change_is_dealt_out_anew(name: str) -> None:
+def test_prefetched_samples_are_divided_again_after_a_change(name: str) -> None:
     """Rank 1 of 3 is lost after two batches, and another comes; all that was not trained on is, once."""
     options = LOADERS[name]
     worlds = [world(rank, 3) for rank in range(3)]
-    loaders = [TrackedLoader(DataLoader(DATA, sampler=there.shard(DATA), **options)) for there in worlds]
+    loaders = [TrackedLoader(loader_of(there, options)) for there in worlds]
     loops = [iter(loader) for loader in loaders]
     seen = [next(loop) for loop in loops for _ in range(2)]
     positions = list(zip(*(there.state_dict()["shards"] for there in worlds), strict=True))
     newcomer = world(2, 3)
-    arriving = TrackedLoader(DataLoader(DATA, sampler=newcomer.shard(DATA), **options))
+    arriving = TrackedLoader(loader_of(newcomer, options))
     before = torch.get_rng_state()
     for rank, there in enumerate((worlds[0], worlds[2], newcomer)):
         there.move(rank, 3, positions, stayed=[0, 2])
@@ -286,7 +310,7 @@ class Counting:
         return index
 
 
-def test_nothing_is_fetched_twice_where_nobody_comes_or_goes() -> None:
+def test_no_sample_is_fetched_twice_with_constant_workers() -> None:
     data = Counting()
     loader = TrackedLoader(DataLoader(data, 4, sampler=world(0, 2).shard(data)))  # type: ignore[arg-type]
     for epoch in range(3):

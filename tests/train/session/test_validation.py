@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from support.virtual_workers import notices
 from torch import nn
 from torch.optim import SGD, Optimizer
 
@@ -14,7 +17,8 @@ import gossamer
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.errors import AttachError
-from gossamer.train.session.validation import innermost, refuse_sparse_gradients
+from gossamer.train.session import validation
+from gossamer.train.session.validation import check_devices, innermost, refuse_sparse_gradients
 
 
 class Accelerated(Optimizer):
@@ -58,7 +62,7 @@ def test_wrappers_without_hooks_are_seen_through() -> None:
 
 
 @pytest.mark.parametrize("strange", [Other(None), Other(Other(3)), Accelerated("SGD"), object()])
-def test_what_wraps_no_optimizer_is_refused(strange: Any) -> None:
+def test_wrapper_without_an_optimizer_is_refused(strange: Any) -> None:
     with pytest.raises(AttachError, match=r"is not a torch\.optim\.Optimizer.*super\(\)\.__init__\(\), or attach"):
         innermost(strange)
 
@@ -82,7 +86,7 @@ def test_a_wrapped_optimizer_makes_the_sessions_steps() -> None:
         ("DGC(density=0.1)", r"applies the optimizer's momentum.*such as TopK\(density"),
     ],
 )
-def test_recipes_that_cannot_take_sparse_gradients_say_what_to_write(recipe: str, says: str) -> None:
+def test_recipes_that_cannot_take_sparse_gradients_name_the_line_to_write(recipe: str, says: str) -> None:
     def attached(sparse: bool) -> None:
         model = nn.Sequential(nn.EmbeddingBag(5000, 3, sparse=sparse), nn.Linear(3, 2))
         refuse_sparse_gradients(model, resolve(recipe, 2))
@@ -132,19 +136,19 @@ def built() -> tuple[nn.Module, Optimizer]:
         (lambda model, optimizer: (model, model), "this Linear is not an optimizer"),
     ],
 )
-def test_what_is_no_model_or_optimizer_is_named(given: Any, says: str) -> None:
+def test_objects_that_are_no_model_or_optimizer_are_named(given: Any, says: str) -> None:
     with pytest.raises(AttachError, match=says):
         gossamer.attach(*given(*built()))
 
 
 @pytest.mark.parametrize("scaler", ["cpu", True, 1024.0, torch.amp.GradScaler])
-def test_what_is_no_scaler_is_named(scaler: Any) -> None:
+def test_an_invalid_scaler_is_named(scaler: Any) -> None:
     with pytest.raises(AttachError, match=r"is not a GradScaler.*attach\(\.\.\., scaler=scaler\)"):
         gossamer.attach(*built(), scaler=scaler)
 
 
 @pytest.mark.parametrize("norm", ["1", [1.0], {}, torch.ones(2)])
-def test_what_is_no_norm_is_named(norm: Any) -> None:
+def test_an_invalid_norm_is_named(norm: Any) -> None:
     with pytest.raises(ValueError, match=r"clip_norm must be positive, got .*clip_norm=1\.0"):
         gossamer.attach(*built(), clip_norm=norm)
 
@@ -200,3 +204,47 @@ def test_zero_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         gossamer.attach(model, Sharding(model.parameters(), 0.1))
     gossamer.attach(model, SGD(model.parameters(), 0.1)).close()
+
+
+# -- Device check: where the model lies beside where its worker computes -----------------------------------------------
+
+Told = Callable[..., list[str]]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """What is said of a model whose parameters lie on some devices."""
+
+    def check(devices: list[str], own: str, workers: int = 2) -> list[str]:
+        held = {name: SimpleNamespace(device=torch.device(name)) for name in devices}
+        monkeypatch.setattr(validation, "trainable", lambda model: held)
+        with notices() as said:
+            check_devices(nn.Module(), torch.device(own), workers)
+        return said
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("devices", "own", "workers"),
+    [
+        (["cpu"], "cpu", 2),
+        (["cuda:1"], "cuda:1", 2),
+        (["cuda:0", "cuda:1", "cpu"], "cuda:0", 2),  # layers of one model on several
+        (["cuda:0"], "cpu", 2),  # workers that share a GPU
+        (["cuda:0"], "cuda:1", 1),
+    ],
+)
+def test_valid_devices_cause_no_notice(told: Told, devices: list[str], own: str, workers: int) -> None:
+    assert told(devices, own, workers) == []
+
+
+def test_a_gpu_that_stays_idle_is_reported(told: Told) -> None:
+    (said,) = told(["cpu"], "cuda:1")
+    assert "this worker has cuda:1" in said
+    assert "model.to(world.device)" in said
+
+
+def test_another_workers_gpu_is_refused(told: Told) -> None:
+    with pytest.raises(AttachError, match=r"on cuda:0, but this worker's device is cuda:1.*model\.to\(world\.dev"):
+        told(["cuda:0"], "cuda:1")

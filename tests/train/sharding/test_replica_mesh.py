@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.errors import AttachError
 from gossamer.train.sharding import replica_mesh
 from gossamer.train.sharding.replica_mesh import refuse_overlap, replica_ranks
@@ -42,6 +43,13 @@ def test_what_says_nothing_of_replicas_is_refused(mesh: Any, match: str) -> None
 def test_groups_that_do_not_divide_the_job_are_refused(groups: list[tuple[int, ...]]) -> None:
     with pytest.raises(AttachError, match="each rank must be in one"):
         refuse_overlap(groups, 3)
+
+
+@pytest.mark.parametrize("recipe", ["LocalSGD(4, balance=True)", "EveryStep(global_batch=8, balance=True)"])
+def test_shares_by_speed_are_refused_where_a_model_is_divided(recipe: str) -> None:
+    with pytest.raises(AttachError, match="Leave out balance=True"):
+        replica_mesh.refuse_apart(resolve(recipe))
+    replica_mesh.refuse_apart(resolve("LocalSGD(4)"))
 
 
 def test_strided_groups_divide_it() -> None:

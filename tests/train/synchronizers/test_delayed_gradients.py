@@ -71,7 +71,7 @@ def test_late_gradients_are_compressed_alike(recipe: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=False))
 
 
-def test_what_nobody_used_has_no_gradient_later_either() -> None:
+def test_unused_parameter_has_no_delayed_gradient() -> None:
     class Branches(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -139,7 +139,7 @@ def test_a_bad_gradient_skips_the_step_it_is_late_for(delay: int) -> None:
     assert {event.rank for event in skipped} == {1}
 
 
-def test_grad_scaler_hears_of_an_overflow_when_it_lands() -> None:
+def test_grad_scaler_is_informed_of_a_delayed_overflow() -> None:
     """And of the first step, which has no gradient yet: a GradScaler that finds none refuses to go on."""
 
     def work(worker: Worker) -> tuple[Tensor, list[float]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import sqrt
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.gossip_rounds import Lopsided
 from support.gossip_sessions import merged_of, pass_through, start
+from support.resumed_training import check_resume, train
 from support.training_loops import LR, START, Trace, agree, close, gradient, heard, run, sgd
 from support.virtual_workers import Worker, batch, cluster, loss_of, network, parameters, seeded
 from torch import Tensor, nn
@@ -21,7 +23,7 @@ from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.algorithms.strategies import Gossip
 from gossamer.algorithms.topologies import Topology
 from gossamer.errors import AttachError, LoopError, NonFiniteError, Stopped
-from gossamer.train.engine.report import Presence
+from gossamer.train.engine.step_decision import Presence
 from gossamer.train.session.session import Session
 from gossamer.train.synchronizers.gossip import GossipAveraging
 from gossamer.train.synchronizers.gossip_round import RoundHeader, check
@@ -53,6 +55,8 @@ def check_by_hand(recipe: str, theirs: str | None = None) -> None:
         "Gossip() + Complete()",
         "Gossip() + Exponential(one_peer=True)",
         "Gossip() + RandomPeers()",
+        "Gossip() + Groups(size=2)",
+        "Gossip() + Groups(size=3)",
         "Gossip(step_size=1.0) + TopK(density=1.0) + Ring()",
         "Gossip('push-sum') + Exponential()",
     ],
@@ -90,7 +94,7 @@ def merged_after(recipe: Any, steps: int = 5, world: int = 4) -> tuple[list[Trac
 
 
 @pytest.mark.parametrize("recipe", ["Gossip() + Ring()", "Gossip() + TopK(0.2) + Ring()"])
-def test_what_is_merged_is_the_mean_of_all(recipe: str) -> None:
+def test_merged_parameters_are_the_mean_of_all(recipe: str) -> None:
     traces, distances = merged_after(recipe)
     last = torch.stack([trace.path[-1] for trace in traces])
     close(agree([trace.merged[-1] for trace in traces]), last.mean(0), 1e-14)
@@ -189,7 +193,7 @@ def test_masks_that_are_infinite_stay_as_they_are(recipe: str) -> None:
 # -- the loop's bad days ----------------------------------------------------------------------------------------------
 
 
-def test_a_gradient_that_is_not_finite_stays_local_and_is_told() -> None:
+def test_a_gradient_that_is_not_finite_stays_local_and_is_reported() -> None:
     def work(worker: Worker) -> tuple[int, Tensor]:
         session = start(worker, "Gossip() + Ring()")
         next(session.model.parameters()).register_hook(
@@ -204,7 +208,7 @@ def test_a_gradient_that_is_not_finite_stays_local_and_is_told() -> None:
     assert all(steps == 5 and bool(x.isfinite().all()) for steps, x in ended)
 
 
-def test_a_worker_whose_parameters_are_not_finite_is_named_and_ends() -> None:
+def test_worker_with_parameters_that_are_not_finite_is_named_and_ends() -> None:
     def ruin(session: Session, step: int) -> None:
         if session._transport.rank == 1 and step > 0:
             next(session.model.parameters()).data.fill_(float("inf"))
@@ -293,7 +297,7 @@ def uneven(worker: Worker, recipe: str, batches: Sequence[int]) -> tuple[int, Te
 
 
 @pytest.mark.parametrize("recipe", ["Gossip() + Ring()", "Gossip(period=3) + TopK(0.2) + Ring()"])
-def test_who_has_run_out_of_data_keeps_its_neighbours_company(recipe: str) -> None:
+def test_a_rank_that_has_run_out_of_data_keeps_its_neighbours_company(recipe: str) -> None:
     ended = cluster(lambda worker: uneven(worker, recipe, [3, 5, 1, 9]), 4)
     agree([merged for _, merged in ended])
     steps = {steps for steps, _ in ended}
@@ -342,7 +346,7 @@ def test_all_stop_after_the_same_step() -> None:
 
 
 @pytest.mark.parametrize(("well", "digests"), [(True, 1), (False, 4)])
-def test_a_session_that_ends_well_tells_what_all_agree_on(well: bool, digests: int) -> None:
+def test_digest_after_success_is_of_the_mean(well: bool, digests: int) -> None:
     def work(worker: Worker) -> None:
         session = start(worker, "Gossip() + Ring()")
         pass_through(session, range(2), worker.rank)
@@ -351,3 +355,95 @@ def test_a_session_that_ends_well_tells_what_all_agree_on(well: bool, digests: i
     with heard(events.Closed) as closed:
         cluster(work, 4)
     assert len({event.digest for event in closed}) == digests
+
+
+# -- Gossip resumed: training goes the same way, with the same workers or others ---------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "after", "world"),
+    [
+        ("Gossip() + Ring()", [3], 3),
+        ("Gossip(period=3) + TopK(0.2) + Ring()", [2, 7], 4),
+        ("Gossip() + PowerSGD(2) + Ring()", [5], 3),
+        ("Gossip('push-sum', period=2) + Exponential(one_peer=True)", [3], 3),
+        ("Gossip() + RandomPeers()", [5], 4),
+    ],
+)
+def test_resumed_training_goes_the_same_way(recipe: str, after: Sequence[int], world: int) -> None:
+    check_resume(recipe, after, world=world)
+
+
+def test_resumed_push_sum_goes_the_same_way_where_masses_differ() -> None:
+    check_resume(Recipe(strategy=Gossip("push-sum"), topology=Lopsided()), [3], world=4)  # type: ignore[arg-type]
+
+
+def no_mass(session: Any) -> None:
+    for kept in session["state"].values():
+        kept[f"mixing.{MASS}"].fill_(1.0)
+
+
+def nothing_public(session: Any) -> None:
+    for kept in session["state"].values():
+        kept["mixing.hat"].zero_()
+
+
+def no_pull(session: Any) -> None:
+    for kept in session["state"].values():
+        kept["mixing.pull"].zero_()
+
+
+def first_round(session: Any) -> None:
+    session["progress"]["round"] = 1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "spoil"),
+    [
+        (Recipe(strategy=Gossip("push-sum"), topology=Lopsided()), no_mass),
+        ("Gossip() + TopK(0.2) + Ring()", nothing_public),
+        ("Gossip() + TopK(0.2) + Ring()", no_pull),
+        ("Gossip() + RandomPeers()", first_round),
+    ],
+    ids=["mass", "hat", "pull", "round"],
+)
+def test_mutants_of_resume_are_detected(recipe: Any, spoil: Any) -> None:
+    with pytest.raises(AssertionError, match="another way"):
+        check_resume(recipe, [4], spoil, world=4)
+
+
+@pytest.mark.parametrize("recipe", ["Gossip() + Ring()", "Gossip() + Int8() + Ring()", "Gossip('push-sum') + Ring()"])
+def test_other_workers_begin_with_the_mean(recipe: str, tmp_path: Path) -> None:
+    before = cluster(lambda worker: train(worker, recipe, 0, 4, save=tmp_path), 4)
+    with heard(events.Noticed) as noticed:
+        after = cluster(lambda worker: begun_again(worker, recipe, tmp_path), 2)
+    mean = torch.stack([path[-1] for path, *_ in before]).mean(0)
+    for begun, merged in after:
+        close(begun, mean, 1e-12)
+        assert torch.equal(merged, after[0][1])
+    assert ["parameters are the mean" in event.message for event in noticed] == [True]
+
+
+def begun_again(worker: Worker, recipe: str, directory: Path) -> tuple[Tensor, Tensor]:
+    model = network(worker.rank)
+    session = worker.attach(model, torch.optim.AdamW(model.parameters(), lr=0.01), recipe)
+    assert session.load(directory) == {"made": 4}
+    begin = parameters(model)
+    pass_through(session, range(4, 7), worker.rank)
+    return begin, merged_of(session)
+
+
+def test_resized_parameters_begin_again_and_the_rest_continues() -> None:
+    def work(worker: Worker) -> tuple[Tensor, Tensor]:
+        session = start(worker, "Gossip() + TopK(0.2) + Ring()")
+        pass_through(session, range(3), worker.rank)
+        session.optimizer.zero_grad()
+        session.model.get_parameter("4.bias").data = torch.full((3,), float(worker.rank), dtype=torch.float64)
+        session.reset_compressor_state("4.bias")
+        pass_through(session, range(3, 6), worker.rank)
+        state = session.state_dict()["state"]
+        return torch.cat([state[name]["mixing.pull"].flatten() for name in sorted(state)]), merged_of(session)
+
+    pulls, merged = zip(*cluster(work, 4), strict=True)
+    agree(merged)
+    assert float(torch.stack(pulls).sum(0).abs().max()) < 1e-13, "the copies no longer fit"

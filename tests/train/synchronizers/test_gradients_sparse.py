@@ -14,8 +14,8 @@ from torch.optim import SGD, Adam, SparseAdam
 
 from gossamer import events
 from gossamer.errors import LoopError
-from gossamer.train.engine.report import control_bytes
 from gossamer.train.engine.sparse_gradients import Rows
+from gossamer.train.engine.step_decision import control_bytes
 
 WORLD, STEPS, ROWS, WIDTH = 2, 3, 20, 4
 
@@ -93,7 +93,7 @@ def test_a_model_of_tables_alone_is_trained_exactly_by_any_recipe(recipe: str) -
     assert torch.equal(agree(cluster(lambda worker: train(worker, Tables, recipe), WORLD)), alone(Tables(), each))
 
 
-def test_tables_beside_dense_layers() -> None:
+def test_tables_next_to_dense_layers() -> None:
     assert torch.equal(agree(cluster(lambda worker: train(worker, Mixed), WORLD)), alone(Mixed(), each))
     agree(cluster(lambda worker: train(worker, Mixed, "TopK(0.3)"), WORLD))
 
@@ -258,7 +258,7 @@ def test_saving_between_backward_and_step_keeps_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_a_pass_that_nobody_uses_is_no_step(set_to_none: bool) -> None:
+def test_unused_pass_is_no_step(set_to_none: bool) -> None:
     def work(worker: Worker) -> tuple[Tensor, int]:
         model, optimizer, session = worker.start(Tables(), sgd)
         for step in range(STEPS):
@@ -292,7 +292,7 @@ def test_where_parameters_are_averaged_rows_stay_here(recipe: str) -> None:
         torch.testing.assert_close(a, b, atol=0, rtol=1e-12)
 
 
-def test_a_gradient_that_no_module_announced_is_told_of() -> None:
+def test_unannounced_sparse_gradient_is_refused() -> None:
     def work(worker: Worker, says: bool) -> Tensor:
         model: Any = nn.Module()
         model.inner = nn.Module()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from gossamer import events
-from gossamer.algorithms.gossip.pairwise import Partner
+from gossamer.algorithms.gossip.partner import Partner
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.algorithms.topologies import Topology
 from gossamer.base.aggregation import AggregationContext
@@ -126,7 +126,7 @@ def check_learns() -> None:
     assert max(cluster(partial(taught, recipe=RECIPE, steps=120), 3)) < dense
 
 
-def test_workers_learn_what_they_would_by_averaging_gradients() -> None:
+def test_workers_learn_as_with_averaged_gradients() -> None:
     check_learns()
 
 
@@ -160,7 +160,7 @@ def test_a_gradient_that_is_not_finite_stays_where_it_is() -> None:
     assert [(event.rank, event.step) for event in found if isinstance(event, events.Skipped)] == [(1, 1)]
 
 
-def test_parameters_that_are_not_finite_are_shown_to_nobody() -> None:
+def test_parameters_that_are_not_finite_are_not_sent() -> None:
     def work(worker: Worker) -> Tensor:
         session, model, optimizer = still(worker, [float(UNIT), float("nan") if worker.rank else 1.0])
         optimizer.step()
@@ -175,7 +175,7 @@ def test_parameters_that_are_not_finite_are_shown_to_nobody() -> None:
     assert {event.rank for event in found if isinstance(event, events.Skipped)} == {1}
 
 
-def test_a_worker_that_stays_spoilt_says_so() -> None:
+def test_a_worker_that_stays_spoilt_reports_it() -> None:
     def work(worker: Worker) -> None:
         session, _, optimizer = still(worker, [float("nan") if worker.rank == 1 else 1.0])
         failure = pytest.raises(NonFiniteError, match="rank 1") if worker.rank == 1 else nullcontext()
@@ -189,7 +189,7 @@ def test_a_worker_that_stays_spoilt_says_so() -> None:
 # -- what else a loop may call -----------------------------------------------------------------------------------------
 
 
-def test_who_is_asked_to_stop_asks_the_others() -> None:
+def test_a_rank_that_is_asked_to_stop_asks_the_others() -> None:
     def work(worker: Worker) -> tuple[int, Tensor]:
         session, model, optimizer = still(worker, start_of(worker.rank).tolist())
         if worker.rank == 1:
@@ -245,7 +245,7 @@ def test_backward_passes_are_counted() -> None:
     cluster(work, 2)
 
 
-def test_what_cannot_be_is_refused(tmp_path: Any) -> None:
+def test_save_and_reset_are_refused(tmp_path: Any) -> None:
     def work(worker: Worker) -> None:
         session, _, _ = still(worker, [1.0])
         with pytest.raises(LoopError, match="save it on one rank"):
@@ -257,7 +257,7 @@ def test_what_cannot_be_is_refused(tmp_path: Any) -> None:
     cluster(work, 2)
 
 
-def test_what_one_worker_saved_many_go_on_from(tmp_path: Any) -> None:
+def test_checkpoint_of_one_worker_is_loaded_by_several(tmp_path: Any) -> None:
     def alone(worker: Worker) -> None:
         model = nn.Linear(3, 1, bias=False, dtype=torch.float64)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -289,7 +289,7 @@ def test_what_one_worker_saved_many_go_on_from(tmp_path: Any) -> None:
         (RECIPE, {"scaler": torch.amp.GradScaler("cpu")}, AttachError, "GradScaler"),
     ],
 )
-def test_what_cannot_be_attached_is_refused(
+def test_unsupported_recipes_and_options_are_refused(
     recipe: str, options: dict[str, Any], failure: type[Exception], message: str
 ) -> None:
     def work(worker: Worker) -> None:
@@ -301,7 +301,7 @@ def test_what_cannot_be_attached_is_refused(
     cluster(work, 2)
 
 
-def test_costs_are_told() -> None:
+def test_costs_are_reported() -> None:
     """Each of two workers sends its encoded message once for every exchange, whoever began it."""
 
     def work(worker: Worker) -> None:
@@ -357,7 +357,7 @@ def test_bytes_are_those_explained(recipe: str, letter_bytes: int) -> None:
     assert said.strategy_bytes == 2 * 4 * 104 + 4 * letter_bytes  # one under way, and an answer to each of three
 
 
-def test_an_endpoint_that_is_lost_says_so() -> None:
+def test_an_endpoint_that_is_lost_reports_it() -> None:
     """A worker whose own endpoint is gone does not wait for the end for ever."""
 
     def work(worker: Worker) -> None:

@@ -122,7 +122,7 @@ def test_steps_of_all_workers_count_alike_where_they_are_taken_back() -> None:
 
 
 @pytest.mark.parametrize("weights", [(32.0, 32.0, 4.0), (0.0, 1.0, 1.0)])
-def test_weights_that_change_leave_nobody_behind(weights: tuple[float, float, float]) -> None:
+def test_changing_batch_weights_lose_no_residual(weights: tuple[float, float, float]) -> None:
     """What a worker keeps to itself is its residual and what is in flight, however long it goes on."""
 
     def work(worker: Worker) -> list[float]:

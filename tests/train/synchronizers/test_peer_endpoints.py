@@ -147,9 +147,7 @@ def found(
     return {int(number) for number in spans.of(SpanKind.NOT_TRACED)["number"]}
 
 
-def test_a_trace_says_what_it_lacks_also_where_other_steps_are_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trace_names_untraced_connections_for_any_step_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def serve() -> object:
         return connect_to_servers(0, 2, None, 100, tell)
 

@@ -73,11 +73,11 @@ def steps_while_under_way(recipe: str, launch: int, steps: int) -> set[bool]:
         ("DelayedAveraging(3, period=4)", 4, 3),
     ],
 )
-def test_training_goes_on_while_a_turn_travels(recipe: str, launch: int, delay: int) -> None:
+def test_training_continues_while_a_turn_travels(recipe: str, launch: int, delay: int) -> None:
     assert steps_while_under_way(recipe, launch, delay - 1) == {True}
 
 
-def test_the_check_sees_who_waits() -> None:
+def test_check_detects_waiting_recipes() -> None:
     assert steps_while_under_way("LocalSGD(4)", 4, 1) == {False}
 
 
@@ -165,7 +165,7 @@ def test_steps_are_counted_where_several_passes_make_one() -> None:
 # -- accounts ---------------------------------------------------------------------------------------------------------
 
 
-def test_bytes_and_steps_are_told() -> None:
+def test_bytes_and_steps_are_reported() -> None:
     with heard() as said:
         run("LocalSGD(4)", 9)
     (attached,) = {event.control_bytes for event in said if isinstance(event, events.Attached)}
@@ -178,7 +178,7 @@ def test_bytes_and_steps_are_told() -> None:
     assert not any(event.skipped for event in ended)
 
 
-def test_late_gradients_are_told_with_the_step_that_uses_them() -> None:
+def test_late_gradients_are_reported_with_the_step_that_uses_them() -> None:
     with heard(events.StepEnded) as ended:
         run("EveryStep(delay=2)", 5)
     assert {event.step: event.bytes_sent > 0 for event in ended} == {

@@ -41,11 +41,11 @@ class HierarchicalAllReduce(Collective):
 
     def _hops(self, rank: int, world: int) -> Iterator[Hop]:
         nodes = self._nodes(world)
-        node, beside, own = rank // nodes.parts, nodes.beside(rank), nodes.held(rank)
+        node, others_of_node, own = rank // nodes.parts, nodes.others_of_node(rank), nodes.held(rank)
         away = [(part, other) for other in others(node, nodes.count) for part in own]
-        inside = [(peer, part) for peer in sorted(beside) for part in nodes.held(peer)]
-        yield from (Hop(0, Does.SEND, peer, *nodes.part(part)) for peer in beside for part in nodes.held(peer))
-        yield from (Hop(0, Does.ADD, peer, *nodes.part(part)) for peer in sorted(beside) for part in own)
+        inside = [(peer, part) for peer in sorted(others_of_node) for part in nodes.held(peer)]
+        yield from (Hop(0, Does.SEND, peer, *nodes.part(part)) for peer in others_of_node for part in nodes.held(peer))
+        yield from (Hop(0, Does.ADD, peer, *nodes.part(part)) for peer in sorted(others_of_node) for part in own)
         yield from (Hop(1, Does.SEND, nodes.holder(other, part), *nodes.piece(part, other)) for part, other in away)
         yield from (
             Hop(1, Does.ADD, nodes.holder(other, part), *nodes.piece(part, node)) for part, other in sorted(away)
@@ -54,7 +54,7 @@ class HierarchicalAllReduce(Collective):
         yield from (
             Hop(2, Does.KEEP, nodes.holder(other, part), *nodes.piece(part, other)) for part, other in sorted(away)
         )
-        yield from (Hop(3, Does.SEND, peer, *nodes.part(part)) for peer in beside for part in own)
+        yield from (Hop(3, Does.SEND, peer, *nodes.part(part)) for peer in others_of_node for part in own)
         yield from (Hop(3, Does.KEEP, peer, *nodes.part(part)) for peer, part in inside)
 
     def _nodes(self, world: int) -> _Nodes:
@@ -82,7 +82,7 @@ class _Nodes:
         node, place = divmod(rank, self.parts)
         return range(place, self.parts, self.size(node))
 
-    def beside(self, rank: int) -> list[int]:
+    def others_of_node(self, rank: int) -> list[int]:
         """Return the other ranks of its node, starting after `rank`."""
         node, place = divmod(rank, self.parts)
         return [node * self.parts + other for other in others(place, self.size(node))]

@@ -1,6 +1,7 @@
 """Compressors: rules for what a group sends to compute the mean of many tensors. One file per algorithm.
 
 base            Compressor (any script of collective operations) and Codec (an encoder and a decoder)
+per_worker      another codec for workers with slow lines
 wrapper         compressors around another: error_feedback, route, sharded, hierarchical, warmup, chain, rotated
 dense           all entries, in full or half precision
 int8, float4, sign_magnitude, bin_means, eden, twobit, terngrad, onebit, qsgd   quantizers: all entries in few bits;
@@ -41,6 +42,7 @@ from gossamer.algorithms.compressors.int8 import Int8
 from gossamer.algorithms.compressors.micro_adam import MicroAdam
 from gossamer.algorithms.compressors.onebit import OneBit
 from gossamer.algorithms.compressors.onebit_adam import OneBitAdam
+from gossamer.algorithms.compressors.per_worker import PerWorker
 from gossamer.algorithms.compressors.powersgd import PowerSGD
 from gossamer.algorithms.compressors.qsgd import QSGD
 from gossamer.algorithms.compressors.random_projection import RandomProjection
@@ -78,6 +80,7 @@ __all__ = [
     "MicroAdam",
     "OneBit",
     "OneBitAdam",
+    "PerWorker",
     "PowerSGD",
     "RandomK",
     "RandomProjection",

@@ -14,7 +14,7 @@ from gossamer.algorithms.compressors.dense import Dense
 from gossamer.algorithms.compressors.dgc import MOMENTUM, clipped
 from gossamer.algorithms.compressors.momentum_wrapper import MomentumWrapper
 from gossamer.algorithms.compressors.ownership import Ownership, UpdateRule
-from gossamer.algorithms.compressors.wrapper import beside
+from gossamer.algorithms.compressors.wrapper import without_state
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.base.layout import FlatTensors, Slot, accumulation_dtype
 
@@ -43,7 +43,7 @@ class AdamMomentum(MomentumWrapper):
         fresh = clipped(x, self.clip, at)
         if at.step >= self.warmup:
             return (yield from self._momentum(fresh, x, state, at, out))
-        return (yield from beside(state, Dense().aggregate(FlatTensors(fresh, x.layout), State(), at, out)))
+        return (yield from without_state(state, Dense().aggregate(FlatTensors(fresh, x.layout), State(), at, out)))
 
     def _momentum(
         self, fresh: Tensor, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from gossamer.algorithms.compressors.decoding import decode_heard
+from gossamer.algorithms.compressors.decoding import decode_received
 from gossamer.algorithms.compressors.ownership import Ownership
 from gossamer.base.aggregation import FORM, Aggregation, AggregationContext, AggregationResult, State
 from gossamer.base.kernels import Residual, all_finite, scratch_for, scratch_like
@@ -169,12 +169,36 @@ class Compressor(Term, ABC):
         return None
 
 
-class Codec(Compressor):
+class GatheredCompressor(Compressor):
+    """Base class of compressors that all-gather one encoded message per worker, which each rank decodes."""
+
+    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
+        return self._gathered(x, at, out, None)
+
+    def aggregate_compensated(
+        self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
+    ) -> Aggregation:
+        return self._gathered(x, at, out, residual)
+
+    @abstractmethod
+    def _gathered(
+        self, x: FlatTensors, at: AggregationContext, out: Tensor | None, residual: Residual | None
+    ) -> Aggregation:
+        """Encode x, plus residual.before if a residual is given, all-gather, and decode the mean."""
+
+
+class Codec(GatheredCompressor):
     """Base class of compressors that are an encoder and a decoder: payloads are all-gathered, each rank decodes all.
 
     mean = 1/n sum over the ranks i of decode(encode(x_i))
 
     Subclasses implement `encode` and `decode`.
+
+    Example:
+        >>> x = gossamer.extend.FlatTensors.pack({"weight": torch.tensor([1.0, -2.0])})
+        >>> at = gossamer.extend.AggregationContext()
+        >>> [each.dtype for each in gossamer.Int8().encode(x, at)]
+        [torch.float32, torch.int8]
     """
 
     @property
@@ -193,6 +217,14 @@ class Codec(Compressor):
     def reencodable(self) -> bool:
         """Whether encoding a mean again loses little, so that a recipe may wrap the codec in Sharded."""
         return False
+
+    def of(self, rank: int) -> Codec:
+        """Return the codec of a rank's messages; PerWorker has several."""
+        return self
+
+    def senders(self, world: int) -> Sequence[tuple[Codec, Sequence[int]]]:
+        """Return the different codecs, each with its ranks in ascending order; equal on every rank."""
+        return [(self, range(world))]
 
     @abstractmethod
     def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:
@@ -230,21 +262,13 @@ class Codec(Compressor):
         self.decode([payload], layout, out)
         return out
 
-    def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
-        return self._gathered(x, at, out, None)
-
-    def aggregate_compensated(
-        self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
-    ) -> Aggregation:
-        return self._gathered(x, at, out, residual)
-
     def _gathered(
         self, x: FlatTensors, at: AggregationContext, out: Tensor | None, residual: Residual | None
     ) -> Aggregation:
         payload = self.encode(x, at, residual)
         received = yield AllGather(payload)
         mean = mean_buffer_like(x.flat, out)
-        finite = decode_heard(
+        finite = decode_received(
             lambda payloads, into: self.decode(payloads, x.layout, into, at.world), received, x.layout, mean, at
         )
         like = x.flat.new_empty(0)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from gossamer.base.aggregation import AggregationContext
-from gossamer.base.kernels import HEADROOM
+from gossamer.base.kernels import HEADROOM, all_finite, scratch_like
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.ops import Payload
 from gossamer.errors import MalformedError, OutOfRange
 
 Decode = Callable[[Sequence[Payload], Tensor], None]  # overwrites the tensor with the sum of the decoded payloads
+
+
+class DecodeMean(Protocol):
+    """As Decode, but the sum is divided by `divisor`."""
+
+    def __call__(self, payloads: Sequence[Payload], out: Tensor, divisor: int = 1) -> None: ...
 
 
 def expect_tensors(payloads: Sequence[Payload], count: int) -> None:
@@ -30,13 +38,45 @@ def pairs(payloads: Sequence[Payload]) -> list[tuple[Tensor, Tensor]]:
     return [(first, second) for first, second in payloads]
 
 
-def decode_heard(
+def decode_mean(
+    decoders: Sequence[tuple[DecodeMean, Sequence[int]]],
+    received: Sequence[Payload],
+    layout: Layout,
+    out: Tensor,
+    at: AggregationContext,
+) -> bool:
+    """Overwrite `out`: (n,) with the mean of the ranks' payloads; return whether the result is finite, as decode_heard.
+
+    Args:
+        decoders: each with the ranks whose payloads it decodes, ascending. Sums of several decoders are added in this
+            order, so all ranks receive the same bits.
+        `received`: received payloads, by rank.
+        layout: that of `out`.
+        out: receives the result.
+        at: the step and the number of ranks.
+    """
+    (first, _), *others = decoders
+    if not others:
+        return decode_received(partial(first, divisor=at.world), received, layout, out, at)
+    if out.is_meta:
+        return True
+    finite, room = True, scratch_like(out)
+    for decode, ranks in decoders:
+        into = out if decode is first else room
+        finite &= decode_received(decode, [received[rank] for rank in ranks], layout, into, at, ranks)
+        if into is room:
+            out.add_(room)
+    out.div_(at.world)
+    return finite and all_finite(out)  # each sum is finite, and their sum may overflow
+
+
+def decode_received(
     decode: Decode,
     received: Sequence[Payload],
     layout: Layout | None,
     out: Tensor,
     at: AggregationContext,
-    first: int = 0,
+    ranks: Sequence[int] | None = None,
 ) -> bool:
     """Overwrite `out`: (n,) with the decoded payloads, in the order of ranks; return whether the result is finite.
 
@@ -49,7 +89,7 @@ def decode_heard(
         layout: that of `out`, to name a tensor in an error; None if unknown.
         out: receives the result.
         at: the step, for an error.
-        first: the rank of the first payload.
+        ranks: the senders of the payloads; None: all ranks.
 
     Raises:
         MalformedError: a payload is invalid; the message has the rank, the step and if possible the tensor. Raised
@@ -65,7 +105,7 @@ def decode_heard(
         out.mul_(far)
         return False
     except MalformedError:
-        for rank, payload in enumerate(received, first):
+        for rank, payload in zip(range(len(received)) if ranks is None else ranks, received, strict=True):
             _blame(decode, payload, layout, torch.empty_like(out), rank, at)
         raise
     return True

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from gossamer.algorithms.compressors.base import Codec, Compressor, mean_buffer_like, with_mean_in
-from gossamer.algorithms.compressors.decoding import decode_heard, expect_tensors
+from gossamer.algorithms.compressors.decoding import decode_received, expect_tensors
 from gossamer.algorithms.compressors.dense import Dense
 from gossamer.algorithms.compressors.error_feedback import RESIDUAL
 from gossamer.algorithms.compressors.ownership import Ownership, UpdateRule
@@ -129,7 +129,7 @@ class DGC(Compressor):
         out: Tensor | None,
     ) -> Aggregation:
         """Compute the mean of all ranks' entries; the error of encoding the values remains in `left`."""
-        payload = encode_places(places, len(x)), *self._said(values, places, left.flat, at)
+        payload = encode_places(places, len(x)), *self._sent_values(values, places, left.flat, at)
         received: Sequence[Payload] = yield AllGather(payload)
         mean = mean_buffer_like(x, out)
 
@@ -144,10 +144,10 @@ class DGC(Compressor):
             decode([payload], part, 1)
             return part
 
-        finite = decode_heard(decode, received, left.layout, mean, at)
+        finite = decode_received(decode, received, left.layout, mean, at)
         return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=finite), out)
 
-    def _said(self, values: FlatTensors, places: Tensor, left: Tensor, at: AggregationContext) -> Payload:
+    def _sent_values(self, values: FlatTensors, places: Tensor, left: Tensor, at: AggregationContext) -> Payload:
         if self.then is None:
             return (values.flat,)
         lost = torch.zeros_like(values.flat)

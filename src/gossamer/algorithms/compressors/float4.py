@@ -24,7 +24,8 @@ class Float4(Quantizer):
     max |x| over the block of `block` entries j is in
     law:    |x_j - C(x)_j| <= min(|x_j|, max(|x_j| / 3, s / 128)), so that |x - C(x)|^2 <= |x|^2 - s^2 per block; zeros
             stay zero
-    bytes:  (workers - 1) (ceil(N / 2) + 4 ceil(N / block)), N per tensor
+    bytes:  (workers - 1) (ceil(N / 2) + 4 ceil(N / block)), N per tensor; in Sharded, which a recipe adds, about
+            2 / workers of that: N (workers - 1) / workers, 1/8 of a float32 ring
     source: Douillard et al. 2025, arXiv:2501.18512 (E3M0 for pseudo-gradients, summed in float32; the blocks are this
             library's)
 

@@ -118,10 +118,10 @@ class Hierarchical(Compressor):
             return AggregationResult(mean=x.flat, own_contribution=lambda: x.flat)
         lost: list[bool] = []
         aggregation = aggregate_finite(self.between, x, state, where.at(at), None, lambda: lost.append(True))
-        told_across: tuple[AggregationResult, bool] = yield from in_group(
+        across_result: tuple[AggregationResult, bool] = yield from in_group(
             where.across, coalesce([aggregation, _all_fine(lost, x.flat, where, at)])
         )
-        staged, fine = told_across
+        staged, fine = across_result
         return replace(staged, finite=staged.finite and fine)
 
 

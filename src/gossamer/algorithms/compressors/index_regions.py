@@ -69,17 +69,49 @@ class Regions:
         owners = (within // self.block + self.turns(groups)) % self.world
         return owners, groups * self.block + within % self.block
 
+    def of(self, rank: int, device: torch.device) -> Region:
+        """Return a worker's region. Its entries, in ascending order, are in the order of their rows."""
+        groups = torch.arange(self.rows // self.block, device=device)
+        blocks = self.places(rank, groups * self.block) // self.block
+        last = int(self.places(rank, torch.tensor(self.rows - self.block, device="cpu")))
+        if last + self.block <= self.numel:
+            return Region(blocks, self.block, slice(0, 0))
+        return Region(blocks[:-1], self.block, slice(min(last, self.numel), self.numel))  # the last group is truncated
+
     def members(self, rank: int, device: torch.device) -> Tensor:
         """Return the entries of a worker's region, in the order of their rows: int64, ascending."""
-        groups = torch.arange(self.rows // self.block, device=device)
-        first = self.places(rank, groups * self.block)
-        places = (first[:, None] + torch.arange(self.block, device=device)).view(-1)
-        full = self.rows - self.block  # the last group may be truncated
-        last = int(self.places(rank, torch.tensor(full, device="cpu")))
-        return places[: full + min(max(self.numel - last, 0), self.block)]
+        return self.of(rank, device).read(torch.arange(self.numel, device=device))
 
     def places(self, owners: Tensor | int, rows: Tensor) -> Tensor:
         """Return the entry of each row of a region, int64; those of a truncated last group may be beyond the end."""
         groups = rows // self.block
         blocks = (owners - self.turns(groups)) % self.world
         return groups * self.span + blocks * self.block + rows % self.block
+
+
+@dataclass(frozen=True)
+class Region:
+    """One worker's entries: whole blocks, by number, and the entries of a truncated last block."""
+
+    blocks: Tensor  # (m,) int64
+    block: int
+    tail: slice
+
+    def read(self, flat: Tensor) -> Tensor:
+        """Return the region's entries of flat: (n,), by row."""
+        whole = self._blocks(flat).index_select(0, self.blocks).view(-1)
+        return whole if self.tail.start == self.tail.stop else torch.cat([whole, flat[self.tail]])
+
+    def write(self, flat: Tensor, values: Tensor) -> None:
+        """Overwrite the region's entries of flat: (n,), by row."""
+        whole = len(self.blocks) * self.block
+        self._blocks(flat).index_copy_(0, self.blocks, values[:whole].view(-1, self.block))
+        flat[self.tail] = values[whole:]
+
+    def clear(self, flat: Tensor) -> None:
+        """Set the region's entries of flat: (n,) to zero."""
+        self._blocks(flat).index_fill_(0, self.blocks, 0)
+        flat[self.tail] = 0
+
+    def _blocks(self, flat: Tensor) -> Tensor:
+        return flat[: len(flat) // self.block * self.block].view(-1, self.block)

@@ -22,7 +22,8 @@ class Int8(Quantizer):
 
     C(x)_j = s round(x_j / s), or s floor(x_j / s + u_j); s = max |x| / 127 over the block of `block` entries j is in
     law:    |x_j - C(x)_j| <= s / 2; stochastic: <= s, and E C(x) = x; zeros stay zero
-    bytes:  (workers - 1) (N + 4 ceil(N / block)), N per tensor
+    bytes:  (workers - 1) (N + 4 ceil(N / block)), N per tensor;
+            in Sharded, which a recipe adds, about 2 / workers of that
     source: Dettmers 2016, ICLR (8-bit gradients); Dettmers et al. 2022, ICLR (blocks)
 
     u_j is uniform in [0, 1), with the resolution of float32. Stochastic rounding is unbiased and needs no feedback, at

@@ -30,7 +30,8 @@ class OneBit(Quantizer):
     the sign of x_j, where zeros count as positive
     law:    |x - C(x)|^2 = |x|^2 - d s^2 per block of d entries; by columns: C(x) has every column's sum and no rule
             with two values per column and this split is nearer; blocks and columns of zeros stay zero
-    bytes:  (workers - 1) (ceil(N / 8) + 4 ceil(N / block)), N per tensor; by columns ceil(N / 8) + 8 cols
+    bytes:  (workers - 1) (ceil(N / 8) + 4 ceil(N / block)), N per tensor; by columns ceil(N / 8) + 8 cols;
+            in Sharded, which a recipe adds, about 2 / workers of that
     source: Seide et al. 2014, Interspeech (columns); Karimireddy et al. 2019, ICML (the mean magnitude)
 
     Karimireddy et al. call this the scaled sign, |x|_1 / d sign(x). One bit encodes two signs and no zero, so a zero in

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gossamer.algorithms.compressors.base import Compressor, Decoder, decoded_by
-from gossamer.algorithms.compressors.decoding import Decode, decode_heard
+from gossamer.algorithms.compressors.decoding import Decode, decode_received
 from gossamer.base import rng
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.base.identity import Itself
@@ -46,11 +46,11 @@ def encode(compressor: Compressor, x: FlatTensors, state: State, at: Aggregation
     """
     sent: list[Tensor] = []
 
-    def hear_oneself(op: CollectiveOp) -> Any:
+    def answer_itself(op: CollectiveOp) -> Any:
         sent.extend(op.tensors())
         return op.answer_alone(lambda payload: payload)
 
-    staged = _alone(compressor.aggregate(x, state, _by_itself(at)), hear_oneself)
+    staged = _alone(compressor.aggregate(x, state, _by_itself(at)), answer_itself)
     return EncodedMessage(tuple(sent), staged.own_contribution, staged.next_state)
 
 
@@ -114,10 +114,10 @@ def _decode(parts: Sequence[MessagePart], payload: Payload, out: Tensor, at: Agg
         sent, rest = rest[:tensors], rest[tensors:]
         if place.start is not None:
             span = out[place.start : place.start + place.layout.numel]
-            finite &= decode_heard(_reader(decoder, place.layout), [sent], place.layout, span, at, at.rank)
+            finite &= decode_received(_reader(decoder, place.layout), [sent], place.layout, span, at, (at.rank,))
             continue
         apart = out.new_empty(place.layout.numel)
-        finite &= decode_heard(_reader(decoder, place.layout), [sent], place.layout, apart, at, at.rank)
+        finite &= decode_received(_reader(decoder, place.layout), [sent], place.layout, apart, at, (at.rank,))
         place.scatter(apart, out)
     narrow = out.dtype != accumulation_dtype(out.dtype)  # than the dtype of sums
     return finite and not (narrow and not all_finite(out))

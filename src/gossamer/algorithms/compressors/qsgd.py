@@ -23,7 +23,8 @@ class QSGD(Quantizer):
 
     C(x)_j = |x| l_j / levels, l_j = floor(levels x_j / |x| + u_j), |x| over the block j is in, u_j as in Int8
     law:    E C(x) = x, E |C(x) - x|^2 <= min(d / levels^2, sqrt(d) / levels) |x|^2, d = block; zeros stay zero
-    bytes:  (workers - 1) (ceil(N b / 8) + 4 ceil(N / block)), N per tensor, b the bits of 2 levels
+    bytes:  (workers - 1) (ceil(N b / 8) + 4 ceil(N / block)), N per tensor, b the bits of 2 levels;
+            in Sharded, which a recipe adds, about 2 / workers of that
     source: Alistarh et al. 2017, NeurIPS (a block is a bucket there)
 
     The paper calls `levels` s. It uses Elias coding, whose length depends on the values: fewer bits if most levels are

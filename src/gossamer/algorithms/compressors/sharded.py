@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gossamer.algorithms.compressors.base import Codec, mean_buffer_like, with_mean_in
-from gossamer.algorithms.compressors.decoding import decode_heard, expect_tensors
+from gossamer.algorithms.compressors.decoding import decode_mean, decode_received, expect_tensors
 from gossamer.algorithms.compressors.feedback_rules import RESIDUAL, debtor
+from gossamer.algorithms.compressors.per_worker import PerWorker, by_rank
 from gossamer.algorithms.compressors.wrapper import Wrapper
 from gossamer.base import rng
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
@@ -21,7 +22,7 @@ from gossamer.base.identity import Itself
 from gossamer.base.kernels import Residual, scratch_like
 from gossamer.base.kernels.reference.segments import expect
 from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
-from gossamer.base.ops import AllGather, AllToAll, Payload
+from gossamer.base.ops import AllGather, AllToAll, Form, Payload, TensorForm
 from gossamer.errors import NotFinite
 
 UNSENT = "owed"
@@ -64,21 +65,21 @@ class Sharded(Wrapper):
     2 N / workers numbers of at least float32, double-buffered.
 
     Args:
-        inner: the codec, such as Int8() or Float4().
+        inner: the codec, such as Int8() or Float4(), or a PerWorker of such codecs.
 
     Example:
         >>> gossamer.Sharded(gossamer.Int8())
         Sharded(Int8())
     """
 
-    inner: Codec
+    inner: Codec | PerWorker
 
     @property
     def wants_feedback(self) -> bool:
         return self.inner.wants_feedback
 
     def init_compensated(self, like: FlatTensors, at: AggregationContext) -> State:
-        part = _parts(self.inner, Itself(like.layout), at.world, like.flat.dtype)[at.rank]
+        part = self._parts(like, at)[at.rank]
         return State(
             {UNSENT: FlatTensors.zeros(part.layout, dtype=accumulation_dtype(like.flat.dtype), device=like.flat.device)}
         )
@@ -91,7 +92,7 @@ class Sharded(Wrapper):
     ) -> Aggregation:
         left = state.scratch(UNSENT)
         staged = yield from self._in_parts(x, residual, Residual(state[UNSENT].flat, left.flat), at, out)
-        start = _parts(self.inner, Itself(x.layout), at.world, x.flat.dtype)[at.rank].start
+        start = self._parts(x, at)[at.rank].start
 
         def share() -> Tensor:
             whole = left.flat.new_zeros(x.layout.numel)
@@ -99,6 +100,11 @@ class Sharded(Wrapper):
             return whole
 
         return replace(staged, owes=share, next_state=State({UNSENT: left}))
+
+    def _parts(self, x: FlatTensors, at: AggregationContext, rank: int | None = None) -> Sequence[OwnedPart]:
+        """The parts of all workers, as `rank` (default: this worker) encodes them."""
+        codec = self.inner.of(at.rank if rank is None else rank)
+        return _parts(codec, Itself(x.layout), at.world, x.flat.dtype)
 
     def _in_parts(
         self,
@@ -108,21 +114,25 @@ class Sharded(Wrapper):
         at: AggregationContext,
         out: Tensor | None,
     ) -> Aggregation:
-        parts = _parts(self.inner, Itself(x.layout), at.world, x.flat.dtype)
+        parts = self._parts(x, at)
         own_part = parts[at.rank]
+        senders = self.inner.senders(at.world)
+        forms = None if len(senders) == 1 else _forms(self.inner, Itself(x.layout), at.world, x.flat.dtype)
         sent = self._encode_parts(parts, x.flat, residual, at)
-        received = yield AllToAll(sent)
+        received = yield AllToAll(sent, forms)
         agreed = scratch_like(own_part.of(x.flat), accumulation_dtype(x.flat.dtype))
-        finite = decode_heard(partial(self._decode, own_part, divisor=at.world), received, own_part.layout, agreed, at)
+        decoders = [(self._parts(x, at, ranks[0])[at.rank].decode, ranks) for _, ranks in senders]
+        finite = decode_mean(decoders, received, own_part.layout, agreed, at)
         encoded_mean = self._encode_mean(own_part, agreed, finite, undelivered, _at(at, "mean", at.rank))
         like, lost = agreed.new_empty(0), agreed if undelivered is None else None
         del received, agreed  # as large as the bucket together, and unused during the all-gather
-        answers = yield AllGather(encoded_mean)
+        answers = yield AllGather(encoded_mean, forms)
         mean = mean_buffer_like(x.flat, out)
         finite = True
-        for rank, (part, payload) in enumerate(() if mean.is_meta else zip(parts, answers, strict=True)):
+        owned = parts if forms is None else [self._parts(x, at, rank)[rank] for rank in range(at.world)]
+        for rank, (part, payload) in enumerate(() if mean.is_meta else zip(owned, answers, strict=True)):
             into = part.of(mean)
-            if not decode_heard(partial(self._decode, part), [payload], part.layout, into, at, rank):
+            if not decode_received(part.decode, [payload], part.layout, into, at, (rank,)):
                 into.fill_(inf)
                 finite = False
         if lost is not None:
@@ -136,9 +146,9 @@ class Sharded(Wrapper):
         """Encode the part for each worker. To count bytes, one message represents all: their lengths are equal."""
         if flat.is_meta:
             first = parts[0]
-            return (self._encode(first, first.of(flat), first.of_residual(residual), at),) * len(parts)
+            return (first.encode(first.of(flat), first.of_residual(residual), at),) * len(parts)
         return tuple(
-            self._encode(part, part.of(flat), part.of_residual(residual), _at(at, "part", number))
+            part.encode(part.of(flat), part.of_residual(residual), _at(at, "part", number))
             for number, part in enumerate(parts)
         )
 
@@ -153,7 +163,7 @@ class Sharded(Wrapper):
         """Return the sent values, minus the second encoding's error of this worker's part if no residual keeps it."""
         whole = like.new_empty(sum(part.layout.numel for part in parts))
         for part, payload in zip(parts, sent, strict=True):
-            self._decode(part, [payload], part.of(whole))
+            part.decode([payload], part.of(whole))
         if lost is not None:
             parts[at.rank].of(whole).sub_(lost, alpha=at.world)
         return whole
@@ -166,33 +176,39 @@ class Sharded(Wrapper):
         """
         if finite:
             try:
-                return self._encode(part, mean, undelivered, at)
+                return part.encode(mean, undelivered, at)
             except NotFinite:
                 pass  # the residual may overflow, too
-        zeros = self._encode(part, torch.zeros_like(mean), None, at)
+        zeros = part.encode(torch.zeros_like(mean), None, at)
         return tuple(
             torch.full_like(each, torch.finfo(each.dtype).max) if each.is_floating_point() else each for each in zeros
         )
 
-    def _encode(self, part: OwnedPart, span: Tensor, residual: Residual | None, at: AggregationContext) -> Payload:
-        if not part.layout.numel:
-            return part.filled(tuple(span.new_empty(0, dtype=dtype) for dtype in part.dtypes))
-        return part.filled(self.inner.encode(FlatTensors(span, part.layout), at, residual))
-
-    def _decode(self, part: OwnedPart, payloads: Sequence[Payload], out: Tensor, divisor: int = 1) -> None:
-        if part.layout.numel:
-            self.inner.decode([part.emptied(payload) for payload in payloads], part.layout, out, divisor)
-
 
 @dataclass(frozen=True)
 class OwnedPart:
-    """The entries that one worker averages: pieces of tensors, with the names of the tensors."""
+    """The entries that one worker averages: pieces of tensors, with the names of the tensors, and their codec."""
 
+    codec: Codec
     start: int  # offset of the first entry
     layout: Layout
     shapes: tuple[torch.Size, ...] = ()  # of its message's tensors
     room: tuple[int, ...] = ()  # elements of each tensor in the message of the largest part
     dtypes: tuple[torch.dtype, ...] = ()
+
+    @property
+    def form(self) -> Form:
+        """The form of its message, equal for all parts of a codec."""
+        return tuple(TensorForm((room,), dtype) for room, dtype in zip(self.room, self.dtypes, strict=True))
+
+    def encode(self, span: Tensor, residual: Residual | None, at: AggregationContext) -> Payload:
+        if not self.layout.numel:
+            return self.filled(tuple(span.new_empty(0, dtype=dtype) for dtype in self.dtypes))
+        return self.filled(self.codec.encode(FlatTensors(span, self.layout), at, residual))
+
+    def decode(self, payloads: Sequence[Payload], out: Tensor, divisor: int = 1) -> None:
+        if self.layout.numel:
+            self.codec.decode([self.emptied(payload) for payload in payloads], self.layout, out, divisor)
 
     def of(self, flat: Tensor) -> Tensor:
         return flat[self.start : self.start + self.layout.numel]
@@ -221,7 +237,8 @@ def _parts(codec: Codec, same: Itself[Layout], world: int, dtype: torch.dtype) -
     layout = same.item
     size = -(-layout.numel // world)
     parts = [
-        _cut(layout, min(rank * size, layout.numel), min((rank + 1) * size, layout.numel)) for rank in range(world)
+        _cut(codec, layout, min(rank * size, layout.numel), min((rank + 1) * size, layout.numel))
+        for rank in range(world)
     ]
     known: dict[tuple[int, ...], Payload] = {}  # by the sizes of the pieces, which are equal for most parts
     messages = [
@@ -239,15 +256,21 @@ def _parts(codec: Codec, same: Itself[Layout], world: int, dtype: torch.dtype) -
     )
 
 
+@lru_cache(maxsize=256)
+def _forms(inner: Codec | PerWorker, layout: Itself[Layout], world: int, dtype: torch.dtype) -> tuple[Form, ...]:
+    """The form of each rank's messages."""
+    return by_rank(inner.senders(world), lambda codec: _parts(codec, layout, world, dtype)[0].form)
+
+
 def _message(codec: Codec, layout: Layout, world: int, dtype: torch.dtype) -> Payload:
     x = FlatTensors(torch.empty(layout.numel, dtype=dtype, device="meta"), layout)
     return codec.encode(x, AggregationContext(world=world))
 
 
-def _cut(layout: Layout, start: int, stop: int) -> OwnedPart:
+def _cut(codec: Codec, layout: Layout, start: int, stop: int) -> OwnedPart:
     """Return the pieces of tensors between two offsets."""
     pieces = {slot.name: (min(slot.end, stop) - max(slot.offset, start),) for slot in layout}
-    return OwnedPart(start, Layout.of({name: piece for name, piece in pieces.items() if piece[0] > 0}))
+    return OwnedPart(codec, start, Layout.of({name: piece for name, piece in pieces.items() if piece[0] > 0}))
 
 
 def _at(at: AggregationContext, stage: str, number: int) -> AggregationContext:

@@ -14,7 +14,7 @@ from gossamer.algorithms.compressors.decoding import expect_tensors, sent_by
 from gossamer.algorithms.compressors.dense import Dense
 from gossamer.algorithms.compressors.shared_places import mean_at, refuse_large, refuse_nonsense
 from gossamer.algorithms.compressors.topk import TopK, require_density, require_places, share
-from gossamer.algorithms.compressors.wrapper import beside
+from gossamer.algorithms.compressors.wrapper import without_state
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.base.coalesce import coalesce
 from gossamer.base.kernels import Residual, coded_bytes, decode_places, encode_places, largest
@@ -75,18 +75,18 @@ class SharedMask(Compressor):
 
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         if at.world == 1:
-            return beside(state, TopK(density=self.density).aggregate(x, State(), at, out))
+            return without_state(state, TopK(density=self.density).aggregate(x, State(), at, out))
         if self._dearer_than_dense(x, at):
-            return beside(state, Dense().aggregate(x, State(), at, out))
+            return without_state(state, Dense().aggregate(x, State(), at, out))
         return self._masked(x, x.flat.to(accumulation_dtype(x.flat.dtype)), state, at, out, waits=False)
 
     def aggregate_compensated(
         self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
     ) -> Aggregation:
         if at.world == 1:
-            return beside(state, TopK(density=self.density).aggregate_compensated(x, residual, State(), at, out))
+            return without_state(state, TopK(density=self.density).aggregate_compensated(x, residual, State(), at, out))
         if self._dearer_than_dense(x, at):
-            return beside(state, Dense().aggregate_compensated(x, residual, State(), at, out))
+            return without_state(state, Dense().aggregate_compensated(x, residual, State(), at, out))
         wanted = torch.add(x.flat, residual.before, out=residual.after)
         return self._masked(x, wanted, state, at, out, waits=True)
 
@@ -182,12 +182,12 @@ class MaskParts:
         places, _ = largest(x[begin:end], [end - begin], [self.each])
         return encode_places(places, self.longest)
 
-    def mark(self, heard: Sequence[Payload], mask: Tensor, at: AggregationContext) -> None:
+    def mark(self, payloads: Sequence[Payload], mask: Tensor, at: AggregationContext) -> None:
         """Overwrite the mask: (n,) bool with the indices that ranks sent. Raises MalformedError, before it writes."""
-        found = [self._told(payload, rank, at) for rank, payload in enumerate(heard)]
+        found = [self._sent_indices(payload, rank, at) for rank, payload in enumerate(payloads)]
         mask.zero_().index_fill_(0, torch.cat(found), True)
 
-    def _told(self, payload: Payload, rank: int, at: AggregationContext) -> Tensor:
+    def _sent_indices(self, payload: Payload, rank: int, at: AggregationContext) -> Tensor:
         """Return the indices that a rank sent, in the whole buffer: (each,) int64."""
         begin, end = self.bounds(rank, at.step)
         with sent_by(rank, at):

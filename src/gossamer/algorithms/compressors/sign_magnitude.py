@@ -24,7 +24,8 @@ class SignMagnitude(Quantizer):
     C(x)_j = h sign(x_j) if |x_j| > m, else l sign(x_j); m = mean |x| over the block of d entries j is in, h and l the
     means of |x| over its a entries above m and over the others
     law:    |x - C(x)|^2 = |x|^2 - a h^2 - (d - a) l^2 <= |x|^2 - d m^2 per block; blocks of zeros stay zero
-    bytes:  (workers - 1) (ceil(N / 4) + 8 ceil(N / block)), N per tensor
+    bytes:  (workers - 1) (ceil(N / 4) + 8 ceil(N / block)), N per tensor;
+            in Sharded, which a recipe adds, about 2 / workers of that
     source: this library's own; BinMeans is the 2-bit code of SparseLoCo (arXiv:2508.15706, 2025)
 
     Designed for values that another compressor selected: Chain(TopK(density=0.01), SignMagnitude()). The largest

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gossamer.algorithms.compressors.base import mean_buffer_like, with_mean_in
-from gossamer.algorithms.compressors.decoding import decode_heard, expect_tensors, sent_by
+from gossamer.algorithms.compressors.decoding import decode_received, expect_tensors, sent_by
 from gossamer.algorithms.compressors.dense import Dense
 from gossamer.algorithms.compressors.index_regions import Regions
 from gossamer.algorithms.compressors.topk import Sparse, dearer_than_dense, expect_values, require_places
@@ -118,30 +118,31 @@ class SparseSum(Wrapper):
         require_places(x.layout)
         room, kept = self.rooms(x, at.world)
         regions = Regions.drawn(x, at)
-        members = regions.members(at.rank, wanted.device)
-        local = wanted[members]
+        region = regions.of(at.rank, wanted.device)
+        local = region.read(wanted)
         if not all_finite(local):
             raise NotFinite("the input has a value that is not finite, or too large to be added to the residual")
-        wanted.index_fill_(0, members, 0)
+        region.clear(wanted)
         entries = _entries(regions, *self.inner.select(FlatTensors(wanted, x.layout), at), room)
         wanted.index_fill_(0, entries.places, 0)
         received = yield AllToAll(entries.messages(regions.rows, room))
         left = scratch_like(local)
-        finite = decode_heard(partial(_added, local, regions.rows, room), received, None, left, at)
+        finite = decode_received(partial(_added, local, regions.rows, room), received, None, left, at)
         answers = yield AllGather(_largest_sums(left, finite, regions, kept))
         mean = mean_buffer_like(x.flat, out)
         if mean.is_meta:
             return with_mean_in(AggregationResult(mean=mean, own_contribution=lambda: torch.empty_like(mean)), out)
         addable = [_can_be_added(answer, kept, mean, rank, at) for rank, answer in enumerate(answers)]
-        places, position = _told(answers, regions, kept, at)
+        places, position = _sent_sums(answers, regions, kept, at)
         scatter(list(zip(places, position, strict=True)), mean)
-        wanted.index_copy_(0, members, left)
+        region.write(wanted, left)
         numel = x.layout.numel
 
         def own() -> Tensor:
             part = left.new_zeros(numel)
             part.index_copy_(0, entries.places, entries.values)
-            return part.index_copy_(0, members, local - left)
+            region.write(part, local - left)
+            return part
 
         return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=all(addable)), out)
 
@@ -238,7 +239,9 @@ def _rows(coded: Tensor, rows: int, kept: int, rank: int, at: AggregationContext
         return decode_places(coded, kept, rows).long()
 
 
-def _told(answers: Sequence[Payload], regions: Regions, kept: int, at: AggregationContext) -> tuple[Tensor, Tensor]:
+def _sent_sums(
+    answers: Sequence[Payload], regions: Regions, kept: int, at: AggregationContext
+) -> tuple[Tensor, Tensor]:
     """Return (places, values) of the sums that each worker sent: (world, r) int32, ascending, and (world, r).
 
     A truncated group has rows without a place; their values become zero. Raises MalformedError.

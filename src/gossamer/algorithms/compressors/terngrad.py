@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.algorithms.compressors.base import Compressor, mean_buffer_like, with_mean_in
-from gossamer.algorithms.compressors.decoding import decode_heard, expect_tensors, pairs, sent_by
+from gossamer.algorithms.compressors.decoding import decode_received, expect_tensors, pairs, sent_by
 from gossamer.algorithms.compressors.quantize import noise_key
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.base.kernels import Residual, magnitudes, squares, ternary_decode, ternary_encode
@@ -104,7 +104,7 @@ class TernGrad(Compressor):
             ternary_decode([(codes,) for _, codes in both], both[0][0], sizes, self.per_byte, into, at.world)
 
         mean = mean_buffer_like(x.flat, out)
-        finite = decode_heard(decode, [(scales, *payload) for payload in payloads], x.layout, mean, at)
+        finite = decode_received(decode, [(scales, *payload) for payload in payloads], x.layout, mean, at)
         return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=finite), out)
 
     def _scales(self, x: FlatTensors) -> Tensor:

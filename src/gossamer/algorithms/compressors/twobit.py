@@ -27,7 +27,8 @@ class TwoBit(Quantizer):
     block j is in
     law:    |x_j - C(x)_j| <= max(|x_j| - t, t); adaptive: |x - C(x)|^2 <= (1 - t' (1 - t') / sqrt(d)) |x|^2 in every
             block of d entries, t' = threshold; zeros stay zero
-    bytes:  (workers - 1) ceil(N / 4), N per tensor, and if adaptive 4 ceil(N / block) more
+    bytes:  (workers - 1) ceil(N / 4), N per tensor, and if adaptive 4 ceil(N / block) more;
+            in Sharded, which a recipe adds, about 2 / workers of that
     source: the 2-bit rule of MXNet's documentation 2018; the adaptive threshold is this library's own
 
     A fixed t limits the rate: the residual of an entry that stays above t grows without limit, and with t far above the

@@ -10,7 +10,7 @@ from gossamer.algorithms.compressors.base import Compressor
 from gossamer.algorithms.compressors.dense import Dense
 from gossamer.algorithms.compressors.settling import WarmupProgress, blank, energy, exchange
 from gossamer.algorithms.compressors.topk import densities
-from gossamer.algorithms.compressors.wrapper import Wrapper, beside
+from gossamer.algorithms.compressors.wrapper import Wrapper, without_state
 from gossamer.base.aggregation import FORM, Aggregation, AggregationContext, AggregationResult, State
 from gossamer.base.coalesce import coalesce
 from gossamer.base.kernels import Residual
@@ -87,7 +87,7 @@ class Warmup(Wrapper):
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         if self.steps is None or at.step >= self.steps:
             return (yield from self.inner.aggregate(x, state, at, out))
-        return (yield from beside(state, Dense().aggregate(x, State(), at, out)))
+        return (yield from without_state(state, Dense().aggregate(x, State(), at, out)))
 
     def aggregate_compensated(
         self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
@@ -96,7 +96,7 @@ class Warmup(Wrapper):
             return (yield from self._in_stages(x, residual, state, at, out))
         if at.step >= self.steps:
             return (yield from self.inner.aggregate_compensated(x, residual, state, at, out))
-        return (yield from beside(state, Dense().aggregate_compensated(x, residual, State(), at, out)))
+        return (yield from without_state(state, Dense().aggregate_compensated(x, residual, State(), at, out)))
 
     def _in_stages(
         self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None

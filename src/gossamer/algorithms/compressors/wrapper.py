@@ -22,7 +22,7 @@ class Wrapper(Compressor):
         return self.inner.suits(shape)
 
 
-def beside(state: State, aggregation: Aggregation) -> Aggregation:
+def without_state(state: State, aggregation: Aggregation) -> Aggregation:
     """Return an aggregation without state, after which `state` is unchanged."""
     staged = yield from aggregation
     return replace(staged, next_state=State(state))

@@ -53,10 +53,16 @@ class MixingRule(ABC):
         """The rule for averaged buffers, such as BatchNorm's statistics, which are sent uncompressed."""
         return self
 
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether the state has copies of values of other workers, which must begin again when the workers change."""
+        return False
+
     def check(self, topology: Topology, world: int, seed: int) -> None:
         """Raise AttachError if the mean over workers would change: a rank's weights must sum to 1, as the columns
-        always do.
+        always do. Also if the topology has no edges for this number of workers.
         """
+        check_edges(topology, world, seed)
         rounds = range(0 if topology.mutual else topology.rounds(world))
         for number, rank in product(rounds, range(world)):
             if abs(fsum(weight for _, weight in topology.weights(rank, world, number, seed)) - 1) > 1e-9:
@@ -86,8 +92,29 @@ class MixingRule(ABC):
         return (x,)
 
     def whole(self, means: Payload) -> Tensor:
-        """Return the consensus from the means of all workers' shares, which may be overwritten."""
+        """Return the consensus from the means of all workers' shares."""
         return means[0]
+
+    def joint(self, x: Tensor, memory: Memory) -> Payload:
+        """Return the tensors whose means over the workers are the state of a worker that joins."""
+        return self.shares(x, memory)
+
+    def begin_from(self, means: Payload, dtype: torch.dtype) -> tuple[Tensor, Memory]:
+        """Return x and the state of a worker that joins, from the means of all workers' `joint` tensors."""
+        x = self.whole(means).to(dtype)
+        return x, self.begin(x)
+
+
+def check_edges(topology: Topology, world: int, seed: int) -> None:
+    """Raise AttachError if a topology cannot be computed for this number of workers."""
+    try:
+        for rank in range(world):
+            topology.weights(rank, world, 0, seed)
+    except Exception as error:  # a topology of the user's may raise any class
+        raise AttachError(
+            f"{topology!r} has no edges for {world} workers ({error}). Write Exponential() or Ring(), which work with "
+            "any number."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -133,8 +160,9 @@ class Choco(MixingRule):
 
     step_size is the papers' consensus step size gamma, hat_i the public copy. The error of a message is in the next
     difference, which is error feedback. Copies start as the initial parameters, equal on all workers. W must be the
-    same in every round: a worker that misses a message has wrong copies from then on. A worker with values that are not
-    finite sends a difference of zero.
+    same in every round: a worker that misses a message has wrong copies from then on. If workers join or are lost, all
+    copies start again from the mean of the parameters, and pull_i from zero. A worker with values that are not finite
+    sends a difference of zero.
     """
 
     compressor: Compressor
@@ -143,6 +171,10 @@ class Choco(MixingRule):
     @property
     def along(self) -> MixingRule:
         return Averaging()
+
+    @property
+    def keeps_copies(self) -> bool:
+        return True
 
     def begin(self, x: Tensor) -> Memory:
         hat = x.to(accumulation_dtype(x.dtype), copy=True)
@@ -186,6 +218,7 @@ class PushSum(MixingRule):
 
     def check(self, topology: Topology, world: int, seed: int) -> None:
         """Accept any graph."""
+        check_edges(topology, world, seed)
 
     def begin(self, x: Tensor) -> Memory:
         return {
@@ -219,7 +252,12 @@ class PushSum(MixingRule):
 
     def whole(self, means: Payload) -> Tensor:
         numbers, mass = means
-        return numbers.div_(mass.to(numbers.dtype))
+        return numbers / mass.to(numbers.dtype)
+
+    def begin_from(self, means: Payload, dtype: torch.dtype) -> tuple[Tensor, Memory]:
+        numbers, mass = means
+        memory = {NUMBERS: numbers.clone(), MASS: mass.clone()}
+        return self.whole(means).to(dtype), memory
 
     def _shown(self, x: Tensor, memory: Memory) -> Tensor:
         """Return x after the last round, with the same bits each time."""
@@ -270,3 +308,10 @@ class OuterMomentum(MixingRule):
                 change.add_(their_slow - slow, alpha=weight * self.pull)
         memory[SLOW].add_(memory[MOMENTUM].mul_(self.momentum).add_(change))
         return memory[SLOW].to(x.dtype, copy=True)
+
+    def joint(self, x: Tensor, memory: Memory) -> Payload:
+        return x, memory[SLOW], memory[MOMENTUM]
+
+    def begin_from(self, means: Payload, dtype: torch.dtype) -> tuple[Tensor, Memory]:
+        x, slow, momentum = means
+        return x.to(dtype), {SLOW: slow.clone(), MOMENTUM: momentum.clone()}

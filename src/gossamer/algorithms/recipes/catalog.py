@@ -11,13 +11,13 @@ from gossamer.algorithms.compressors import Codec, Compressor, Float4, OneBit, T
 from gossamer.algorithms.compressors.int8 import Int8
 from gossamer.algorithms.compressors.topk import Sparse
 from gossamer.algorithms.recipes.fields import fields_of, hints_of, positional_count
-from gossamer.algorithms.strategies import EveryStep, FedAvg, LocalSGD, ParameterServer, federated
+from gossamer.algorithms.strategies import EveryStep, FedAvg, LocalSGD, ParameterServer, federated_rules
 from gossamer.algorithms.topologies import Topology
 from gossamer.base.term import Term, Terms
 
 NOUNS: dict[str, type[Term]] = {
     name: noun
-    for module in (strategies, compressors, topologies, federated)
+    for module in (strategies, compressors, topologies, federated_rules)
     for name, noun in ((name, getattr(module, name)) for name in module.__all__)
     if isinstance(noun, type)
     and issubclass(noun, Term)
@@ -67,7 +67,7 @@ def _pasted(noun: type[Term]) -> str:
 
 def within(text: str, noun: type[Term]) -> str:
     """Return a nested term's text within a strategy."""
-    return f"{FedAvg.__name__}({', '.join(filter(None, (f'{noun.kind}={text}', noun.beside)))})"
+    return f"{FedAvg.__name__}({', '.join(filter(None, (f'{noun.kind}={text}', noun.needs_arguments)))})"
 
 
 def example_of(noun: type[Term]) -> str:
@@ -80,4 +80,6 @@ def example_of(noun: type[Term]) -> str:
             shown.append(repr(value))
         elif required or type(value) in (int, float):
             shown.append(f"{item.name}={value!r}")
+    if noun.kind not in NESTED and noun.needs_arguments:
+        shown.append(noun.needs_arguments)
     return f"{noun.__name__}({', '.join(shown)})"

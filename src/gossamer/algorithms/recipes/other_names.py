@@ -44,20 +44,22 @@ class OtherName:
 
 _SHARDED = (
     'Shard the model with torch, and write attach(model, optimizer, recipe, mesh=mesh["replicate"]): the recipe runs '
-    "between replicas (docs/how-to/sharded.md)."
+    'between replicas ("Sharded models" in the documentation).'
 )
 _PIPELINE = (
     "Split the model with torch.distributed.pipelining; gossamer.parallel.boundary(codec, shape) compresses "
-    "activations (docs/how-to/pipeline.md), and attach(..., mesh=...) averages between replicas."
+    'activations ("Pipeline stages" in the documentation), and attach(..., mesh=...) averages between replicas.'
 )
 _REMOTE = (
     "Write gossamer.parallel.remote(module, rank=1, optimizer=...) to run a layer on "
-    "another rank (docs/how-to/remote.md)."
+    'another rank ("Remote modules" in the documentation).'
 )
-_ELASTIC = "Write gossamer run --workers 2:8 train.py: workers can fail or join at any time (docs/how-to/elastic.md)."
+_ELASTIC = (
+    "Write gossamer run --workers 2:8 train.py: workers can fail or join at any time "
+    '("Elastic runs" in the documentation).'
+)
 _BACKEND = "gossamer.init() selects the transport, so no recipe names it. Write a strategy, such as LocalSGD(8)."
 _NO_LAMB = "its layerwise learning rates need norms that Adam's momentum does not have"
-_OUTER_ASYNC = "its outer step does not wait for all workers, and a DiLoCo round does"
 
 OTHER_NAMES = (
     # -- when workers communicate
@@ -179,11 +181,21 @@ OTHER_NAMES = (
         "LocalSGD(period=8, second_moment='amsgrad')",
     ),
     OtherName(
-        ("Decoupled DiLoCo", "async DiLoCo", "asynchronous local SGD", "HALoS", "GASLoC"),
-        "arXiv:2604.21428, 2401.09135, 2506.04531 and 2606.11081",
-        "DiLoCo(period=20)",
-        _OUTER_ASYNC,
+        ("asynchronous local SGD", "delayed Nesterov"),
+        "Liu et al. 2024",
+        "AsyncDiLoCo(period=50)",
+        "its workers make local steps in proportion to their speed, and late contributions count in full",
     ),
+    OtherName(
+        ("Decoupled DiLoCo",),
+        "Douillard et al. 2026",
+        "AsyncDiLoCo(period=24, grace=2.0)",
+        "its workers overwrite their steps since a message, and here they are kept; its mean is radial",
+    ),
+    OtherName(
+        ("HALoS",), "Kim et al. 2025", "AsyncDiLoCo(period=8)", "its servers of a region send merges to a global server"
+    ),
+    OtherName(("GASLoC",), "arXiv:2606.11081", "AsyncDiLoCo(period=20)", "its outer step is gossip, without servers"),
     OtherName(
         ("SPARTA",),
         "EXO Labs 2025",
@@ -201,8 +213,7 @@ OTHER_NAMES = (
     OtherName(
         ("Moshpit", "Moshpit SGD", "Moshpit All-Reduce", "hivemind"),
         "Ryabinin et al. 2021",
-        "Gossip() + RandomPeers()",
-        "it averages within groups that change from round to round until all workers agree",
+        "Gossip() + Groups(size=8)",
     ),
     OtherName(("delayed gradients", "pipe SGD", "one-step delay"), "Pipe-SGD", "EveryStep(delay=1)"),
     # -- federated learning

@@ -168,13 +168,13 @@ def _term_named(name: str) -> type[Term] | None:
     return Auto if name == Auto.__name__ else NOUNS.get(name)
 
 
-def _ours() -> dict[str, str]:
+def _names_of_terms() -> dict[str, str]:
     """Return terms and presets by their normalized names, including registered terms."""
     return {normalized(name): name for name in (*NOUNS, Auto.__name__, *PRESETS)}
 
 
 def _known() -> dict[str, str]:
-    return _ours() | {name: name for name in BY_NAME}
+    return _names_of_terms() | {name: name for name in BY_NAME}
 
 
 def _no_such(name: str) -> str:
@@ -195,7 +195,7 @@ def _no_such(name: str) -> str:
 
 def _misspelled(name: str) -> list[str]:
     """Return known names that `name` may be a misspelling of, the most similar first."""
-    own_terms = get_close_matches(name, _ours(), cutoff=LEAST_LIKENESS)
+    own_terms = get_close_matches(name, _names_of_terms(), cutoff=LEAST_LIKENESS)
     return own_terms or get_close_matches(name, [other for other in BY_NAME if len(other) >= SHORTEST_GUESSED])
 
 

@@ -10,7 +10,7 @@ from gossamer.algorithms.compressors import Compressor, Dense
 from gossamer.algorithms.recipes.auto import Auto
 from gossamer.algorithms.recipes.parser import parse
 from gossamer.algorithms.recipes.validation import LONGEST_TEXT, check_pair, check_place, check_term, check_type
-from gossamer.algorithms.recipes.wrapping import compress_between_nodes, sharing_workers, wrapped
+from gossamer.algorithms.recipes.wrapping import compress_between_nodes, sharing_workers, tables_of, wrapped
 from gossamer.algorithms.strategies import EveryStep, Strategy
 from gossamer.algorithms.topologies import Complete, Topology
 from gossamer.base.term import Term, Terms
@@ -111,6 +111,9 @@ def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None
     written = replace(written, compressor=compressor, topology=topology)
     for term in written.terms:
         check_term(term, ())  # before the cost of an invalid recipe is computed
+    if world is not None:
+        for table in tables_of(compressor):
+            table.check(world)
     sharing = sharing_workers(written.strategy, compressor, world)
     compressor = wrapped(compressor, sharing, resends_losses=written.strategy.resends_losses)
     resolved = replace(written, compressor=compressor)

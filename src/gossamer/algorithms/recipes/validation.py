@@ -6,7 +6,7 @@ from abc import ABC
 from collections.abc import Collection
 from inspect import isabstract
 
-from gossamer.algorithms.compressors import Compressor, Feedback, Route
+from gossamer.algorithms.compressors import Compressor, Feedback, Hierarchical, PerWorker, Route
 from gossamer.algorithms.recipes.catalog import NESTED, example_of, within
 from gossamer.algorithms.recipes.fields import ACCEPTED, fields_of, hints_of, signature
 from gossamer.algorithms.strategies import Strategy
@@ -67,6 +67,7 @@ def check_term(term: Term, above: tuple[Term, ...]) -> None:
 def check_pair(strategy: Strategy, compressor: Compressor) -> None:
     """Reject a compressor that needs all workers' gradients immediately with a strategy that does not send them so."""
     _check_continued(strategy, compressor)
+    _check_tables(strategy, compressor)
     owned = compressor.owns_momentum(WEIGHTS)
     if owned is None or not any(stage.scheduled for stage in strategy.stages):
         return
@@ -97,6 +98,20 @@ def _check_continued(strategy: Strategy, compressor: Compressor) -> None:
                 f"{term!r} sends the change of a gradient relative to the other workers' estimate, and {strategy!r} "
                 "sends steps of parameters, or does not send all messages to all workers. Write "
                 f'EveryStep() + {term!r}, or omit rule="ef21".'
+            )
+
+
+def _check_tables(strategy: Strategy, compressor: Compressor) -> None:
+    """Reject a codec per worker where messages are not all-gathered by all workers of the run."""
+    agrees = strategy.agrees_on_means and not strategy.resends_losses
+    nodes = any(isinstance(term, Hierarchical) and PerWorker in map(type, term.held()) for term in compressor.held())
+    for term in (*compressor.held(), *strategy.held()):
+        if isinstance(term, PerWorker) and (nodes or not agrees or term in strategy.held()):
+            why = "its nodes send means of several workers" if nodes else "its messages do not go to all workers"
+            raise RecipeError(
+                f"{term!r} is a table of all workers, each of which decodes the messages of all others, and with "
+                f"{strategy!r} + {compressor!r} {why}. Write EveryStep(), LocalSGD(period=8) or DiLoCo(period=50) with "
+                f"{term!r}, or one codec: {term.slow!r}."
             )
 
 

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields, replace
 from functools import lru_cache, partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 
-from gossamer.algorithms.compressors import Codec, Compressor, Dense, Feedback, Hierarchical, Route, Sharded, SparseSum
+from gossamer.algorithms.compressors import (
+    Codec,
+    Compressor,
+    Dense,
+    Feedback,
+    Hierarchical,
+    PerWorker,
+    Route,
+    Sharded,
+    SparseSum,
+)
 from gossamer.algorithms.compressors.topk import Sparse
 from gossamer.algorithms.strategies import Strategy
 from gossamer.algorithms.topologies import Topology
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.runner import price
+from gossamer.base.term import Term
 from gossamer.errors import RecipeError
 
 SAMPLE = Layout.of({"weight": (1024, 1024)})
@@ -50,7 +63,7 @@ def cheapest(compressor: Compressor, world: int | None) -> Compressor:
     ways = [(1.0, compressor)]
     if isinstance(compressor, Sparse) and compressor.wants_feedback:
         ways.append((SUMS_SAVE, SparseSum(compressor)))
-    if isinstance(compressor, Codec) and compressor.reencodable:
+    if isinstance(compressor, Codec | PerWorker) and compressor.reencodable:
         ways.append((1.0, Sharded(compressor)))
     return min(ways, key=lambda way: way[0] * bytes_sent(way[1], world))[1]
 
@@ -103,3 +116,24 @@ def sharing_workers(strategy: Strategy, compressor: Compressor, world: int | Non
     """
     nodes = any(isinstance(term, Hierarchical) for term in compressor.held())
     return world if strategy.agrees_on_means and not nodes else None
+
+
+# -- a codec per worker ------------------------------------------------------------------------------------------------
+
+
+def tables_of(compressor: Compressor) -> list[PerWorker]:
+    """Return the compressor's terms with a codec per worker, except those within another one."""
+    found = [term for term in compressor.held() if isinstance(term, PerWorker)]
+    return [term for term in found if not any(term is other.usual for other in found)]
+
+
+def replace_tables(compressor: Compressor, change: Callable[[PerWorker], Codec | PerWorker]) -> Compressor:
+    """Return the compressor with `change(term)` in place of each term with a codec per worker."""
+
+    def changed(term: Any) -> Any:
+        if isinstance(term, PerWorker):
+            return change(term)
+        held = {item.name: getattr(term, item.name) for item in fields(term)}
+        return replace(term, **{name: changed(value) for name, value in held.items() if isinstance(value, Term)})
+
+    return cast(Compressor, changed(compressor)) if tables_of(compressor) else compressor

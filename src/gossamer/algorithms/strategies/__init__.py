@@ -5,17 +5,20 @@ moment_rounds      the rounds in which an optimizer's moments are averaged
 schedule           tables of sync rounds: when a fragment is sent and its mean applied
 every_step         EveryStep: synchronous data parallelism, accumulated or delayed
 global_batch       the passes of each worker for a step of a fixed number of samples
-radial_mean        norms and directions of pseudo-gradients, averaged separately (DiLoCo)
+shares_by_speed    the same in proportion to the workers' speeds
+forms_by_speed     the part of the workers' speeds that a strategy uses, and strategies that use more
 local_sgd          LocalSGD, PostLocalSGD
-diloco             DiLoCo, Streaming DiLoCo
+diloco             DiLoCo, Streaming DiLoCo, the radial-directional mean
 delayed_averaging  DelayedAveraging (DGA)
 gossip             Gossip: symmetric, push-sum or pairwise (AD-PSGD)
 noloco             NoLoCo: an outer optimizer over gossip
 silent             Silent: no communication, the baseline of measurements
 parameter_server   ParameterServer: synchronous, asynchronous or stale-synchronous
-federated          rounds of a server and devices that hold their own data
+async_diloco       AsyncDiLoCo: local steps, and an outer optimizer on servers that waits for no worker
+federated_rules    rounds of a server and devices that hold their own data
 """
 
+from gossamer.algorithms.strategies.async_diloco import AsyncDiLoCo
 from gossamer.algorithms.strategies.base import (
     AGREED,
     FROM,
@@ -25,6 +28,7 @@ from gossamer.algorithms.strategies.base import (
     GossipStage,
     GossipStrategy,
     GradientStage,
+    LocalServerStage,
     Memory,
     ServerStage,
     ServerStrategy,
@@ -35,7 +39,7 @@ from gossamer.algorithms.strategies.base import (
 from gossamer.algorithms.strategies.delayed_averaging import DelayedAveraging
 from gossamer.algorithms.strategies.diloco import DiLoCo
 from gossamer.algorithms.strategies.every_step import EveryStep
-from gossamer.algorithms.strategies.federated import (
+from gossamer.algorithms.strategies.federated_rules import (
     SCAFFOLD,
     CentralPrivacy,
     DistributedPrivacy,
@@ -63,6 +67,7 @@ __all__ = [
     "NEVER",
     "RESET",
     "SCAFFOLD",
+    "AsyncDiLoCo",
     "AveragingStage",
     "AveragingStrategy",
     "CentralPrivacy",
@@ -82,6 +87,7 @@ __all__ = [
     "GradientStage",
     "LocalPrivacy",
     "LocalSGD",
+    "LocalServerStage",
     "Memory",
     "MomentRounds",
     "NoLoCo",

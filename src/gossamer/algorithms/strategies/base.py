@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NoReturn, Self
 
@@ -17,6 +18,7 @@ from gossamer.algorithms.gossip.rules import MixingRule
 from gossamer.algorithms.strategies.global_batch import dealt
 from gossamer.algorithms.strategies.moment_rounds import ALWAYS, AVERAGE, KEEP, NEVER, MomentRounds
 from gossamer.algorithms.strategies.schedule import PeriodicSchedule, SyncRound
+from gossamer.algorithms.strategies.shares_by_speed import next_shares, next_steps
 from gossamer.algorithms.topologies import Topology
 from gossamer.base.term import Term
 from gossamer.errors import AttachError, RecipeError
@@ -119,7 +121,7 @@ class AveragingStrategy(Strategy):
 
     @property
     def radial(self) -> bool:
-        """Whether norms and directions of pseudo-gradients are averaged separately: see `radial_mean`."""
+        """Whether norms and directions of pseudo-gradients are averaged separately: see `diloco`."""
         return False
 
     @property
@@ -137,6 +139,11 @@ class AveragingStrategy(Strategy):
         if not self.moments.shared_divisor:
             return None
         return Ownership(optimizers=(Adam,), rule=UpdateRule.SHARED_VARIANCE)
+
+    @property
+    def follows_speed(self) -> bool:
+        """Whether workers make numbers of local steps in proportion to their speeds."""
+        return False
 
     @property
     def kept_share(self) -> float:
@@ -199,11 +206,36 @@ class GossipStrategy(Strategy):
 
 
 class ServerStrategy(Strategy):
-    """Training on parameter servers: workers push gradients and pull parameters."""
+    """Training on parameter servers: workers push gradients or changes of parameters, and pull parameters."""
 
     mode: str
-    staleness: int | None
     shards: int | None  # servers that share the parameters; None: one per worker or server
+    push: Compressor | None  # None: the recipe's
+    pull: Compressor | None  # of differences; None: uncompressed parameters
+
+    @property
+    def rounds_ahead(self) -> int:
+        """The staleness bound: the largest lead of a worker over the slowest, in steps."""
+        return 0
+
+    @property
+    def schedule(self) -> PeriodicSchedule:
+        """The steps after which a worker sends each fragment."""
+        return PeriodicSchedule(1)
+
+    def deltas_per_pull(self, workers: int) -> int:
+        """Return the number of compressed differences in an answer to one of `workers` workers of equal speed."""
+        return workers if self.rounds_ahead else 1
+
+    def check_workers(self, world: int) -> None:
+        """Raise AttachError if the strategy cannot run with `world` workers."""
+
+    def parts_at(self, seconds: Sequence[float]) -> tuple[int, ...] | None:
+        """Return the pushes of each worker in a round, by rank; None if no worker waits for another.
+
+        seconds: compute time of a step, by rank.
+        """
+        return None
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -222,6 +254,11 @@ class _AnyStage(ABC):
 
     local_parameters: ClassVar[bool] = False  # whether the workers' parameters differ between rounds
     communicates: ClassVar[bool] = True  # whether anything is sent for training
+
+    @property
+    def follows_speed(self) -> bool:
+        """Whether each worker's share of the work follows its measured speed."""
+        return False
 
     @property
     @abstractmethod
@@ -272,6 +309,14 @@ class _AnyStage(ABC):
         """Return the number of `world` workers that average their gradients in a step; 1: each uses its own."""
         return 1 if self.per_site is None else min(world, self.per_site)
 
+    def parts_at(self, seconds: Sequence[float]) -> tuple[int, ...] | None:
+        """Return the parts of a step, or the local steps of a period, of each worker, by rank, once their speeds are
+        known; None if no worker waits for another.
+
+        seconds: compute time of one part, by rank.
+        """
+        return (self.schedule.period,) * len(seconds)
+
 
 @dataclass(frozen=True)
 class GradientStage(_AnyStage):
@@ -280,17 +325,29 @@ class GradientStage(_AnyStage):
     accumulate: int = 1  # backward passes per step
     delay: int = 0  # steps between computing a mean and using it
     batches: int | None = None  # per step, dealt out among all workers; None: each makes `accumulate`
+    batch: int = 1  # samples of one of `batches`
+    balance: bool = False  # whether a worker's share of `batches` follows its speed
+    in_one_pass: bool = False  # whether a worker computes its whole share in one backward pass
+
+    @property
+    def follows_speed(self) -> bool:
+        return self.balance
 
     @property
     def accumulates(self) -> bool:
         """Whether a worker may make several backward passes per step."""
-        return self.batches is not None or self.accumulate > 1
+        return (self.batches is not None and not self.in_one_pass) or self.accumulate > 1
 
-    def passes(self, world: int, step: int) -> tuple[int, ...]:
-        """Return the backward passes per step, by rank; at least 1, in which the worker's loop communicates."""
+    def shares(self, world: int, step: int) -> tuple[int, ...]:
+        """Return the parts of a step, by rank, of workers with equal speeds: backward passes, or samples of the one
+        pass. At least 1, in which the worker's loop communicates."""
         if self.batches is None:
             return (self.accumulate,) * world
         return tuple(max(each, 1) for each in dealt(self.batches, world, step))
+
+    def parts_at(self, seconds: Sequence[float]) -> tuple[int, ...]:
+        equal = self.shares(len(seconds), 0)
+        return next_shares(equal, seconds) if self.balance else equal
 
     def crowded(self, world: int) -> str | None:
         """Return a warning if a step has more samples than the global batch, because of the number of workers."""
@@ -338,6 +395,14 @@ class AveragingStage(_AnyStage):
     def averages_optimizer_state(self) -> bool:
         return self.strategy.moments.any
 
+    @property
+    def follows_speed(self) -> bool:
+        return self.strategy.follows_speed
+
+    def parts_at(self, seconds: Sequence[float]) -> tuple[int, ...]:
+        equal = (self.schedule.period,) * len(seconds)
+        return next_steps(equal, seconds, self.schedule.period) if self.follows_speed else equal
+
     def site_size(self, world: int) -> int:
         """Return the number of workers of a site. Raises AttachError if sites would have different sizes."""
         if self.per_site is None or world % self.per_site:
@@ -364,6 +429,9 @@ class GossipStage(_AnyStage):
     def in_lock_step(self) -> bool:
         return self.strategy.in_lock_step
 
+    def parts_at(self, seconds: Sequence[float]) -> tuple[int, ...] | None:
+        return super().parts_at(seconds) if self.in_lock_step else None
+
 
 @dataclass(frozen=True)
 class SilentStage(_AnyStage):
@@ -376,6 +444,9 @@ class SilentStage(_AnyStage):
     def schedule(self) -> PeriodicSchedule:
         return PeriodicSchedule(1)
 
+    def parts_at(self, seconds: Sequence[float]) -> None:
+        return None
+
 
 @dataclass(frozen=True)
 class ServerStage(_AnyStage):
@@ -385,11 +456,21 @@ class ServerStage(_AnyStage):
 
     @property
     def schedule(self) -> PeriodicSchedule:
-        return PeriodicSchedule(1)
+        return self.strategy.schedule
 
     @property
     def in_lock_step(self) -> bool:
         return False
+
+    def parts_at(self, seconds: Sequence[float]) -> tuple[int, ...] | None:
+        return self.strategy.parts_at(seconds)
+
+
+@dataclass(frozen=True)
+class LocalServerStage(ServerStage):
+    """Servers hold the common parameters, and workers train their own between two messages."""
+
+    local_parameters = True
 
 
 @dataclass(frozen=True)
@@ -407,6 +488,9 @@ class FederatedStage(_AnyStage):
     @property
     def in_lock_step(self) -> bool:
         return False
+
+    def parts_at(self, seconds: Sequence[float]) -> None:
+        return None
 
     def refuse(self) -> NoReturn:
         """Raise AttachError: a federation runs without a session."""

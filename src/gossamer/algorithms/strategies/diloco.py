@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,12 +13,19 @@ from gossamer.algorithms.compressors.distortion import kept_share
 from gossamer.algorithms.strategies.base import AGREED, AveragingStrategy, Memory
 from gossamer.algorithms.strategies.moment_rounds import ALIGN, KEEP, OWN, MomentRounds, check_moments, moment_rounds
 from gossamer.algorithms.strategies.schedule import PeriodicSchedule, check_fragments
+from gossamer.base.layout import accumulation_dtype
 from gossamer.errors import require
 
 MOMENTUM = "momentum"
 MEAN, RADIAL = "mean", "radial"
 CALM_MOMENTUM = 0.5  # up to this outer momentum, no compressor that was tried did much harm
 LEAST_KEPT = 1 / 3  # least share of a pseudo-gradient's energy in a message, for a larger outer momentum
+
+
+def check_outer_step(learning_rate: float, momentum: float) -> None:
+    """Raise ValueError for arguments of an outer step that are out of range."""
+    require(learning_rate >= 0, f"outer_learning_rate must be 0 or more, got {learning_rate}")
+    require(0 <= momentum < 1, f"outer_momentum must be in [0, 1), got {momentum}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,6 +76,7 @@ class DiLoCo(AveragingStrategy):
         second_moment_period: the same for the second moment.
         second_moment: "own", "agreed" or "amsgrad"; see LocalSGD.
         averaging: "mean", or "radial": norms and directions separately.
+        balance: local steps by speed instead of equally many; see LocalSGD.
 
     Example:
         >>> gossamer.DiLoCo(period=50, fragments=5) + gossamer.Float4()
@@ -85,11 +94,11 @@ class DiLoCo(AveragingStrategy):
     second_moment_period: int | None = None
     second_moment: str = OWN
     averaging: str = MEAN
+    balance: bool = False
 
     def __post_init__(self) -> None:
         require(self.period >= 1, f"period must be a number of steps, 1 or more, got {self.period}")
-        require(self.outer_learning_rate >= 0, f"outer_learning_rate must be 0 or more, got {self.outer_learning_rate}")
-        require(0 <= self.outer_momentum < 1, f"outer_momentum must be in [0, 1), got {self.outer_momentum}")
+        check_outer_step(self.outer_learning_rate, self.outer_momentum)
         check_fragments(self.period, self.fragments)
         require(self.delay >= 0, f"delay must be a number of steps, 0 or more, got {self.delay}")
         require(
@@ -150,6 +159,10 @@ class DiLoCo(AveragingStrategy):
         return self.optimizer_state
 
     @property
+    def follows_speed(self) -> bool:
+        return self.balance
+
+    @property
     def moments(self) -> MomentRounds:
         return moment_rounds(*self._moment_settings)
 
@@ -178,3 +191,33 @@ class DiLoCo(AveragingStrategy):
 
     def restart(self, parameters: Tensor, memory: Memory) -> None:
         memory[AGREED] = parameters.clone()
+
+
+# -- the radial-directional mean: norms and directions of pseudo-gradients are averaged separately, per tensor ---------
+
+
+def split_lengths(flat: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Divide each tensor of `flat`, (n,), by its norm, and return the norms: (tensors,).
+
+    A tensor of zeros is unchanged.
+    """
+    lengths = _norms(flat, sizes)
+    _scale(flat, sizes, 1 / lengths.where(lengths > 0, torch.ones_like(lengths)))
+    return lengths
+
+
+def restore_lengths(directions: Tensor, sizes: Sequence[int], lengths: Tensor) -> None:
+    """Scale each tensor of `directions`, (n,), to the given norm; a mean without a direction stays zero."""
+    norms = _norms(directions, sizes)
+    _scale(directions, sizes, (lengths / norms).where(norms > 0, torch.zeros_like(norms)))
+
+
+def _norms(flat: Tensor, sizes: Sequence[int]) -> Tensor:
+    dtype = accumulation_dtype(flat.dtype)
+    norms = [torch.linalg.vector_norm(part, dtype=dtype) for part in flat.split(list(sizes))]
+    return torch.stack(norms) if norms else flat.new_empty(0, dtype=dtype)
+
+
+def _scale(flat: Tensor, sizes: Sequence[int], factors: Tensor) -> None:
+    for part, factor in zip(flat.split(list(sizes)), factors.to(flat.dtype), strict=True):
+        part.mul_(factor)

@@ -51,6 +51,12 @@ class LocalSGD(AveragingStrategy):
     the paper starts with a constant instead. The mean of v is larger than the v of mean gradients, by the variance of
     the gradients over the workers. v is sent uncompressed, in every round or once per second_moment_period.
 
+    With balance=True every worker makes as many local steps per period as its speed allows, in proportion to measured
+    compute times: the fastest makes `period`, none less than one. Their mean is weighted by samples. session.steps then
+    counts in the common schedule, in which a step of a slow worker counts as several, so end the loop by
+    `while session.steps < 1000:`, with a multiple of the period, and derive learning rates from session.steps. See
+    the dynamic local updates of Liu et al. 2024, arXiv:2401.09135.
+
     Args:
         period: optimizer steps per round.
         per_site: number of adjacent workers that average gradients in every step; None: no sites.
@@ -62,6 +68,7 @@ class LocalSGD(AveragingStrategy):
         fragments: number of parts of the parameters, of about equal bytes, that are averaged in turn, each once per
             period (Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512). The bytes are the same, in messages that
             are smaller and more frequent.
+        balance: local steps by speed instead of equally many.
 
     Example:
         >>> gossamer.LocalSGD(period=8) + gossamer.Float4()
@@ -75,6 +82,7 @@ class LocalSGD(AveragingStrategy):
     second_moment_period: int | None = None
     second_moment: str = OWN
     fragments: int = 1
+    balance: bool = False
 
     def __post_init__(self) -> None:
         require(self.period >= 1, f"period must be a number of steps, 1 or more, got {self.period}")
@@ -82,6 +90,11 @@ class LocalSGD(AveragingStrategy):
         require(
             self.per_site is None or self.per_site >= 2,
             f"per_site must be a number of workers that average gradients every step, 2 or more, got {self.per_site}",
+        )
+        require(
+            not self.balance or self.per_site is None,
+            f"balance=True gives every worker its own number of local steps, and the workers of a site average their "
+            f"gradients in every step. Write LocalSGD(period={self.period}, balance=True) without per_site.",
         )
         check_moments(*self._moment_settings)
 
@@ -97,6 +110,10 @@ class LocalSGD(AveragingStrategy):
     @property
     def on_merge(self) -> str:
         return self.optimizer_state
+
+    @property
+    def follows_speed(self) -> bool:
+        return self.balance
 
     @property
     def moments(self) -> MomentRounds:

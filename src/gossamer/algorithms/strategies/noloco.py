@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gossamer.algorithms.compressors import Compressor, Dense
 from gossamer.algorithms.gossip.rules import MixingRule, OuterMomentum
 from gossamer.algorithms.strategies.base import GossipStrategy
+from gossamer.algorithms.strategies.diloco import check_outer_step
 from gossamer.algorithms.topologies import Topology
 from gossamer.errors import RecipeError, require
 
@@ -48,8 +49,7 @@ class NoLoCo(GossipStrategy):
 
     def __post_init__(self) -> None:
         require(self.period >= 1, f"period must be a number of steps, 1 or more, got {self.period}")
-        require(self.outer_learning_rate >= 0, f"outer_learning_rate must be 0 or more, got {self.outer_learning_rate}")
-        require(0 <= self.outer_momentum < 1, f"outer_momentum must be in [0, 1), got {self.outer_momentum}")
+        check_outer_step(self.outer_learning_rate, self.outer_momentum)
         limit = 2 + 2 * self.outer_momentum
         require(
             0 < self.towards_neighbors < limit,

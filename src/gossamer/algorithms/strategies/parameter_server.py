@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch.optim import SGD
@@ -89,11 +90,7 @@ class ParameterServer(ServerStrategy):
             f"damping divides the learning rate by the age of a gradient, and in mode {self.mode!r} the gradients of "
             f'a round share one learning rate. Omit damping, or write mode="{ASYNC}".',
         )
-        require(
-            not isinstance(self.pull, Feedback | DeMo),
-            "pull sends differences to the workers' parameters, so the error of one is in the next; Feedback or DeMo "
-            f"would send it twice. Write pull={getattr(self.pull, 'inner', None)!r}.",
-        )
+        check_pull(self.pull)
 
     def _check_rounds(self) -> None:
         require(
@@ -132,6 +129,12 @@ class ParameterServer(ServerStrategy):
         """The staleness bound: the largest lead of a worker over the slowest, in steps."""
         return 4 if self.mode == STALE and self.staleness is None else self.staleness or 0
 
+    def parts_at(self, seconds: Sequence[float]) -> tuple[int, ...] | None:
+        if self.mode == ASYNC:
+            return None
+        unawaited = sorted(range(len(seconds)), key=seconds.__getitem__)[len(seconds) - self.backup :]
+        return tuple(int(rank not in unawaited) for rank in range(len(seconds)))
+
     def check(self, compressor: Compressor, topology: Topology) -> None:
         self._check_momentum(compressor)
         if self.push is not None and compressor != Dense():
@@ -139,14 +142,33 @@ class ParameterServer(ServerStrategy):
                 f"gradients are sent by push={self.push!r}, so {compressor!r} next to {self!r} would have no effect. "
                 "Write one of the two."
             )
-        if topology != Complete():
-            raise RecipeError(
-                f"with {self!r} workers exchange messages with servers only, so {topology!r} would have no effect. "
-                "Omit it."
-            )
-        lost = 0.0 if self.pull is None else relative_error(self.pull, "lost")
-        if not lost <= MOST_LOST:
-            raise RecipeError(
-                f"pull={self.pull!r} has a relative error of {lost:.1f} on random numbers, so differences that are "
-                "sent again in each step would grow without limit. Write pull=Int8(), or pull=TopK(density=0.01)."
-            )
+        check_topology(self, topology)
+        check_growth(self.pull)
+
+
+def check_pull(pull: Compressor | None) -> None:
+    """Raise RecipeError for a compressor of differences that sends its errors again."""
+    require(
+        not isinstance(pull, Feedback | DeMo),
+        "pull sends differences to the workers' parameters, so the error of one is in the next; Feedback or DeMo "
+        f"would send it twice. Write pull={getattr(pull, 'inner', None)!r}.",
+    )
+
+
+def check_growth(pull: Compressor | None) -> None:
+    """Raise RecipeError for a compressor of differences that grow, since each contains the error of the last."""
+    lost = 0.0 if pull is None else relative_error(pull, "lost")
+    if not lost <= MOST_LOST:
+        raise RecipeError(
+            f"pull={pull!r} has a relative error of {lost:.1f} on random numbers, so differences that are sent again "
+            "in each step would grow without limit. Write pull=Int8(), or pull=TopK(density=0.01)."
+        )
+
+
+def check_topology(strategy: ServerStrategy, topology: Topology) -> None:
+    """Raise RecipeError for a topology next to servers."""
+    if topology != Complete():
+        raise RecipeError(
+            f"with {strategy!r} workers exchange messages with servers only, so {topology!r} would have no effect. "
+            "Omit it."
+        )

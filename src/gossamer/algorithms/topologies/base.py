@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from math import cos, fsum, pi, sin
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gossamer.base.former_names import warn_former_name
 from gossamer.base.term import Term
 
 FORMER_NAMES = {"tells": "sends_to", "hears": "receives_from"}  # of methods, by old name
@@ -47,8 +47,7 @@ class Topology(Term, ABC):
         super().__init_subclass__(**options)
         for old, new in FORMER_NAMES.items():
             if old in vars(cls) and new not in vars(cls):
-                message = f"{cls.__name__}.{old} has a new name. Write def {new}(...)."
-                warnings.warn(message, DeprecationWarning, stacklevel=2)
+                warn_former_name(f"{cls.__name__}.{old}", f"def {new}(...)")
                 setattr(cls, new, vars(cls)[old])
 
     @property
@@ -86,14 +85,12 @@ class Topology(Term, ABC):
 
     def tells(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
         """The former name of `sends_to`."""
-        warnings.warn("`topology.tells` has a new name. Write `topology.sends_to`.", DeprecationWarning, stacklevel=2)
+        warn_former_name("topology.tells", "topology.sends_to")
         return self.sends_to(rank, world, round, seed)
 
     def hears(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
         """The former name of `receives_from`."""
-        warnings.warn(
-            "`topology.hears` has a new name. Write `topology.receives_from`.", DeprecationWarning, stacklevel=2
-        )
+        warn_former_name("topology.hears", "topology.receives_from")
         return self.receives_from(rank, world, round, seed)
 
     def rounds(self, world: int) -> int:

@@ -31,9 +31,9 @@ class Torus(Topology):
     def sends_to(self, rank: int, world: int, round: int, seed: int = 0) -> tuple[int, ...]:
         rows, columns = self.sides(world)
         row, column = divmod(rank, columns)
-        beside = {row * columns + (column + step) % columns for step in (-1, 1)}
+        in_row = {row * columns + (column + step) % columns for step in (-1, 1)}
         above = {(row + step) % rows * columns + column for step in (-1, 1)}
-        return tuple(sorted((beside | above) - {rank}))
+        return tuple(sorted((in_row | above) - {rank}))
 
     def place(self, rank: int, world: int) -> tuple[float, float]:
         rows, columns = self.sides(world)

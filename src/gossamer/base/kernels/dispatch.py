@@ -74,12 +74,12 @@ def gpu(arguments: tuple[object, ...], named: dict[str, Any]) -> torch.device | 
 def _module(device: torch.device) -> ModuleType | None:
     """The kernels for this device, or None and one notice where it has none. Raises KernelsError where they were
     asked for by name."""
-    wish = wanted_kernels()
-    if wish in ("native", "reference"):
+    requested = wanted_kernels()
+    if requested in ("native", "reference"):
         return None
     if (problem := _problem(device)) is None:
         return import_module("gossamer.base.kernels.triton")
-    if wish == "triton":
+    if requested == "triton":
         raise KernelsError(f"GOSSAMER_KERNELS=triton, but {problem}. Leave GOSSAMER_KERNELS unset.")
     warnings.warn(f"{problem}: encoding on this GPU is plain torch, several times slower.", stacklevel=2)
     return None

@@ -8,16 +8,15 @@ import warnings
 from array import array
 from collections.abc import Sequence
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gossamer.base.compiled import LIBRARY, SLOWER, remedy
 from gossamer.errors import GossamerError, NotFinite
 
-LIBRARY = Path(__file__).with_name("libgossamer-kernels.so")
-ABI = 17  # the result of gossamer_abi(), in kernels-src/abi.cpp
+ABI = 18  # the result of gossamer_abi(), in kernels-src/abi.cpp
 
 NOT_FINITE, MALFORMED, OVERFLOW, NO_MEMORY, MISFIT = -1, -2, -3, -4, -5  # Answer in kernels-src/common.hpp
 
@@ -25,9 +24,6 @@ Pointer = ctypes.c_void_p
 Count = ctypes.c_int64
 
 SERVED = (torch.float32, torch.uint8, torch.int8, torch.int32)
-
-SLOWER = "encoding takes 10 to 130 times as long, with the same results"
-REBUILD = "Install a C++ compiler (g++ or clang++) and Gossamer again: pip install -e . in its sources"
 
 
 class KernelsError(GossamerError, ValueError):
@@ -63,8 +59,8 @@ def library() -> ctypes.CDLL | None:
     if found is not None:
         return found
     if wanted_kernels() == "native":
-        raise KernelsError(f"GOSSAMER_KERNELS=native, but {problem}. {REBUILD}.")
-    warnings.warn(f"{problem}: {SLOWER}. {REBUILD}.", stacklevel=2)
+        raise KernelsError(f"GOSSAMER_KERNELS=native, but {problem}. {remedy()}.")
+    warnings.warn(f"{problem}: {SLOWER}. {remedy()}.", stacklevel=2)
     return None
 
 
@@ -86,7 +82,7 @@ def missing_kernels() -> str | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         library()
-    return f"{problem}: {SLOWER}. {REBUILD}."
+    return f"{problem}: {SLOWER}. {remedy()}."
 
 
 def _load() -> tuple[ctypes.CDLL | None, str]:

@@ -76,11 +76,11 @@ class _Table:
         self._numbers = counts_array([number for each in numbers for number in each])
         self.arguments = self._numbers, len(factoring.places), factoring.rank
         self.tall = all(place.rows >= factoring.rank for place in factoring.matrices)
-        self._lie_row_by_row = all(place.lies_row_by_row for place in factoring.matrices)
+        self._are_row_major = all(place.is_row_major for place in factoring.matrices)
         self._numel = sum(place.numel for place in factoring.places)
 
     def serves(self, *buffers: Tensor) -> bool:
-        return self._lie_row_by_row and all(self.holds(buffer, self._numel) for buffer in buffers)
+        return self._are_row_major and all(self.holds(buffer, self._numel) for buffer in buffers)
 
     def holds(self, buffer: Tensor, numel: int) -> bool:
         return buffer.shape == (numel,) and serves(buffer, types=(torch.float32,))

@@ -6,6 +6,7 @@ import atexit
 import os
 from pathlib import Path
 
+from gossamer.base import system
 from gossamer.base.spans.recorder import SpanRecorder
 from gossamer.base.spans.step_range import StepRange, read_steps
 
@@ -22,7 +23,7 @@ def begin(folder: Path, rank: int, world: int, steps: StepRange | None = None) -
     return recorder
 
 
-def begin_as_told(rank: int, world: int) -> None:
+def begin_from_environment(rank: int, world: int) -> None:
     """Start recording by the environment variables of `gossamer run --trace`, once per process.
 
     Raises OSError and ValueError.
@@ -47,4 +48,4 @@ def _forget() -> None:
     recorder = None
 
 
-os.register_at_fork(after_in_child=_forget)
+system.after_fork_in_child(_forget)

@@ -11,7 +11,6 @@ import logging
 import os
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +20,7 @@ from struct import Struct
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
+from gossamer.base import system
 from gossamer.base.spans.record_format import (
     EVERYONE,
     FIELDS,
@@ -99,7 +99,7 @@ class SpanRecorder:
         self.follow: Callable[[bool], None] | None = None  # called before each forward pass with whether it is recorded
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"trace-{rank}-{os.getpid()}-{secrets.token_hex(3)}{SUFFIX}"
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._file = system.open_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
         self._bytes, self._closing = os.write(self._file, self._header(clock)), threading.Lock()
         self._threads = threading.local()
         self._all: list[SpanBuffer] = []
@@ -260,9 +260,9 @@ def clock_identity() -> str:
 
     On Linux all processes since one boot share it, also in containers. Elsewhere each process has its own clock.
     """
-    if sys.platform == "linux":
+    if system.IS_LINUX:
         with suppress(OSError):
-            shifts = _SHIFTED.read_text().split() if _SHIFTED.exists() else []
+            shifts = _SHIFTED.read_text(encoding="utf-8").split() if _SHIFTED.exists() else []
             moved = [word for word in shifts if word.lstrip("-").isdigit() and int(word)]
-            return "-".join(["boot", _BOOT.read_text().strip(), *(shifts if moved else ())])
+            return "-".join(["boot", _BOOT.read_text(encoding="utf-8").strip(), *(shifts if moved else ())])
     return f"process-{socket.gethostname()}-{os.getpid()}"

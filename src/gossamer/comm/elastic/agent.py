@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from gossamer.base.peer_ops import WORKER, Peer, PeerScript
+from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.environment.wait_timeout import COORDINATOR_SECONDS
 from gossamer.comm.membership.member import MemberScripts
 from gossamer.comm.membership.messages import (
@@ -25,8 +26,7 @@ from gossamer.comm.membership.messages import (
 from gossamer.comm.membership.view import View
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.sockets import Tls
-from gossamer.comm.wire.authentication import Credentials
+from gossamer.comm.rpc_protocol.credentials import Credentials
 from gossamer.errors import (
     ConnectError,
     CoordinatorLost,
@@ -66,6 +66,7 @@ class MembershipAgent:
         dead_after_seconds: As the coordinator's.
         coordinator_seconds: How long to wait for a silent coordinator before CoordinatorLost is raised.
         tls: TLS contexts, if the run encrypts.
+        dial_from: Own address of the connection: that of the view listener, so that routers give one address to both.
     """
 
     def __init__(
@@ -79,10 +80,14 @@ class MembershipAgent:
         dead_after_seconds: float = 5.0,
         coordinator_seconds: float = COORDINATOR_SECONDS,
         tls: Tls | None = None,
+        dial_from: tuple[str, int] | None = None,
     ) -> None:
         self.number = secrets.randbits(63) if number is None else number
-        self.formed, self.size, self.began, self.most = False, 0, 0, 0  # valid after here()
-        self._told = False  # whether the user was notified of the release
+        self.formed, self.size, self.began, self.least, self.most = False, 0, 0, 0, 0  # valid after here()
+        self.servers = ""  # addresses of the run's parameter servers; valid after here()
+        self.relay = self.seal = False  # whether connections are relayed, and are sealed; valid after here()
+        self.coordinator = coordinator
+        self._notified = False  # whether the user was notified of the release
         self._coordinator_seconds = coordinator_seconds
         self._unheard_since: float | None = None  # in a wait: since when the coordinator has not answered
         self._where = f"{coordinator[0]}:{coordinator[1]}"
@@ -91,7 +96,7 @@ class MembershipAgent:
         self._scripts = MemberScripts(report, on_change, self._wake)
         self._endpoint = TcpEndpoint(
             Credentials(me=Peer(WORKER, self.number), token=token, run=RUN, largest_frame_bytes=LARGEST_FRAME_BYTES),
-            EndpointOptions(dead_after_seconds=dead_after_seconds, tls=tls),
+            EndpointOptions(dead_after_seconds=dead_after_seconds, tls=tls, dial_from=dial_from),
         )
         try:
             self._endpoint.meet({COORDINATOR: coordinator})
@@ -101,12 +106,14 @@ class MembershipAgent:
 
     # -- joining -------------------------------------------------------------------------------------------------------
 
-    def here(self, address: tuple[str, int], *, seconds: float = 300.0) -> None:
-        """Report this worker and its listening address. Raises ConnectError if the coordinator does not answer."""
-        self._scripts.learn(host=address[0], port=address[1])
-        standing: Standing = self._run(self._scripts.say(HERE), "the coordinator to answer", seconds)
-        self.formed, self.size, self.most = standing.formed, standing.size, standing.most
-        self.began = standing.began or standing.size
+    def here(self, *addresses: tuple[str, int], seconds: float = 300.0) -> None:
+        """Report this worker and its listening addresses. Raises ConnectError if the coordinator does not answer."""
+        (host, port), *others = addresses
+        self._scripts.learn(host=host, port=port, others=others)
+        standing: Standing = self._run(self._scripts.send_report(HERE), "the coordinator to answer", seconds)
+        self.formed, self.size, self.least, self.most = standing.formed, standing.size, standing.least, standing.most
+        self.began, self.servers = standing.began or standing.size, standing.servers
+        self.relay, self.seal = standing.relay, standing.seal
         self._endpoint.start(self._following())
 
     def first_view(self, seconds: float) -> View:
@@ -119,13 +126,13 @@ class MembershipAgent:
         Returns after the comparison. Raises MismatchError if it is refused, and PeerLost if this worker is out.
         """
         self._scripts.learn(ready=True, fingerprint=fingerprint)
-        standing: Standing = self._run(self._scripts.say(READY), "the members' fingerprint", seconds)
+        standing: Standing = self._run(self._scripts.send_report(READY), "the members' fingerprint", seconds)
         self._check_refused(standing)
 
     def attached(self, fingerprint: str, *, seconds: float = 300.0) -> None:
         """Report, as a member of the first view, the fingerprint for newcomers. Raises MismatchError if invalid."""
         self._scripts.learn(fingerprint=fingerprint)
-        self._check_refused(self._run(self._scripts.say(ATTACHED), "the coordinator to answer", seconds))
+        self._check_refused(self._run(self._scripts.send_report(ATTACHED), "the coordinator to answer", seconds))
 
     def caught_up(self) -> None:
         """Report that this newcomer has completed a transaction with the whole state. Returns at once.
@@ -135,7 +142,7 @@ class MembershipAgent:
         worker does not know.
         """
         self._scripts.learn(has_state=True)
-        self._endpoint.start(self._scripts.say(HERE_AGAIN))
+        self._endpoint.start(self._scripts.send_report(HERE_AGAIN))
 
     # -- views ---------------------------------------------------------------------------------------------------------
 
@@ -144,9 +151,9 @@ class MembershipAgent:
         """Whether this worker is out without a fault of its own: the run was resized, or the others have finished."""
         return any(reason in self._scripts.out for reason in (RESIZED, ALL_LEFT))
 
-    def _say_released(self) -> None:
-        if not self._told:
-            self._told = True
+    def _notice_release(self) -> None:
+        if not self._notified:
+            self._notified = True
             notice(f"this worker ends: {self._scripts.out}")
             if RESIZED in self._scripts.out:  # otherwise the run itself is over
                 emit(LeftRun())
@@ -164,7 +171,7 @@ class MembershipAgent:
             Stopped: This worker is `released`.
         """
         view = self._wait(
-            lambda: self._newer(number), f"a view after view {number}" if number else "the run to begin", seconds
+            lambda: self.newer_view(number), f"a view after view {number}" if number else "the run to begin", seconds
         )
         if view is None:
             raise PeerLost(
@@ -183,7 +190,7 @@ class MembershipAgent:
             why: The error.
             went_on: Whether a transaction was completed in this view.
         """
-        self._endpoint.start(self._scripts.say_broken(view, suspects, why, went_on))
+        self._endpoint.start(self._scripts.report_broken(view, suspects, why, went_on))
 
     def leave(self, *, finished: bool = False, seconds: float = 2.0) -> None:
         """Leave the run. Returns after the coordinator's acknowledgment, or after `seconds` without one.
@@ -193,7 +200,7 @@ class MembershipAgent:
         """
         try:
             self._run(
-                self._scripts.say_leaves(finished, seconds),
+                self._scripts.report_leave(finished, seconds),
                 "the coordinator to acknowledge that this worker leaves",
                 seconds + 1,
             )
@@ -219,9 +226,10 @@ class MembershipAgent:
             if not isinstance(error, GossamerError | GeneratorExit):
                 raise
 
-    def _newer(self, number: int) -> View | None:
+    def newer_view(self, number: int) -> View | None:
+        """Return the newest view if it has a higher number and has not ended. Does not wait. Raises as `view_after`."""
         if self._scripts.out and self.released:
-            self._say_released()
+            self._notice_release()
             raise Stopped
         if self._scripts.out:
             raise PeerLost(OUT.format(why=self._scripts.out))

@@ -111,11 +111,20 @@ class Trainee(Protocol):
     def rescale(self, before: int, now: int) -> None:
         """Rescale pending contributions, which will be divided by another number of workers."""
 
-    def hand_over(self) -> tuple[Any, Any]:
-        """Return the state for a newcomer: (replicated, specific to this worker). Texts, tensors, lists and tuples."""
+    def nbytes(self) -> int:
+        """Return the size of the model, equal on all members."""
 
-    def take_over(self, alike: Any, own: Any) -> None:
+    def version(self) -> str:
+        """Return a text, equal on all members, that changes with the state that they have in common. Empty if each
+        step changes it, or if a newcomer needs the whole state of one moment."""
+
+    def hand_over(self) -> tuple[Any, Any, Any]:
+        """Return the state for a newcomer: (replicated, specific to this worker, local). The local part may be that of
+        an earlier moment of the same `version`. Texts, tensors, lists and tuples."""
+
+    def take_over(self, alike: Any, own: Any, local: Any) -> None:
         """Load the state that another worker's `hand_over` returned."""
 
     def state_hash(self) -> str:
-        """Return a hash of the replicated state (parameters, optimizer)."""
+        """Return a hash of the replicated state (parameters, optimizer): equal to that of the worker whose state a
+        newcomer has taken over. Empty if this worker's state is its own."""

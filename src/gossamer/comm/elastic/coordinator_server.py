@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from gossamer.base.peer_ops import Answer, Arrived, Ask, PeerEvent, PeerScript, Reply
+from gossamer.base.peer_ops import Answer, Arrived, Ask, Peer, PeerEvent, PeerScript, Push, Reply
 from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
+from gossamer.comm.elastic.relay import RELAY, Relay
+from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.membership.coordinator import Coordinator, coordinate
+from gossamer.comm.membership.invitations import GUEST, INVITE, REVOKE, InvitationBook, Welcome
 from gossamer.comm.membership.journal import MemoryJournal, ViewLog
 from gossamer.comm.membership.messages import COORDINATOR
-from gossamer.comm.membership.view_policy import ViewPolicy
+from gossamer.comm.membership.next_view import ViewPolicy
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.sockets import Tls
-from gossamer.comm.wire.authentication import Credentials
-from gossamer.errors import GossamerError
+from gossamer.comm.rpc.tls_sockets import Address, is_loopback
+from gossamer.comm.rpc_protocol.credentials import Credentials
+from gossamer.errors import GossamerError, require
+
+NO_ENTRY = secrets.token_bytes(32)  # no guest can prove this key
 
 
 class CoordinatorServer:
@@ -36,7 +43,12 @@ class CoordinatorServer:
         note: Called with messages for the user; must not call the server.
         patience_seconds: How long to wait for `initial` workers.
         tls: TLS contexts, if the run encrypts.
-        `beside`: Answers requests of other launchers, by key. They must return at once, because workers wait meanwhile.
+        `more_handlers`: Answers requests of other launchers, by key. They return at once, because workers wait.
+        welcome: Answer to machines with an invitation; its addresses are those in addition to this server's own. None:
+            the run has no invitations.
+        relays: Whether to relay connections between workers that cannot connect to each other. Not with `tls`.
+        servers: Addresses of the run's parameter servers, as HOST:PORT.
+        seals: Whether workers seal their connections with keys of their own, as with `relays`. Not with `tls`.
 
     Raises:
         ConnectError: The address or the journal is in use.
@@ -57,36 +69,61 @@ class CoordinatorServer:
         note: Callable[[str], None],
         patience_seconds: float = 300.0,
         tls: Tls | None = None,
-        beside: Mapping[str, Callable[[Ask], Answer]] | None = None,
+        more_handlers: Mapping[str, Callable[[Ask], Answer]] | None = None,
+        welcome: Welcome | None = None,
+        relays: bool = False,
+        servers: Sequence[str] = (),
+        seals: bool = False,
     ) -> None:
-        self._note, self._lock, self._beside = note, threading.Lock(), beside or {}
+        self._note, self._lock, self._handlers = note, threading.Lock(), more_handlers or {}
         self._log = None if journal is None else ViewLog(journal, note)
+        kept = self._log or MemoryJournal()
+        self.invitations: InvitationBook | None = None
+        seals = seals or relays
+        require(not seals or tls is None, "workers seal their connections, or use those of --tls: omit one of them")
+        self._relay = Relay(note) if relays else None
         try:
             self._coordinator = Coordinator(
                 ViewPolicy(
                     least=least,
                     most=most,
                     initial=initial,
-                    journal=self._log or MemoryJournal(),
+                    journal=kept,
                     note=note,
                     dead_after_seconds=dead_after_seconds,
                     patience_seconds=patience_seconds,
-                )
+                    served=bool(servers),
+                ),
+                relays=relays,
+                servers=",".join(servers),
+                seals=seals,
+                address_of=lambda peer: self._endpoint.address_of(peer),
             )
             self._endpoint = TcpEndpoint(
-                Credentials(me=COORDINATOR, token=token, run=RUN, largest_frame_bytes=LARGEST_FRAME_BYTES),
+                Credentials(
+                    me=COORDINATOR,
+                    token=token,
+                    run=RUN,
+                    largest_frame_bytes=LARGEST_FRAME_BYTES,
+                    token_of=self._token_of,
+                ),
                 EndpointOptions(
                     address=address,
                     port=port,
                     dead_after_seconds=dead_after_seconds,
                     gone_when_closed=True,
                     tls=tls,
+                    hand_over={} if self._relay is None else {RELAY: self._relay.take},
                 ),
             )
         except BaseException:
             self._close_log()
+            self._close_relay()
             raise
         self.address: tuple[str, int] = self._endpoint.address
+        if welcome is not None:
+            welcome = replace(welcome, addresses=_addresses(welcome.addresses, self.address), relays=relays)
+            self.invitations = InvitationBook(token, self._coordinator.rule.run, kept, welcome)
         self._endpoint.start(self._serving())
 
     @property
@@ -171,6 +208,7 @@ class CoordinatorServer:
     def close(self) -> None:
         """Stop. Training continues; changes of membership wait for a server with the same journal and address."""
         self._endpoint.close()
+        self._close_relay()
         self._close_log()
 
     def __enter__(self) -> CoordinatorServer:
@@ -189,16 +227,45 @@ class CoordinatorServer:
             raise
 
     def _react(self, event: PeerEvent) -> list[Reply]:
-        if isinstance(event, Arrived) and event.op.key in self._beside:
-            return [Reply(token=event.token, answer=self._beside[event.op.key](event.op))]
+        if isinstance(event, Arrived):
+            answer = self._answer_apart(event.sender, event.op)
+            if answer is not None:
+                return [Reply(token=event.token, answer=answer)]
         with self._lock:
             return self._coordinator.react(event)
+
+    def _answer_apart(self, sender: Peer, op: Ask) -> Answer | None:
+        """Answer a request that does not concern the views; None for any other. Guests have no other requests."""
+        if sender.kind == GUEST:
+            assert self.invitations is not None  # otherwise no guest is authenticated
+            view, status = self._coordinator.rule.view, self._coordinator.status()
+            members = () if view is None else tuple(each.addresses for each in view.members)
+            relays = tuple((each.host, each.port) for each in self._coordinator.relays)
+            seen_as = self._endpoint.address_of(sender)
+            return self.invitations.answer_guest(sender, op, members, status, seen_as, relays)
+        if isinstance(op, Push) and op.key in (INVITE, REVOKE) and self.invitations is not None:
+            return self.invitations.answer_member(op)
+        return self._handlers[op.key](op) if op.key in self._handlers else None
+
+    def _token_of(self, peer: Peer) -> bytes | None:
+        if peer.kind != GUEST:
+            return None
+        return NO_ENTRY if self.invitations is None else self.invitations.secret(peer) or NO_ENTRY
 
     def _send(self, replies: list[Reply]) -> None:
         with suppress(GossamerError):  # the endpoint is closing
             for reply in replies:
                 self._endpoint.answer(reply)
 
+    def _close_relay(self) -> None:
+        if self._relay is not None:
+            self._relay.close()
+
     def _close_log(self) -> None:
         if self._log is not None:
             self._log.close()
+
+
+def _addresses(public: tuple[Address, ...], own: Address) -> tuple[Address, ...]:
+    """Addresses of a link: those that the user named, and the server's own unless other machines cannot reach it."""
+    return public if public and is_loopback(own[0]) else (*public, own)

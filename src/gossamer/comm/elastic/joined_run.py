@@ -10,25 +10,36 @@ from dataclasses import replace
 
 import torch
 
+from gossamer.base.peer_ops import Peer
 from gossamer.comm.elastic.agent import MembershipAgent, read_address
 from gossamer.comm.elastic.change import Group
+from gossamer.comm.elastic.relay import detour
+from gossamer.comm.elastic.served_member import ServedMember
 from gossamer.comm.elastic.transport import ElasticTransport
 from gossamer.comm.elastic.view_engines import ViewEngines, nccl_group
 from gossamer.comm.elastic.view_listener import ViewListener
-from gossamer.comm.environment.run_settings import own_address, run_tls
+from gossamer.comm.environment.run_settings import adopt_servers, own_address, own_ipv6_addresses, run_tls
 from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.environment.wait_timeout import coordinator_seconds, timeout_seconds
+from gossamer.comm.membership.messages import RELAY_SERVER
 from gossamer.comm.membership.view import View
+from gossamer.comm.mesh.collective_selector import AUTO, CollectivePrices
 from gossamer.comm.mesh.connect import shut_down
 from gossamer.comm.mesh.device_transport import chooses
 from gossamer.comm.mesh.greeter import MembersUnreached
 from gossamer.comm.mesh.link_measurement import Links
-from gossamer.comm.mesh.sealing import LinksKeys, agree, mesh_tls
+from gossamer.comm.mesh.sealing import LinkKeys, LinksKeys, agree, mesh_tls
+from gossamer.comm.mesh.staged_operations import CPU
 from gossamer.comm.mesh.standalone import standalone_mesh
-from gossamer.comm.rpc.sockets import Tls
+from gossamer.comm.mesh.transport import refuse_unlimited
 from gossamer.errors import AttachError, ConnectError, PeerLost
 
 COORDINATOR = "GOSSAMER_COORDINATOR"
+MOST_ORDERS = 2**20  # of data, among which each newcomer to a run with servers draws one
+ONE_SESSION = (
+    "an elastic run supports one session, because newcomers receive one session's state, but this process attaches a "
+    "second one. Attach one model that contains both, or run a fixed number of workers: gossamer run --workers 4."
+)
 
 
 def is_elastic(environ: Mapping[str, str] = os.environ) -> bool:
@@ -56,21 +67,27 @@ class JoinedRun:
         self._tls = mesh_tls()
         self._over = -1  # newest view that has ended
         self._transport: ElasticTransport | None = None
-        self._connecting: Sequence[socket.socket | None] = ()
+        self._served = False  # whether served_member was called
+        self._connecting: dict[int, Sequence[socket.socket | None]] = {}  # by stage of a view
         self._measured: tuple[tuple[int, ...], Links] | None = None
-        self._listener = ViewListener(own_address())
+        self._prices = CollectivePrices()
+        self._listener = ViewListener(own_address(), *own_ipv6_addresses())
+        coordinator = read_address(os.environ[COORDINATOR])
         self.agent = MembershipAgent(
-            read_address(os.environ[COORDINATOR]),
+            coordinator,
             token,
             place=None if place is None else int(place),
             number=None if number is None else int(number),
             on_change=self._view_over,
             coordinator_seconds=coordinator_seconds(),
-            tls=None if (contexts := run_tls()) is None else Tls(*contexts),
+            tls=run_tls(),
+            dial_from=self._listener.address_towards(coordinator[0]),
         )
         try:
-            self.agent.here(self._listener.address, seconds=coordinator_seconds())
+            self.agent.here(*self._listener.addresses, seconds=coordinator_seconds())
             self.first = None if self.agent.formed else self.agent.first_view(self._seconds)
+            if self.agent.servers:
+                adopt_servers(self.agent.servers, order=0 if self.first else 1 + self.agent.number % MOST_ORDERS)
         except BaseException:
             self.agent.close()
             self._listener.close()
@@ -78,7 +95,10 @@ class JoinedRun:
 
     @property
     def rank(self) -> int:
-        """The rank until attach: in the first view, or the last one of that view for a newcomer."""
+        """The rank until attach: in the first view, or the last one of that view for a newcomer. With servers, whose
+        newcomers keep their part of the data, a newcomer has any of that view."""
+        if self.first is None and self.agent.servers:
+            return self.agent.number % self.size
         return self.size - 1 if self.first is None else self.first.rank_of(self.agent.number)
 
     @property
@@ -96,44 +116,71 @@ class JoinedRun:
         """Maximum number of workers of the run, as of the time when this worker joined."""
         return self.agent.most
 
-    def transport(self, wish: str, device: torch.device) -> ElasticTransport:
-        """Create the transport of this worker's session. `wish`: requested algorithm; `device`: of this worker.
+    @property
+    def sizes(self) -> range:
+        """Possible numbers of workers of the run, as of the time when this worker joined."""
+        return range(max(self.agent.least, 1), self.most + 1)
+
+    def served_member(self) -> ServedMember:
+        """Create the transport of this worker's session if the parameters are on servers. Raises AttachError for a
+        second session."""
+        if self._served:
+            raise AttachError(ONE_SESSION)
+        self._served = True
+        return ServedMember(self.agent, self.first, self._seconds)
+
+    def transport(self, requested: str, device: torch.device) -> ElasticTransport:
+        """Create the transport of this worker's session. `requested`: requested algorithm; `device`: of this worker.
 
         Raises AttachError for a second session.
         """
         if self._transport is not None:
-            raise AttachError(
-                "an elastic run supports one session, because newcomers receive one session's state, but this "
-                "process attaches a second one. Attach one model that contains both, or run a fixed number of workers: "
-                "gossamer run --workers 4."
-            )
+            raise AttachError(ONE_SESSION)
 
+        if requested == AUTO and device.type != "cpu":
+            refuse_unlimited("tensors of GPUs may travel by NCCL")
         engines = ViewEngines(device, own_address(), nccl_group)
 
         def connect(view: View) -> Group:
-            return self._connect(view, wish, device, engines)
+            return self._connect(view, requested, device, engines)
 
-        self._transport = ElasticTransport(self.agent, connect, self.first, self._seconds)
+        self._transport = ElasticTransport(
+            self.agent, connect, self.first, self._seconds, copies=device.type == CPU.type
+        )
         if self._over >= 0:
             self._transport.view_over(self._over)
         return self._transport
 
-    def _connect(self, view: View, wish: str, device: torch.device, engines: ViewEngines) -> Group:
+    def _connect(self, view: View, requested: str, device: torch.device, engines: ViewEngines) -> Group:
         if self._is_over(view):
             raise PeerLost("another view was created")
         rank, members = view.rank_of(self.agent.number), tuple(member.number for member in view.members)
-        sockets = self._listener.meet(view, self.agent.number, self._token, self._seconds, lambda: self._is_over(view))
-        self._connecting = sockets
+        relays = [detour(self.agent.coordinator, self._token)] if self.agent.relay else []
+        relays += [detour((each.host, each.port), self._token, Peer(RELAY_SERVER, each.number)) for each in view.relays]
+        sealed: dict[int, LinkKeys] | None = {} if self.agent.seal else None
+        sockets = self._listener.meet(
+            view, self.agent.number, self._token, self._seconds, lambda: self._is_over(view), relays, sealed
+        )
+        self._connecting[view.number] = sockets
         try:
             if self._is_over(view):
                 shut_down(sockets)
-            keys = self._keys(view, rank, sockets)
+            keys = self._keys(view, rank, sockets) if sealed is None else sealed
             known = self._known(members)
-            mesh = standalone_mesh(rank, sockets, wish, known, says=rank == 0, keys=keys, device=device)
-            chosen = keys is None and mesh.world > 1 and chooses(wish, mesh.devices)
-            group: Group = engines.beside(mesh) if chosen else mesh
+            mesh = standalone_mesh(
+                rank,
+                sockets,
+                requested,
+                known,
+                gives_notice=rank == 0,
+                keys=keys,
+                device=device,
+                prices=self._prices,
+            )
+            chosen = keys is None and mesh.world > 1 and chooses(requested, mesh.devices)
+            group: Group = engines.combine(mesh) if chosen else mesh
         finally:
-            self._connecting = ()
+            del self._connecting[view.number]
         self._measured = members, Links.of(group.links)
         return group
 
@@ -160,7 +207,9 @@ class JoinedRun:
 
     def _view_over(self, number: int) -> None:
         self._over = max(self._over, number)
-        shut_down(self._connecting)  # a silent member would block this worker
+        for stage, sockets in list(self._connecting.items()):
+            if stage // 2 <= self._over:
+                shut_down(sockets)  # a silent member would block this worker
         if self._transport is not None:
             self._transport.view_over(number)
 

@@ -1,20 +1,22 @@
-"""Remote control of an elastic run: queries its status and changes its maximum number of workers, with its token."""
+"""Remote control of an elastic run, with its token: its status, its maximum number of workers, and invitations."""
 
 from __future__ import annotations
 
+import json
 import secrets
 from typing import Any
 
 from gossamer.base.peer_ops import Peer, Pull, Pulled, Push, Receipt, Stamp
 from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
+from gossamer.comm.environment.run_settings import Tls
+from gossamer.comm.membership.invitations import INVITE, REVOKE, JoinLink, read_answer, read_issued
 from gossamer.comm.membership.messages import COORDINATOR, RESIZE, STATUS
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.sockets import Tls
-from gossamer.comm.wire.authentication import Credentials
+from gossamer.comm.rpc_protocol.credentials import Credentials
 from gossamer.errors import ConnectError, PeerLost
 
-NOBODY = 0  # not the number of any worker
+NO_WORKER = 0  # not the number of any worker
 
 
 def resize(address: tuple[str, int], token: bytes, most: int, *, seconds: float = 10.0, tls: Tls | None = None) -> str:
@@ -31,9 +33,37 @@ def resize(address: tuple[str, int], token: bytes, most: int, *, seconds: float 
 def ask_status(address: tuple[str, int], token: bytes, *, seconds: float = 10.0, tls: Tls | None = None) -> str:
     """Return why a run waits, or its number of workers, as text. Raises ConnectError as `resize`."""
     pulled: Pulled = _ask(
-        address, token, Pull(of=COORDINATOR, key=f"{STATUS}/{NOBODY}", within_seconds=seconds), seconds, tls
+        address, token, Pull(of=COORDINATOR, key=f"{STATUS}/{NO_WORKER}", within_seconds=seconds), seconds, tls
     )
     return pulled.about
+
+
+def invite(
+    address: tuple[str, int],
+    token: bytes,
+    *,
+    lifetime_seconds: float | None,
+    uses: int | None,
+    seconds: float = 10.0,
+    tls: Tls | None = None,
+) -> JoinLink:
+    """Make an invitation to the run with this coordinator. Its secret is derived here and is not sent.
+
+    Raises ConnectError as `resize`, and for limits that admit no machine.
+    """
+    limits = json.dumps({"lifetime_seconds": lifetime_seconds, "uses": uses})
+    push = Push(to=COORDINATOR, key=INVITE, stamp=Stamp(0, 0), about=limits, within_seconds=seconds)
+    receipt: Receipt = _ask(address, token, push, seconds, tls)
+    return read_issued(token, receipt.about)
+
+
+def revoke(
+    address: tuple[str, int], token: bytes, number: int, *, seconds: float = 10.0, tls: Tls | None = None
+) -> None:
+    """Revoke an invitation by its number. Raises ConnectError as `resize`, and for an unknown number."""
+    push = Push(to=COORDINATOR, key=REVOKE, stamp=Stamp(0, number), within_seconds=seconds)
+    receipt: Receipt = _ask(address, token, push, seconds, tls)
+    read_answer(receipt.about)
 
 
 def _ask(address: tuple[str, int], token: bytes, ask: Push | Pull, seconds: float, tls: Tls | None) -> Any:

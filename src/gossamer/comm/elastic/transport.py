@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from torch import Tensor
 
 from gossamer.base.ops import CollectiveOp
 from gossamer.base.transport import Transport
-from gossamer.comm.elastic.admission import Admission, Admitted
 from gossamer.comm.elastic.change import (
     FAILURES,
     Base,
@@ -31,14 +31,17 @@ from gossamer.comm.elastic.change import (
     Trainee,
     unreached,
 )
-from gossamer.comm.elastic.operation_log import OperationLog, handed_out
+from gossamer.comm.elastic.interrupted_operations import OperationLog, handed_out
+from gossamer.comm.elastic.newcomer_state import Admission, Admitted
 from gossamer.comm.elastic.value_transfer import broadcast_value
 from gossamer.comm.membership.resolution import resolve
 from gossamer.comm.membership.view import View
+from gossamer.comm.mesh.collective_selector import settle_collectives
 from gossamer.comm.runtime.transaction import Regrouped
 from gossamer.errors import GossamerError, MismatchError, PeerLost, Stopped
 
 OVER = "another view was created"
+SETTLED_AFTER = 64  # transactions of a view, in which a background thread simulates its collectives
 
 
 class ElasticTransport:
@@ -49,13 +52,19 @@ class ElasticTransport:
         connect: Forms the group of a view; raises PeerLost or ConnectError if it cannot.
         first: The view with which training begins; None for a newcomer, which must `join`.
         seconds: How long to wait for a view, for example while too few workers are present.
+        copies: Whether this member can copy its state to newcomers in the background.
     """
 
     def __init__(
-        self, membership: RunMembership, connect: Callable[[View], Group], first: View | None, seconds: float
+        self,
+        membership: RunMembership,
+        connect: Callable[[View], Group],
+        first: View | None,
+        seconds: float,
+        copies: bool = True,
     ) -> None:
         self._membership, self._connect, self._seconds = membership, connect, seconds
-        self._admission = Admission(membership, connect, seconds)
+        self._admission = Admission(membership, connect, seconds, copies)
         self._trainee: Trainee | None = None
         self._view = first
         self.joined = first is None  # whether training had begun before this worker joined
@@ -67,6 +76,7 @@ class ElasticTransport:
         self._completed, self._inside = 0, False
         self._mismatched = -1  # value of _completed when another rank last issued other operations
         self._began_at = 0  # value of _completed when this group was formed
+        self._settles_at: float = 0  # value of _completed from which the group uses simulated collectives; equal on all
         self._given: list[Any] | None = None  # all results of the current transaction, if others had completed it
         self._next: Resolved | None = None  # the members from the next transaction on
         self._catches_up = False  # a newcomer before its first completed transaction
@@ -206,10 +216,12 @@ class ElasticTransport:
                 continue
             try:
                 if self._group is None and first:
-                    self._stand(self._connect(self._seen.stage()), self._seen)
+                    self._install(self._connect(self._seen.stage()), self._seen)
                 elif self._next is not None:
                     self._adopt(self._next)
-                elif self._seen.newcomers and self._admission.is_open(self._standing(), admits=admits):
+                elif self._newcomers_due and self._admission.is_open(
+                    self._standing(), self._seen, self._trainee, self._completed, admits=admits
+                ):
                     self._admit()
                 else:
                     break
@@ -217,7 +229,16 @@ class ElasticTransport:
                 raise
             except FAILURES as failure:
                 self._regroup(str(failure), unreached(failure))
-        self._inside, self.awaited = True, bool(self._seen.newcomers)
+        if self._completed >= self._settles_at:
+            settle_collectives(self._group)
+            self._settles_at = inf
+        self._inside = True
+        self.awaited = bool(self._seen.newcomers) and self._admission.polls_at <= self._completed + 1
+
+    @property
+    def _newcomers_due(self) -> bool:
+        """Whether the members poll about newcomers before this transaction; equal on all members."""
+        return bool(self._seen.newcomers) and self._admission.polls_at <= self._completed
 
     def complete(self) -> None:
         self._completed, self._inside, self._given, self._base = self._completed + 1, False, None, None
@@ -234,22 +255,23 @@ class ElasticTransport:
 
     def _adopt(self, resolved: Resolved) -> None:
         """Switch to the next group. All of its members do so before their next transaction."""
-        bases = self._bases(self._standing())
+        group = self._standing()
+        bases = [None] * group.world
+        if self._trainee is not None:
+            bases = [json.loads(text) for text in group.all_gather_text(json.dumps(self._own_base()))]
         self._next = None
         self._become(bases, resolved)
 
-    def _bases(self, group: Group) -> list[Any]:
-        """Park the trainee, and all-gather each member's base and current members, by rank; None for newcomers.
+    def _own_base(self) -> Any:
+        """Park the trainee, and return its base and current members, for all members.
 
-        Another member may be lost here after some have moved and others have not. All therefore move again from their
-        last completed transaction, of which they have equally many.
+        Another member may be lost before all have moved from there. All therefore move again from their last completed
+        transaction, of which they have equally many.
         """
-        if self._trainee is None:
-            return [None] * group.world
+        assert self._trainee is not None
         self._trainee.park()
         self._base = self._base or Base(self.members, self._trainee.standing())
-        own = [self._base.members, self.members, self._base.standing]
-        return [json.loads(text) for text in group.all_gather_text(json.dumps(own))]
+        return [self._base.members, self.members, self._base.standing]
 
     def _become(self, bases: Sequence[Any], resolved: Resolved) -> None:
         count, members = self.world, resolved.members
@@ -285,6 +307,7 @@ class ElasticTransport:
         """Close the group if its view is at most `number`, which the coordinator has ended. Thread-safe."""
         with self._changing:
             self._ended = max(self._ended, number)
+        self._admission.abandon(number)
         view = self._view
         if view is not None and view.number <= number:
             self._break()
@@ -304,10 +327,11 @@ class ElasticTransport:
         """Close the group at once, so that none of its members waits for another that is blocked."""
         with self._changing:
             group, self._group = self._group, None
+        self._admission.abandon(inf if self._view is None else self._view.number)
         if group is not None:
             group.close()
 
-    def _stand(self, group: Group, view: View) -> None:
+    def _install(self, group: Group, view: View) -> None:
         """Use a group, unless its view has ended meanwhile."""
         with self._changing:
             before, self._group = self._group, group if view.number > self._ended else None
@@ -327,6 +351,7 @@ class ElasticTransport:
         began = time.monotonic()
         while True:
             self._break()
+            self._admission.restart()
             went_on = self._completed > self._began_at
             self._membership.broken(self._seen.number, suspects, why, went_on=went_on)
             try:
@@ -351,8 +376,8 @@ class ElasticTransport:
             donor, first = completed.index(resolution.completed), min(firsts[rank] for rank in resolution.donors)
             rest = broadcast_value(group, donor, self._last.since(first) if group.rank == donor else None)
             given = [*[None] * first, *rest] if finishes else None
-        self._stand(group, view)
-        self._given = given
+        self._install(group, view)
+        self._given, self._settles_at = given, resolution.completed + SETTLED_AFTER
         self._next = Resolved(view.stage().numbers, began, finished=bool(resolution.donors))
         return finishes
 
@@ -360,7 +385,7 @@ class ElasticTransport:
 
     def _admit(self) -> None:
         """Admit newcomers between two transactions."""
-        self._begin_with(self._admission.admit(self._seen, self._trainee, self._completed, self._bases))
+        self._begin_with(self._admission.admit(self._seen, self._trainee, self._completed, self._own_base))
 
     def join(self, fingerprint: str) -> None:
         """Join as a newcomer, between two transactions of the members, and receive their state.
@@ -373,7 +398,8 @@ class ElasticTransport:
         self._begin_with(admitted)
 
     def _begin_with(self, admitted: Admitted) -> None:
-        self._stand(admitted.group, replace(admitted.view, newcomers=frozenset()))
+        self._install(admitted.group, replace(admitted.view, newcomers=frozenset()))
+        self._settles_at = self._completed + SETTLED_AFTER
         self._become(admitted.member_bases, Resolved(admitted.view.numbers, admitted.began))
 
 

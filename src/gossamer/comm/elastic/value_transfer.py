@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
@@ -14,9 +14,13 @@ from torch import Tensor
 from gossamer.base.json_text import read_json
 from gossamer.base.layout import dtype_name
 from gossamer.comm.elastic.change import Group
+from gossamer.comm.elastic.difference import decode_difference, encode_difference
 from gossamer.errors import MalformedError
 
 MOST_TENSORS, MOST_ENTRIES = 2**20, 2**48
+CUT_BYTES = 64
+
+Form = tuple[torch.Size, torch.dtype]
 
 
 def broadcast_value(group: Group, source: int, value: Any) -> Any:
@@ -25,32 +29,150 @@ def broadcast_value(group: Group, source: int, value: Any) -> Any:
     text = json.dumps(_described(value, tensors)) if group.rank == source else ""
     text = group.all_gather_text(text)[source]
     if group.rank != source:
-        tensors = _blank(text)
+        tensors = _blank(_forms(text))
     if tensors:
         group.broadcast_(tensors, source)
     return value if group.rank == source else _built(json.loads(text), tensors)
 
 
-def hand_over_value(group: Group, donors: Sequence[int], receivers: Sequence[int], value: Any) -> Any:
-    """Send a value that all `donors` have to the `receivers`; each donor sends a part of its bytes."""
-    tensors: list[Tensor] = []
-    donates, receives = group.rank in donors, group.rank in receivers
-    text = json.dumps(_described(value, tensors)) if donates else ""
-    text = group.all_gather_text(text if group.rank == donors[0] else "")[donors[0]]
-    if receives:
-        tensors = _blank(text)
-    sizes = [tensor.nbytes for tensor in tensors]
-    ends = list(accumulate(sizes, initial=0))
-    cuts = [ends[-1] * place // len(donors) for place in range(len(donors) + 1)]
-    parts = {donor: (cuts[place], cuts[place + 1]) for place, donor in enumerate(donors)}
-    if not receives:
-        begin, end = parts[group.rank] if donates else (0, 0)
-        group.deliver(dict.fromkeys(receivers, _bytes(tensors, ends, begin, end)) if begin < end else {}, {})
-        return value
-    received = group.deliver({}, {donor: end - begin for donor, (begin, end) in parts.items() if end > begin})
-    for donor, joint in received.items():
-        _fill(tensors, ends, parts[donor][0], joint)
-    return _built(json.loads(text), tensors)
+class Outgoing:
+    """One donor's part of some values, copied, so that training may change them afterwards.
+
+    Args:
+        rank: This donor's rank.
+        values: Texts, tensors, lists and tuples; with the ranks that have the same value, each of which sends a part.
+        before: An earlier transfer.
+        kept: Indices of the values that receivers keep from the earlier transfer, unless their descriptions differ.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        values: Sequence[tuple[Any, Sequence[int]]],
+        before: Outgoing | None = None,
+        kept: Collection[int] = (),
+    ) -> None:
+        self.texts: list[str] = []
+        self.forms: list[list[Form]] = []
+        self.nbytes = 0  # of all values, from all donors
+        self.parts: list[Tensor] = []
+        self.kept, self.describes = set[int](), rank == values[0][1][0]
+        for index, (value, donors) in enumerate(values):
+            tensors: list[Tensor] = []
+            self.texts.append(json.dumps(_described(value, tensors)))
+            self.forms.append([(tensor.shape, tensor.dtype) for tensor in tensors])
+            ends = list(accumulate((tensor.nbytes for tensor in tensors), initial=0))
+            self.nbytes += ends[-1]
+            if before is not None and index in kept and self.forms[-1] == before.forms[index]:
+                self.kept.add(index)
+            cut = (0, 0) if index in self.kept else _parts_of(ends[-1], donors).get(rank, (0, 0))
+            self.parts.append(_bytes(tensors, ends, *cut))
+
+
+class Incoming:
+    """The values that a receiver has. Tensors of an earlier transfer with the same shapes are changed in place."""
+
+    def __init__(self, texts: Sequence[str], donors: Sequence[Sequence[int]], before: Incoming | None = None) -> None:
+        self.texts, self._donors = texts, donors
+        self._received: list[bool] = []
+        self._tensors: list[list[Tensor]] = []
+        for index, forms in enumerate(map(_forms, texts)):
+            known = [] if before is None else before._tensors[index]
+            self._received.append(before is not None and forms == [(each.shape, each.dtype) for each in known])
+            self._tensors.append(known if self._received[-1] else _blank(forms))
+        self._ends = [list(accumulate((each.nbytes for each in some), initial=0)) for some in self._tensors]
+
+    @property
+    def values(self) -> list[Any]:
+        return [_built(json.loads(text), tensors) for text, tensors in zip(self.texts, self._tensors, strict=True)]
+
+    def fill(self, index: int, donor: int, groups: Sequence[Tensor]) -> None:
+        """Fill a donor's part of one value with its bytes, or change it by the groups of a difference."""
+        ends = self._ends[index]
+        begin, end = _parts_of(ends[-1], self._donors[index])[donor]
+        if len(groups) > 1:
+            self.check_received(index)
+            changed = decode_difference(groups, end - begin)
+            _fill(self._tensors[index], ends, begin, changed, Tensor.bitwise_xor_)
+        elif len(groups[0]) == end - begin:
+            _fill(self._tensors[index], ends, begin, groups[0])
+        else:
+            raise MalformedError(f"rank {donor} sent {len(groups[0])} bytes of a value; {end - begin} were expected")
+
+    def check_received(self, index: int) -> None:
+        """Raise MalformedError unless an earlier transfer had this value."""
+        if not self._received[index]:
+            raise MalformedError("a donor did not send a value that this rank has not received before")
+
+
+def send_values(
+    group: Group, about: Any, outgoing: Outgoing, receivers: Sequence[int], before: Outgoing | None = None
+) -> list[Any]:
+    """Send values to the `receivers`, as exact differences to the values of an earlier transfer if there is one.
+
+    Every donor calls it, and every receiver `receive_values`. Returns the `about` of all ranks, by rank.
+    """
+    groups = [
+        [part]
+        if before is None or before.forms[index] != outgoing.forms[index] or index in outgoing.kept
+        else encode_difference(part, before.parts[index])
+        for index, part in enumerate(outgoing.parts)
+    ]
+    lengths = [[len(each) for each in some] for some in groups]
+    texts = outgoing.texts if outgoing.describes else []
+    head = {"about": about, "lengths": lengths, "kept": sorted(outgoing.kept), "texts": texts}
+    heads = _gathered(group, head)
+    joint = torch.cat([each for some in groups for each in some])
+    group.deliver(dict.fromkeys(receivers, joint) if len(joint) else {}, {})
+    return [each["about"] for each in heads]
+
+
+def receive_values(
+    group: Group, about: Any, donors: Sequence[Sequence[int]], before: Incoming | None = None
+) -> tuple[list[Any], Incoming]:
+    """Receive the values of `send_values`. donors: of each value. Returns the `about` of all ranks, and the values."""
+    heads = _gathered(group, {"about": about})
+    try:
+        first = heads[donors[0][0]]
+        found = Incoming([str(text) for text in first["texts"]], donors, before)
+        kept = {int(index) for index in first["kept"]}
+        senders = sorted({rank for some in donors for rank in some})
+        lengths = {rank: _lengths(heads[rank]["lengths"], len(donors)) for rank in senders}
+    except (KeyError, TypeError, ValueError) as error:
+        raise MalformedError(f"another rank's description of its state is invalid: {error!s:.100}") from None
+    sums = {rank: sum(map(sum, some)) for rank, some in lengths.items()}
+    came = group.deliver({}, {rank: size for rank, size in sums.items() if size})
+    for index in kept:
+        found.check_received(index)
+    for rank in senders:
+        pieces = iter(came[rank].split([size for some in lengths[rank] for size in some]) if rank in came else ())
+        for index, some in enumerate(lengths[rank]):
+            groups = [next(pieces, _NOTHING) for _ in some]
+            if index not in kept and rank in donors[index]:
+                found.fill(index, rank, groups)
+    return [each["about"] for each in heads], found
+
+
+def _gathered(group: Group, head: Any) -> list[Any]:
+    try:
+        return [read_json(text) for text in group.all_gather_text(json.dumps(head))]
+    except ValueError as error:
+        raise MalformedError(f"another rank's state is not valid JSON: {error!s:.100}") from None
+
+
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+def _lengths(read: Any, values: int) -> list[list[int]]:
+    if len(read) != values or not all(type(each) is int and 0 <= each < MOST_ENTRIES for some in read for each in some):
+        raise ValueError("invalid lengths")
+    return [list(some) for some in read]
+
+
+def _parts_of(size: int, donors: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """The range of bytes that each donor sends, cut between words."""
+    cuts = [size * place // len(donors) // CUT_BYTES * CUT_BYTES for place in range(len(donors))]
+    return dict(zip(donors, pairwise([*cuts, size]), strict=True))
 
 
 def _pieces(tensors: Sequence[Tensor], ends: Sequence[int], begin: int, end: int) -> Collection[Tensor]:
@@ -69,13 +191,19 @@ def _bytes(tensors: Sequence[Tensor], ends: Sequence[int], begin: int, end: int)
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8)
 
 
-def _fill(tensors: Sequence[Tensor], ends: Sequence[int], begin: int, joint: Tensor) -> None:
+def _fill(
+    tensors: Sequence[Tensor],
+    ends: Sequence[int],
+    begin: int,
+    joint: Tensor,
+    apply: Callable[[Tensor, Tensor], object] = Tensor.copy_,
+) -> None:
     for piece, remote in zip(
         (pieces := list(_pieces(tensors, ends, begin, begin + len(joint)))),
         joint.split([len(piece) for piece in pieces]),
         strict=True,
     ):
-        piece.copy_(remote)
+        apply(piece, remote)
 
 
 def _described(value: Any, tensors: list[Tensor]) -> Any:
@@ -94,8 +222,12 @@ def _described(value: Any, tensors: list[Tensor]) -> Any:
             raise TypeError(f"a {type(value).__name__} cannot be transferred")
 
 
-def _blank(text: str) -> list[Tensor]:
-    """Allocate the tensors that a text describes. Raises MalformedError before allocating if it is invalid."""
+def _blank(forms: Sequence[Form]) -> list[Tensor]:
+    return [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in forms]
+
+
+def _forms(text: str) -> list[Form]:
+    """Return the shapes and types of the tensors that a text describes. Raises MalformedError if it is invalid."""
     found: dict[int, tuple[list[int], torch.dtype]] = {}
 
     def walk(described: Any) -> None:
@@ -122,8 +254,7 @@ def _blank(text: str) -> list[Tensor]:
         raise MalformedError(f"another rank's state is not valid JSON: {error!s:.100}") from None
     if sorted(found) != list(range(len(found))):
         raise MalformedError("the tensors in another rank's state are not numbered from 0")
-    forms = [found[place] for place in range(len(found))]
-    return [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in forms]
+    return [(torch.Size(shape), dtype) for shape, dtype in map(found.__getitem__, range(len(found)))]
 
 
 def _built(described: Any, tensors: Sequence[Tensor]) -> Any:

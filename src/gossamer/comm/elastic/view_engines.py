@@ -26,20 +26,20 @@ from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[
 from gossamer import events
 from gossamer.base.ops import AllGather, AllReduceMean, CollectiveOp, Payload, SimpleOp
 from gossamer.comm.communicator import Communicator
+from gossamer.comm.device_wait import DeviceWait, Peers, first_line
 from gossamer.comm.environment.listening import listen_as
 from gossamer.comm.environment.wait_timeout import timeout_seconds
 from gossamer.comm.mesh.device_transport import DeviceTransport
 from gossamer.comm.mesh.transport import MeshTransport
 from gossamer.comm.packing import into, join, split
-from gossamer.comm.peer_watch import Peers, PeerWatch, first_line
 
 # Errors are raised in `wait`. Otherwise torch's watchdog would end the process for them
-ERRORS_ARE_OURS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+OWN_ERROR_HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
 
 
 def nccl_group(store: Store, rank: int, world: int, device: torch.device) -> Any:
     """Form an NCCL group over a fresh store. Collective call; it returns once all ranks are connected."""
-    os.environ.setdefault(*ERRORS_ARE_OURS)
+    os.environ.setdefault(*OWN_ERROR_HANDLING)
     torch.cuda.set_device(device)  # of the thread that forms the group
     group = dist.ProcessGroupNCCL(store, rank, world, dist.ProcessGroupNCCL.Options())
     group._set_sequence_number_for_group()
@@ -54,15 +54,16 @@ class ViewEngine:
 
     def __init__(self, group: Any, world: int, peers: Peers, seconds: float) -> None:
         self._group, self.world = group, world
-        self._communicator = Communicator(group.abort, PeerWatch(peers), seconds)
+        self._communicator = Communicator(group.abort, DeviceWait(peers), seconds)
 
     def serves(self, op: SimpleOp, whole: bool) -> bool:
         return whole and (
-            isinstance(op, AllGather) or (isinstance(op, AllReduceMean) and op.tensor.is_floating_point())
+            (isinstance(op, AllGather) and op.forms is None)
+            or (isinstance(op, AllReduceMean) and op.tensor.is_floating_point())
         )
 
     def watched_by(self, peers: Peers) -> None:
-        self._communicator.watched_by(PeerWatch(peers))
+        self._communicator.watched_by(DeviceWait(peers))
 
     def answer(self, op: CollectiveOp) -> Any:
         return self.begin(op)()
@@ -139,7 +140,7 @@ class ViewEngines:
         self._now: ViewEngine | None = None
         self._refused = ""  # after one failure, caused by a machine's configuration, no further attempt is made
 
-    def beside(self, mesh: MeshTransport) -> MeshTransport | DeviceTransport:
+    def combine(self, mesh: MeshTransport) -> MeshTransport | DeviceTransport:
         """Combine a new view's mesh with an engine, if all members can form one. Collective call.
 
         Raises PeerLost, and closes the mesh, if a member leaves meanwhile.
@@ -166,7 +167,7 @@ class ViewEngines:
             problem = self._formed(mesh, remote if held is None else lambda: held)
             problems = tuple(mesh.all_gather_text(problem))
         if any(problems):
-            self._refuse(next(filter(None, problems)), says=mesh.rank == 0)
+            self._refuse(next(filter(None, problems)), gives_notice=mesh.rank == 0)
         del before
         return self._now
 
@@ -176,9 +177,9 @@ class ViewEngines:
             before.abort()
         return before
 
-    def _refuse(self, why: str, says: bool) -> None:
+    def _refuse(self, why: str, gives_notice: bool) -> None:
         self._retired()
-        if says and not self._refused:
+        if gives_notice and not self._refused:
             events.notice(f"no NCCL between the GPUs of this run ({why}): they exchange through their hosts' memory")
         self._refused = REFUSED
 
@@ -214,7 +215,7 @@ class ViewEngines:
         threading.Thread(target=form, name="gossamer-nccl", daemon=True).start()
         formed = False
         try:
-            formed = PeerWatch(mesh.peers).until(forming.done, PATIENCE.total_seconds())
+            formed = DeviceWait(mesh.peers).until(forming.done, PATIENCE.total_seconds())
         finally:
             if not formed:
                 forming.add_done_callback(_abort_late)

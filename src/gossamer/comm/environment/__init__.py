@@ -22,13 +22,14 @@ host_info.py           processor, cores and versions of this machine
 
 from gossamer.comm.environment.launcher_env import JobEnvironment, detect, here
 from gossamer.comm.environment.network_interfaces import choose_interface, interface_towards, interfaces
-from gossamer.comm.environment.rendezvous import NO_GROUP, comebacks, device_for, join, leave
+from gossamer.comm.environment.rendezvous import NO_GROUP, comebacks, data_order, device_for, join, leave
 
 __all__ = [
     "NO_GROUP",
     "JobEnvironment",
     "choose_interface",
     "comebacks",
+    "data_order",
     "detect",
     "device_for",
     "here",

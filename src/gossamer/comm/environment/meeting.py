@@ -181,14 +181,14 @@ class Meeting:
 
     Args:
         identity: Values that every rank must match.
-        `tell`: Called with a kind and a sentence, to warn the user about rejected connections.
+        `warn`: Called with a kind and a sentence, to warn the user about rejected connections.
     """
 
-    def __init__(self, identity: RunIdentity, tell: Callable[[str, str], None]) -> None:
+    def __init__(self, identity: RunIdentity, warn: Callable[[str, str], None]) -> None:
         self._identity = identity
-        self._tell = tell
+        self._warn = warn
         self._members: dict[int, Guest] = {}
-        self._said: dict[str, dict[int, str]] = {topic: {} for topic in TOPICS}
+        self._descriptions: dict[str, dict[int, str]] = {topic: {} for topic in TOPICS}
         self._failed = ""
         self._over = False
 
@@ -196,11 +196,11 @@ class Meeting:
         """Process a message. Raises MalformedError for an invalid one."""
         assert guest.hello is not None
         topic = text_in(message, "topic")
-        if topic not in self._said:
+        if topic not in self._descriptions:
             raise MalformedError(f"unknown topic {topic[:SHOWN_CHARACTERS]!r}")
         if "seconds" in message:
             return self._give_up(topic, whole_in(message, "seconds") / 1000)
-        return self._hear(guest.hello.rank, topic, text_in(message, "text"))
+        return self._receive(guest.hello.rank, topic, text_in(message, "text"))
 
     def left(self, guest: Guest) -> Replies:
         """Notify all ranks: the meeting has failed or, if the group was formed, this rank has gone."""
@@ -219,14 +219,14 @@ class Meeting:
         proven = handshake.is_proven(token)
         if (reason := self._objection(hello, proven)) is not None:
             guest.dismissed = True
-            self._tell("refused", f"a worker that claims to be rank {hello.rank} was refused at the meeting: {reason}")
+            self._warn("refused", f"a worker that claims to be rank {hello.rank} was refused at the meeting: {reason}")
             taken = hello.rank in self._members and proven
             handshake.refuse(json.dumps({"refused": reason, "taken": taken}).encode())
             return [(guest, handshake.output())]
         guest.hello = hello
         self._members[hello.rank] = guest
         handshake.accept(token)
-        return [(guest, handshake.output()), *self._hear(hello.rank, COMING, description)]
+        return [(guest, handshake.output()), *self._receive(hello.rank, COMING, description)]
 
     def _objection(self, hello: Hello, proven: bool) -> str | None:
         """Return why this worker is refused, or None."""
@@ -250,8 +250,8 @@ class Meeting:
             return f"another worker ({holder.hello.who}) is already present as rank {hello.rank}"
         return self._failed or None
 
-    def _hear(self, rank: int, topic: str, text: str) -> Replies:
-        description = self._said[topic]
+    def _receive(self, rank: int, topic: str, text: str) -> Replies:
+        description = self._descriptions[topic]
         description[rank] = text
         if len(description) < self._identity.world:
             return []
@@ -268,7 +268,7 @@ class Meeting:
 
     def missing(self, topic: str) -> list[int]:
         """Return the ranks without a text on this topic so far. Thread-safe."""
-        return [rank for rank in range(self._identity.world) if rank not in self._said[topic]]
+        return [rank for rank in range(self._identity.world) if rank not in self._descriptions[topic]]
 
     def _fail(self, what: str, cause: str) -> Replies:
         if self._failed:

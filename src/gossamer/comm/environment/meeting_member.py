@@ -69,7 +69,7 @@ class MeetingMember:
 
     def __init__(self, link: socket.socket) -> None:
         self._link, self._inbox = link, Inbox(FROM_MEETING_BYTES)
-        self._heard: dict[str, list[str]] = {}
+        self._received: dict[str, list[str]] = {}
         self._failed: Failed | None = None
         self._gone: list[str] = []
 
@@ -94,7 +94,7 @@ class MeetingMember:
             self._send({"topic": topic, "text": text})
         deadline = time.monotonic() + seconds
         gave_up = False
-        while topic not in self._heard:
+        while topic not in self._received:
             left = deadline - time.monotonic()
             if left <= 0 and gave_up:
                 raise Failed(f"the meeting stopped answering {seconds:g} s ago", left=False)
@@ -103,14 +103,14 @@ class MeetingMember:
                 deadline, gave_up = deadline + TAIL_SECONDS, True
             look()
             self.watch(min(max(left, POLL_SECONDS), LONGEST_POLL_SECONDS), topic)
-        return self._heard[topic]
+        return self._received[topic]
 
     def watch(self, seconds: float, topic: str | None = None) -> None:
         """Receive for that long, or until a message arrives. Raises Failed if a rank has left, unless the texts of all
         ranks on this topic arrived first."""
         if self._failed is None and select.select([self._link], [], [], seconds)[0]:
             self._listen()
-        if self._failed is not None and topic not in self._heard:
+        if self._failed is not None and topic not in self._received:
             raise self._failed
 
     @property
@@ -151,7 +151,7 @@ class MeetingMember:
             topic, texts = message.get("heard"), message.get("texts")
             if topic not in TOPICS or not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
                 raise MalformedError("unknown kind of message")
-            self._heard[topic] = texts
+            self._received[topic] = texts
 
 
 def attend(

@@ -24,16 +24,16 @@ class StrangerWarnings:
 
     def __init__(self) -> None:
         self._quiet_until: dict[str, float] = {}
-        self._untold: dict[str, int] = {}
+        self._unreported: dict[str, int] = {}
 
     def __call__(self, kind: str, sentence: str) -> None:
         now = time.monotonic()
         if now < self._quiet_until.get(kind, 0.0):
-            self._untold[kind] = self._untold.get(kind, 0) + 1
+            self._unreported[kind] = self._unreported.get(kind, 0) + 1
             return
         self._quiet_until[kind] = now + QUIET_SECONDS
-        untold = self._untold.pop(kind, 0)
-        notice(f"{sentence}{f' ({untold} more before)' if untold else ''}.")
+        unreported = self._unreported.pop(kind, 0)
+        notice(f"{sentence}{f' ({unreported} more before)' if unreported else ''}.")
 
 
 @dataclass(eq=False)
@@ -60,8 +60,8 @@ class MeetingServer:
     """Serves a meeting at `listener` until it is closed, so that late workers receive the reason of their refusal."""
 
     def __init__(self, listener: socket.socket, identity: RunIdentity) -> None:
-        self._tell = StrangerWarnings()
-        self._meeting = Meeting(identity, self._tell)
+        self._warn = StrangerWarnings()
+        self._meeting = Meeting(identity, self._warn)
         self._most_strangers = identity.world + SPARE_STRANGERS
         self._listener = listener
         listener.setblocking(False)
@@ -125,37 +125,37 @@ class MeetingServer:
 
     def _serve(self, connection: GuestConnection) -> None:
         try:
-            received = connection.socket.recv(FROM_RANK_BYTES)
+            data = connection.socket.recv(FROM_RANK_BYTES)
         except BlockingIOError:  # only writable
             self._flush(connection)
             return
         except OSError:
-            received = b""
-        if not received:
+            data = b""
+        if not data:
             self._drop(connection)
             return
         try:
             if connection.stranger:
-                received = self._shake(connection, received)
-            for message in connection.inbox.feed(received) if received else ():
+                data = self._shake(connection, data)
+            for message in connection.inbox.feed(data) if data else ():
                 self._send(self._meeting.take(connection.guest, message))
         except (MalformedError, MismatchError) as problem:
             self._send([(connection.guest, connection.guest.handshake.output())])
             self._ignore(connection, f"it sent an invalid message: {problem}")
 
-    def _shake(self, connection: GuestConnection, received: bytes) -> bytes:
+    def _shake(self, connection: GuestConnection, data: bytes) -> bytes:
         """Continue the handshake; return the bytes that follow it."""
         guest, handshake = connection.guest, connection.guest.handshake
-        while received and handshake.wanted_bytes:
-            received = received[handshake.receive(received) :]
+        while data and handshake.wanted_bytes:
+            data = data[handshake.receive(data) :]
             if handshake.claims is not None:
                 self._send(self._meeting.admit(guest))
-        return b"" if guest.dismissed else received
+        return b"" if guest.dismissed else data
 
     def _ignore(self, connection: GuestConnection, why: str) -> None:
         if connection.guest in self._connections:
             if not connection.guest.dismissed:
-                self._tell(
+                self._warn(
                     "ignored", f"a connection from {connection.where} to the workers' meeting was ignored: {why}"
                 )
             self._drop(connection)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+from pathlib import Path
 
 from gossamer.comm.environment.launcher_env import JobEnvironment
 from gossamer.errors import ConnectError
@@ -29,6 +30,22 @@ def interfaces() -> dict[str, str]:
             if flags & up_and_running == up_and_running:
                 found[name] = address
     return found
+
+
+def global_ipv6_addresses(name: str) -> tuple[str, ...]:
+    """Return the global IPv6 addresses of an interface that are usable; empty on systems other than Linux."""
+    unusable = 0x20 | 0x40 | 0x08  # IFA_F_DEPRECATED, IFA_F_TENTATIVE, IFA_F_DADFAILED
+    try:
+        rows = [
+            line.split() for line in Path("/proc/thread-self/net/if_inet6").read_text(encoding="ascii").splitlines()
+        ]
+    except OSError:
+        return ()
+    return tuple(
+        socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address))
+        for address, _, _, scope, flags, interface in rows
+        if interface == name and scope == "00" and not int(flags, 16) & unusable
+    )
 
 
 def interface_towards(address: str) -> str | None:

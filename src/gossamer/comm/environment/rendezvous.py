@@ -49,12 +49,12 @@ class JoinProgress:
         self._job, self._server = job, server
         self._progress = WaitProgress(job.rank, "gossamer.init()", seconds, clock=clock)
         # If rank 0 belongs to this machine, rank 1 usually does, too
-        self._speaks = job.local_rank == 0 or job.rank == 1
+        self._reports = job.local_rank == 0 or job.rank == 1
 
     def for_rank_0(self, problem: OSError) -> None:
         """Report that rank 0 is unreachable for now."""
         found = Missing(f"rank 0 of {self._job.world}", f"No connection to it ({problem}). {likely_cause(problem)}")
-        self._progress.look(lambda: found if self._speaks else None)
+        self._progress.look(lambda: found if self._reports else None)
 
     def for_all(self, topic: str) -> Callable[[], None]:
         """Return a callback for a wait for the ranks that have sent no text on this topic."""
@@ -158,7 +158,7 @@ def _dial_all(places: Mapping[int, Address], seconds: float) -> dict[int, str]:
         for rank, place in places.items():
             link = links.enter_context(socket.socket())
             link.setblocking(False)
-            if (outcome := link.connect_ex(place)) == errno.EINPROGRESS:
+            if (outcome := link.connect_ex(place)) in (errno.EINPROGRESS, errno.EWOULDBLOCK):  # the last on Windows
                 selector.register(link, selectors.EVENT_WRITE, rank)
             else:
                 outcomes[rank] = outcome
@@ -336,6 +336,12 @@ def join(job: JobEnvironment, seconds: float | None = None) -> str:
 def comebacks() -> int:
     """How many times this worker was restarted alone while the other workers continued."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "1")) if returns() else 0
+
+
+def data_order() -> int:
+    """The number of the order in which this process draws its part of the data. Without lock step, processes that may
+    have the same part, because one replaces the other or joined later, have different orders."""
+    return comebacks() or int(os.environ.get("GOSSAMER_DATA_ORDER", "0"))
 
 
 def leave() -> None:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 import ssl
 from pathlib import Path
+from typing import NamedTuple
 
-from gossamer.comm.environment.network_interfaces import interfaces
+from gossamer.comm.environment.network_interfaces import global_ipv6_addresses, interfaces
 from gossamer.errors import ConnectError
 
 LARGEST_FRAME_BYTES = 2**31  # for servers, which begin to listen before they know the model
 Address = tuple[str, int]
+
+
+class Tls(NamedTuple):
+    """SSL contexts: for connections that this process dials, and for those that it accepts."""
+
+    dialing: ssl.SSLContext
+    accepting: ssl.SSLContext
 
 
 def dedicated_servers() -> tuple[Address, ...]:
@@ -29,13 +37,19 @@ def dedicated_servers() -> tuple[Address, ...]:
         ) from None
 
 
+def adopt_servers(addresses: str, order: int) -> None:
+    """Set variables of this process that depend on its run: the addresses of the servers, as a launcher sets them in a
+    fixed run, and the number of the order in which it draws data, see rendezvous.data_order."""
+    os.environ["GOSSAMER_SERVERS"], os.environ["GOSSAMER_DATA_ORDER"] = addresses, str(order)
+
+
 def encrypts() -> bool:
     """Whether this run must encrypt: GOSSAMER_TLS is set, for example by `gossamer run --tls FOLDER`."""
     return bool(os.environ.get("GOSSAMER_TLS"))
 
 
-def run_tls() -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    """Return the TLS contexts of this run's connections, for dialing and for accepting.
+def run_tls() -> Tls | None:
+    """Return the TLS contexts of this run's connections.
 
     None unless GOSSAMER_TLS names a folder with cert.pem, key.pem and ca.pem. Both ends present a certificate of that
     authority. Names in certificates are ignored, because the run's token proves identity. Raises ConnectError.
@@ -44,14 +58,14 @@ def run_tls() -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
     return tls_contexts(name) if name else None
 
 
-def tls_contexts(name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+def tls_contexts(name: str) -> Tls:
     """Return the TLS contexts for the certificates in this folder. Raises ConnectError."""
     folder = Path(name)
-    dialling, accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    dialling.check_hostname = False
-    accepting.verify_mode = ssl.CERT_REQUIRED
+    tls = Tls(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+    tls.dialing.check_hostname = False
+    tls.accepting.verify_mode = ssl.CERT_REQUIRED
     try:
-        for context in (dialling, accepting):
+        for context in tls:
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
             context.load_verify_locations(folder / "ca.pem")
@@ -60,7 +74,7 @@ def tls_contexts(name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
             f"TLS is requested, but the certificates in {name} cannot be used ({problem}). Put cert.pem, "
             "key.pem and ca.pem there, of this machine and of the authority that signed them, or omit --tls."
         ) from None
-    return dialling, accepting
+    return tls
 
 
 def run_name() -> str:
@@ -82,3 +96,8 @@ def own_address() -> str:
     """Return the address of the interface for this job's traffic; loopback if none was chosen."""
     chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     return interfaces().get(chosen, "127.0.0.1")
+
+
+def own_ipv6_addresses() -> tuple[str, ...]:
+    """Return the public IPv6 addresses of that interface; empty without any, or on systems other than Linux."""
+    return global_ipv6_addresses(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0])

@@ -8,7 +8,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from gossamer.base import bounded_file
+from gossamer.base import bounded_file, system
 from gossamer.errors import ConnectError
 
 TOKEN_BYTES = 32  # minimum size of the file, and the size of its digest
@@ -22,10 +22,16 @@ def make_token_file(directory: Path) -> Path:
 
 def make_token(path: Path, token: bytes | None = None) -> Path:
     """Create a new token file, with a random token or the given one. Raises OSError if the path exists."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = system.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb") as file:
         file.write(token or secrets.token_bytes(TOKEN_BYTES))
     return path
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write a line to a new file with mode 0600, in place of an earlier file. Raises OSError."""
+    path.unlink(missing_ok=True)
+    make_token(path, f"{text}\n".encode())
 
 
 def check_token_file(path: Path) -> Path:
@@ -48,7 +54,7 @@ def check_token_file(path: Path) -> Path:
             f"the token file {path} has {found.st_size} bytes; at most {MOST_TOKEN_BYTES} are allowed. Use another "
             f"name. {make}"
         )
-    if found.st_mode & 0o077 or found.st_uid not in (os.geteuid(), 0):
+    if not system.is_private(found):
         raise ConnectError(
             f"the token file {path} (mode {stat.S_IMODE(found.st_mode):04o}) is accessible to other users. They "
             f"could join the run. Write: chmod 600 {path}"
@@ -63,7 +69,11 @@ def run_token() -> bytes | None:
 
 
 def read_token(name: str | os.PathLike[str]) -> bytes:
-    """Return the SHA-256 of a token file. Raises ConnectError."""
+    """Return the SHA-256 of a token file, as the token of Credentials. Raises ConnectError for an invalid file.
+
+    Args:
+        name: path of the file, of at least 32 bytes.
+    """
     try:
         token = bounded_file.read_bytes(Path(name), MOST_TOKEN_BYTES)
     except (OSError, ValueError) as problem:

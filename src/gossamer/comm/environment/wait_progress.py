@@ -27,8 +27,8 @@ class WaitProgress:
         self.rank, self.place, self.seconds, self._clock = rank, place, seconds, clock
         self._since = clock()
         self._notice_at = self._since + NOTICE_SECONDS
-        self._said: set[str] = set()
-        self._told = False
+        self._shown: set[str] = set()
+        self._warned = False
 
     @property
     def waited_seconds(self) -> float:
@@ -48,9 +48,9 @@ class WaitProgress:
         found = missing()
         if found is None:
             return
-        self._told = True
-        why = f" {found.why}" if found.why and found.why not in self._said else ""
-        self._said.add(found.why)
+        self._warned = True
+        why = f" {found.why}" if found.why and found.why not in self._shown else ""
+        self._shown.add(found.why)
         waited = duration(round(now - self._since))
         events.notice(
             f"rank {self.rank} has waited {waited} for {found.who} to reach {self.place}, and waits "
@@ -59,11 +59,11 @@ class WaitProgress:
 
     def end(self) -> None:
         """Report that all ranks have arrived, if the wait was reported."""
-        if self._told:
+        if self._warned:
             events.notice(
                 f"rank {self.rank} continues: all reached {self.place} after {duration(round(self.waited_seconds))}"
             )
-        self._told = False
+        self._warned = False
 
 
 def named_ranks(ranks: Sequence[int]) -> str:

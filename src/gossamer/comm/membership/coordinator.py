@@ -7,8 +7,10 @@ depend on it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 
+from gossamer.base.json_text import read_json
 from gossamer.base.peer_ops import (
     Answer,
     Arrived,
@@ -26,7 +28,7 @@ from gossamer.base.peer_ops import (
     Reply,
 )
 from gossamer.comm.membership.fingerprints import read_fingerprint
-from gossamer.comm.membership.known_worker import HeardWorker
+from gossamer.comm.membership.known_worker import ReportedWorker
 from gossamer.comm.membership.messages import (
     ATTACHED,
     BROKEN,
@@ -36,6 +38,8 @@ from gossamer.comm.membership.messages import (
     NEWS,
     OUT_VERSION,
     READY,
+    RELAY_SERVER,
+    RELAYS,
     RESIZE,
     STATUS,
     BrokenReport,
@@ -44,10 +48,14 @@ from gossamer.comm.membership.messages import (
     WorkerReport,
     version_of,
 )
-from gossamer.comm.membership.view_policy import NO_SECRET, ViewPolicy
+from gossamer.comm.membership.next_view import NO_SECRET, ViewPolicy
+from gossamer.comm.membership.view import MOST_RELAYS, Address, RelayAddress
 from gossamer.errors import MalformedError
 
 MOST_DIGITS = 19  # of a worker's number
+UNSEALED = (
+    "this run has no relays, so its workers do not seal their connections: start its first launcher with --relay, too"
+)
 OTHER_RUN = (
     "this worker belongs to run {theirs:.8}, but the coordinator serves run {ours:.8}: the worker's run has ended, or "
     "its first launcher was restarted in another folder and did not find the journal"
@@ -55,10 +63,27 @@ OTHER_RUN = (
 
 
 class Coordinator:
-    """Maps events to replies. It has no socket, and its only clock is the time stamp of each event."""
+    """Maps events to replies. It has no socket, and its only clock is the time stamp of each event.
 
-    def __init__(self, rule: ViewPolicy) -> None:
-        self.rule = rule
+    Args:
+        rule: decides about views.
+        relays: whether workers may connect by this process.
+        seals: whether workers seal their connections.
+        servers: addresses of the run's parameter servers, HOST:PORT,HOST:PORT.
+        address_of: the address from which a peer is connected.
+    """
+
+    def __init__(
+        self,
+        rule: ViewPolicy,
+        relays: bool = False,
+        seals: bool = False,
+        servers: str = "",
+        address_of: Callable[[Peer], Address | None] = lambda peer: None,
+    ) -> None:
+        self.rule, self._relays, self._seals, self._servers = rule, relays, seals, servers
+        self._address_of = address_of
+        self._relay_servers: dict[Peer, tuple[RelayAddress, ...]] = {}
         self._replies: list[Reply] = []
 
     def react(self, event: PeerEvent) -> list[Reply]:
@@ -66,16 +91,17 @@ class Coordinator:
         self.rule.look_at_clock(event.moment)
         match event:
             case PeerLeft(peer=peer):
+                self._relay_servers.pop(peer, None)
                 for each in self.rule.workers.values():
                     if each.peer == peer:
                         self.rule.connection_closed(each)
             case PeerJoined(peer=peer):
                 for each in self.rule.workers.values():
                     if each.peer == peer:
-                        self.rule.record_contact(each, peer)
+                        self._record_contact(each, peer)
             case Arrived(token=token, sender=sender, op=op):
                 try:
-                    self._heard(token, sender, op)
+                    self._received(token, sender, op)
                 except MalformedError as error:
                     self._refuse(token, op, str(error))
         return self._go_on()
@@ -112,20 +138,20 @@ class Coordinator:
 
     def _go_on(self) -> list[Reply]:
         self.rule.go_on()
-        self._tell()
+        self._answer_pending()
         replies, self._replies = self._replies, []
         return replies
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def _heard(self, token: int, sender: Peer, op: Ask) -> None:
+    def _received(self, token: int, sender: Peer, op: Ask) -> None:
         match op:
             case Pull(key=key, known=known):
                 what, _, number = key.partition("/")
                 if not number.isdecimal() or len(number) > MOST_DIGITS or what not in (NEWS, STATUS):
                     raise MalformedError(f"a coordinator does not serve the key {key[:40]!r}")
                 if what == STATUS:
-                    self._reply(token, Pulled(version=0, about=self._status(int(number))))
+                    self._reply(token, Pulled(version=0, about=self.status(int(number))))
                 else:
                     self._poll(token, sender, int(number), known)
             case Push(key=key, about=about) if key in (HERE, READY, ATTACHED, HERE_AGAIN):
@@ -137,6 +163,8 @@ class Coordinator:
                 self._reply(token, Receipt(version=0))
                 if stamp.worker in self.rule.workers:
                     self.rule.leaves(self.rule.workers[stamp.worker], finished=bool(stamp.step))
+            case Push(key=key, about=about) if key == RELAYS and sender.kind == RELAY_SERVER:
+                self._relay_arrived(token, sender, about)
             case Push(key=key, stamp=stamp) if key == RESIZE:
                 self._reply(token, Receipt(version=0, about=self.rule.resize(stamp.step)))
             case _:
@@ -151,7 +179,7 @@ class Coordinator:
             return
         if known < OUT_VERSION:
             self._check_newer(known // 2)
-        self.rule.record_contact(worker, sender)
+        self._record_contact(worker, sender)
         worker.polls.append((token, known))
         if known > 0 and known % 2:
             worker.closed_view = max(worker.closed_view, known // 2)
@@ -171,11 +199,11 @@ class Coordinator:
         if worker is None:
             for each in self.rule.workers.values():
                 each.gone |= each.peer == sender  # the same peer has started a new process
-            worker = self.rule.workers[report.number] = HeardWorker(report)
+            worker = self.rule.workers[report.number] = ReportedWorker(report)
             if self.rule.view is None and self.rule.first_here == inf:
                 self.rule.first_here = self.rule.now
         worker.learn(report)
-        self.rule.record_contact(worker, sender)
+        self._record_contact(worker, sender)
         if self.rule.view is not None and report.view and not self.rule.view.holds(report.number):
             self.rule.outs.setdefault(
                 report.number, f"view {self.rule.view.number} was created while this worker was unreachable"
@@ -188,6 +216,26 @@ class Coordinator:
         else:
             self._reply(token, Receipt(version=0, about=self._standing(worker).text()))
 
+    def _relay_arrived(self, token: int, sender: Peer, about: str) -> None:
+        """Name a relay to the members of later views, until its connection is closed."""
+        if not self._relays:
+            self._reply(token, Receipt(version=-1, about=UNSEALED))
+            return
+        try:
+            addresses = tuple(RelayAddress.of([*each, sender.number]) for each in read_json(about))
+        except (TypeError, ValueError):
+            raise MalformedError("a relay's addresses are invalid") from None
+        self._relay_servers[sender] = addresses
+
+    @property
+    def relays(self) -> tuple[RelayAddress, ...]:
+        """Relays other than this process."""
+        return tuple(each for addresses in self._relay_servers.values() for each in addresses)[:MOST_RELAYS]
+
+    def _record_contact(self, worker: ReportedWorker, peer: Peer) -> None:
+        worker.seen_at = self._address_of(peer) or worker.seen_at
+        self.rule.record_contact(worker, peer)
+
     def _check_newer(self, view: int) -> None:
         """End the run if a worker was in a view newer than the journal's last one: the journal has lost its end."""
         own = 0 if self.rule.view is None else self.rule.view.number
@@ -199,16 +247,25 @@ class Coordinator:
 
     # -- replies -------------------------------------------------------------------------------------------------------
 
-    def _standing(self, worker: HeardWorker) -> Standing:
+    def _standing(self, worker: ReportedWorker) -> Standing:
         formed = self.rule.view is not None and not self.rule.view.holds(worker.number)
         size = self.rule.view.world if self.rule.view else 0
         rule = self.rule
         return Standing(
-            formed=formed, size=size, began=rule.began, most=rule.most, refused=worker.refused, run=rule.run
+            formed=formed,
+            size=size,
+            began=rule.began,
+            least=rule.least,
+            most=rule.most,
+            refused=worker.refused,
+            relay=self._relays,
+            seal=self._seals,
+            run=rule.run,
+            servers=self._servers,
         )
 
-    def _status(self, number: int) -> str:
-        """Describe, for the user, why a worker is waiting."""
+    def status(self, number: int = 0) -> str:
+        """Describe, for the user, why a worker is waiting; 0 for the run itself."""
         worker = self.rule.workers.get(number)
         if self.rule.view is None:
             return (
@@ -231,7 +288,7 @@ class Coordinator:
             token, Receipt(version=-1, about=about) if isinstance(op, Push) else Pulled(version=-1, about=about)
         )
 
-    def _tell(self) -> None:
+    def _answer_pending(self) -> None:
         """Answer every pending request that has a new result."""
         for worker in self.rule.forgotten:
             for token in worker.readies:
@@ -256,7 +313,7 @@ class Coordinator:
     def _again(known: int) -> Pulled:
         return Pulled(version=known, about=News(again=True).text())
 
-    def _news(self, worker: HeardWorker) -> tuple[int, News]:
+    def _news(self, worker: ReportedWorker) -> tuple[int, News]:
         out = self.rule.ended or self.rule.outs.get(worker.number) or worker.refused
         if out:
             return OUT_VERSION, News(out=out)
@@ -266,7 +323,7 @@ class Coordinator:
             return version_of(self.rule.view.number, True), News(over=self.rule.view.number)
         if self.rule.view.secret == NO_SECRET:
             return -1, News()  # members that train in this view already have its secret
-        return version_of(self.rule.view.number, False), News(view=self.rule.view.text())
+        return version_of(self.rule.view.number, False), News(view=replace(self.rule.view, relays=self.relays).text())
 
     def _reply(self, token: int, answer: Answer) -> None:
         self._replies.append(Reply(token=token, answer=answer))

@@ -10,20 +10,43 @@ a view, the coordinator creates another view.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from gossamer.base import system
 from gossamer.base.json_text import read_json
 from gossamer.comm.membership.view import Member, View
 from gossamer.errors import CheckpointError, ConnectError
 
 Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Issued:
+    """An invitation, without its secret.
+
+    Args:
+        number: by which it can be revoked.
+        expires: seconds since the epoch; None for no expiration.
+        uses: maximum number of machines; None for no limit.
+        machines: random numbers of the machines that have used it.
+        revoked: whether it was revoked.
+    """
+
+    number: int
+    expires: float | None = None
+    uses: int | None = None
+    machines: frozenset[int] = frozenset()
+    revoked: bool = False
+
+    def record(self) -> Mapping[str, Any]:
+        """As JSON."""
+        return asdict(self) | {"machines": sorted(self.machines)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +63,21 @@ class Remembered:
     began: int = 0  # members of the first view; 0 in journals without this entry
     ended: str = ""  # why the run has ended
     launched: frozenset[int] = frozenset()  # numbers of the workers that the coordinator's launcher has started
+    invitations: Mapping[int, Issued] = field(default_factory=dict)  # by number
 
     def after(self, entry: Entry) -> Remembered:
         """Apply one more entry. Raises KeyError, TypeError or ValueError for an invalid one."""
-        changed = asdict(self) | {"members": self.members}
+        changed = asdict(self) | {"members": self.members, "invitations": self.invitations}
         for name, value in entry.items():
             if name == "view":
                 changed |= {
                     "view": int(value["number"]),
-                    "members": tuple(Member(number=n, host=host, port=port) for n, host, port in value["members"]),
+                    "members": tuple(map(Member.of, value["members"])),
                     "newcomers": frozenset(value["newcomers"]),
                 }
+            elif name == "invitation":
+                issued = Issued(**value | {"machines": frozenset(value["machines"])})
+                changed["invitations"] = {**self.invitations, issued.number: issued}
             elif name == "launched":
                 changed[name] = self.launched | {int(value)}
             else:
@@ -60,7 +87,7 @@ class Remembered:
 
 def view_entry(view: View) -> Entry:
     """Journal entry of a view, without its secret."""
-    members = [[each.number, each.host, each.port] for each in view.members]
+    members = [each.record() for each in view.members]
     return {"view": {"number": view.number, "members": members, "newcomers": sorted(view.newcomers)}}
 
 
@@ -99,17 +126,17 @@ class ViewLog:
     def __init__(self, path: Path, note: Callable[[str], None]) -> None:
         self._path, self._note, self._failed = path, note, False
         try:
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._handle = system.open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
             raise ConnectError(
                 f"the coordinator's journal {path} cannot be opened ({error.strerror}), so the run could not continue "
                 "after a crash of this launcher. Start it in a writable folder, or pass another --logs folder."
             ) from None
         try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock_file(self._handle)
             self._remembered, end = _read(path)
             os.truncate(self._handle, end)
-            _keep_name(path)
+            system.sync_folder(path.parent)
         except OSError as error:
             os.close(self._handle)
             raise ConnectError(
@@ -132,7 +159,7 @@ class ViewLog:
         try:
             while data:
                 data = data[os.write(self._handle, data) :]
-            os.fsync(self._handle)
+            system.sync_file(self._handle)
         except OSError as error:
             if not self._failed:
                 self._failed = True
@@ -144,15 +171,6 @@ class ViewLog:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             os.close(self._handle)
-
-
-def _keep_name(path: Path) -> None:
-    """Sync the directory, so that the file's name is on disk."""
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _read(path: Path) -> tuple[Remembered, int]:

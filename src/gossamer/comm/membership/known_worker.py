@@ -7,15 +7,17 @@ from math import inf
 
 from gossamer.base.peer_ops import Peer
 from gossamer.comm.membership.messages import WorkerReport
+from gossamer.comm.membership.view import MOST_OTHERS, Address, Member
 
 ALIVE, UNDECIDED, LOST = "alive", "undecided", "lost"
 
 
 @dataclass(eq=False)
-class HeardWorker:
+class ReportedWorker:
     """A worker that has reported to this coordinator, or that the journal lists."""
 
     report: WorkerReport
+    seen_at: Address | None = None  # address of its connection, behind a router that of the router
     peer: Peer | None = None  # None until it has reported to this start of the coordinator
     connected: bool = False
     lost_at: float = inf  # while disconnected: the time at which the worker counts as lost
@@ -30,6 +32,14 @@ class HeardWorker:
     @property
     def number(self) -> int:
         return self.report.number
+
+    @property
+    def member(self) -> Member:
+        """With the address that a router has given to its listening port, from which it also dials the coordinator."""
+        member = self.report.member
+        if self.seen_at is None or self.seen_at[0] == member.host or self.seen_at in member.addresses:
+            return member
+        return replace(member, others=(self.seen_at, *member.others)[:MOST_OTHERS])
 
     @property
     def name(self) -> str:
@@ -53,7 +63,7 @@ class HeardWorker:
             fingerprint=report.fingerprint or last.fingerprint,
         )
 
-    def hear(self, peer: Peer) -> None:
+    def reconnect(self, peer: Peer) -> None:
         self.peer, self.connected, self.lost_at = peer, True, inf
 
     def close(self, lost_at: float) -> None:

@@ -64,14 +64,14 @@ class MemberScripts:
             pulled: Pulled = yield Pull(of=COORDINATOR, key=f"{NEWS}/{self.report.number}", known=self._known)
             news = News.of(pulled.about)
             if news.again:
-                standing = yield from self.say(HERE_AGAIN)
+                standing = yield from self.send_report(HERE_AGAIN)
                 if standing.formed and not self.formed and self.view is None:
                     self._leave_out("training began without this worker while the coordinator could not reach it")
             elif pulled.version > self._known:
                 self._known = pulled.version
                 self._take(news)
 
-    def say(self, key: str) -> StandingScript:
+    def send_report(self, key: str) -> StandingScript:
         """Send the current report. If the worker cannot be admitted, the standing's `refused` has the reason.
 
         If the coordinator serves another run, this worker is out.
@@ -85,12 +85,12 @@ class MemberScripts:
             self.formed = standing.formed
         return standing
 
-    def say_broken(self, view: int, suspects: Sequence[int], why: str, went_on: bool = False) -> PeerScript:
+    def report_broken(self, view: int, suspects: Sequence[int], why: str, went_on: bool = False) -> PeerScript:
         """Report that this worker cannot continue in a view."""
         report = BrokenReport(view=view, suspects=list(suspects), why=why[:MOST_WHY_CHARACTERS], went_on=went_on)
         yield Push(to=COORDINATOR, key=BROKEN, stamp=Stamp(self.report.number, view), about=report.text())
 
-    def say_leaves(self, finished: bool, within_seconds: float | None = None) -> PeerScript:
+    def report_leave(self, finished: bool, within_seconds: float | None = None) -> PeerScript:
         """Report that this worker leaves. Raises PeerLost if the coordinator does not answer in time."""
         stamp = Stamp(self.report.number, int(finished))
         yield Push(to=COORDINATOR, key=LEAVES, stamp=stamp, within_seconds=within_seconds)

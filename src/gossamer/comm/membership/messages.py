@@ -3,6 +3,8 @@
     worker -> coordinator   Push HERE, READY, ATTACHED, HERE_AGAIN   a WorkerReport; answered by Standing
                             Push BROKEN                              a BrokenReport
                             Push LEAVES, RESIZE
+    relay -> coordinator    Push RELAYS                              its addresses; answered only if it is refused,
+                                                                     so that it is repeated after a lost connection
                             Pull NEWS/number, known=version          answered when there is news beyond that version
                             Pull STATUS/number                       answered at once: why the worker waits
 
@@ -15,12 +17,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from gossamer.base.json_text import read_json
 from gossamer.base.peer_ops import SERVER, Peer
-from gossamer.comm.membership.view import Member, View
+from gossamer.comm.membership.view import Address, Member, View
 from gossamer.errors import MalformedError
 
 COORDINATOR = Peer(SERVER, 0)
@@ -28,7 +30,8 @@ COORDINATOR = Peer(SERVER, 0)
 HERE, READY, ATTACHED, HERE_AGAIN = "here", "ready", "attached", "here again"
 RESIZED = "the run was resized"  # prefix of the reason of an eviction for which the worker is not to blame
 ALL_LEFT = "all workers that had the parameters have left"
-BROKEN, LEAVES, RESIZE = "broken", "leaves", "resize"
+BROKEN, LEAVES, RESIZE, RELAYS = "broken", "leaves", "resize", "relays"
+RELAY_SERVER = "relaying"  # kind of a peer that relays connections of workers
 NEWS, STATUS = "news", "status"  # keys of pulls, followed by a slash and the worker's number
 OUT_VERSION = 2**62  # version of the last news that a worker receives
 
@@ -55,10 +58,11 @@ class WorkerReport:
     has_state: bool = False  # it has the parameters and the rest of the replicated state
     fingerprint: str = ""  # a JSON object; empty before attach
     run: str = ""  # identity of its run; empty until the first answer of a coordinator
+    others: list[Address] = field(default_factory=list)  # further addresses of its view listener
 
     @property
     def member(self) -> Member:
-        return Member(number=self.number, host=self.host, port=self.port)
+        return Member(number=self.number, host=self.host, port=self.port, others=tuple(self.others))
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -67,8 +71,11 @@ class WorkerReport:
     def of(cls, text: str) -> WorkerReport:
         """Parse the result of `text`. Raises MalformedError for anything else."""
         report = _read(cls, text)
-        if not (0 <= report.number < 2**63 and 0 < len(report.host) <= 255 and 0 <= report.port < 2**16):
-            raise MalformedError("a worker's report has an invalid number, host or port")
+        try:
+            others = list(Member.of([report.number, report.host, report.port, *report.others]).others)
+        except (TypeError, ValueError):
+            raise MalformedError("a worker's report has an invalid number, host, port or address") from None
+        report = replace(report, others=others)
         if len(report.run) > MOST_RUN_CHARACTERS:
             raise MalformedError("the run identity in a worker's report is too long")
         if not 0 <= report.view < 2**60 or len(report.fingerprint) > MOST_FINGERPRINT_CHARACTERS:
@@ -104,9 +111,13 @@ class Standing:
     formed: bool = False  # training has begun without this worker
     size: int = 0  # members of the newest view
     began: int = 0  # members of the first view; 0 if unknown
+    least: int = 0  # minimum number of members
     most: int = 0  # maximum number of members
     refused: str = ""  # why the worker cannot be admitted
+    relay: bool = False  # whether the coordinator relays connections between workers
+    seal: bool = False  # whether connections between workers are sealed
     run: str = ""  # identity of the coordinator's run
+    servers: str = ""  # addresses of the run's parameter servers, HOST:PORT,HOST:PORT; empty without them
 
     def text(self) -> str:
         return json.dumps(asdict(self))

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gossamer.base.json_text import read_json
 from gossamer.errors import MalformedError
 
 SECRET_BYTES = 32
 MOST_MEMBERS = 2**16
+MOST_OTHERS = 4
+MOST_RELAYS = 8
 MOST_TEXT_BYTES = 2**24
+
+Address = tuple[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +26,43 @@ class Member:
     number: int  # random, 63 bits: a restarted process is a new member
     host: str
     port: int
+    others: tuple[Address, ...] = ()  # further addresses: IPv6, and the one that a router has given to it
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        return ((self.host, self.port), *self.others)
+
+    def record(self) -> list[Any]:
+        """As JSON."""
+        return [self.number, self.host, self.port, *self.others]
+
+    @classmethod
+    def of(cls, record: Sequence[Any]) -> Member:
+        """Read the result of `record`. Raises TypeError and ValueError."""
+        number, host, port, *others = record
+        if len(others) > MOST_OTHERS:
+            raise ValueError(f"a member with {len(others)} further addresses")
+        return cls(
+            number=_whole(number),
+            host=_word(host),
+            port=_whole(port, 2**16),
+            others=tuple((_word(host), _whole(port, 2**16)) for host, port in others),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayAddress:
+    """Where a relay other than the coordinator listens. number: of its peer, with which its handshake begins."""
+
+    host: str
+    port: int
+    number: int
+
+    @classmethod
+    def of(cls, record: Sequence[Any]) -> RelayAddress:
+        """Read a list of its fields. Raises TypeError and ValueError."""
+        host, port, number = record
+        return cls(host=_word(host), port=_whole(port, 2**16), number=_whole(number))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +73,7 @@ class View:
     members: tuple[Member, ...]  # by rank: members of the previous view in their order, then newcomers
     newcomers: frozenset[int]  # numbers of members without state; empty in the first view
     secret: bytes  # drawn for each view
+    relays: tuple[RelayAddress, ...] = ()  # relays other than the coordinator, when this view was sent
 
     @property
     def world(self) -> int:
@@ -64,14 +107,14 @@ class View:
 
     def text(self) -> str:
         """As JSON."""
-        return json.dumps(
-            {
-                "number": self.number,
-                "members": [[each.number, each.host, each.port] for each in self.members],
-                "newcomers": sorted(self.newcomers),
-                "secret": self.secret.hex(),
-            }
-        )
+        record = {
+            "number": self.number,
+            "members": [each.record() for each in self.members],
+            "newcomers": sorted(self.newcomers),
+            "secret": self.secret.hex(),
+        }
+        relays = {"relays": [[each.host, each.port, each.number] for each in self.relays]} if self.relays else {}
+        return json.dumps(record | relays)
 
     @classmethod
     def of(cls, text: str) -> View:
@@ -80,16 +123,14 @@ class View:
             raise MalformedError(f"a view of {len(text)} bytes exceeds the limit of {MOST_TEXT_BYTES}")
         try:
             read = read_json(text)
-            members = tuple(
-                Member(number=_whole(number), host=_word(host), port=_whole(port, 2**16))
-                for number, host, port in read["members"]
-            )
+            members = tuple(map(Member.of, read["members"]))
             newcomers = frozenset(_whole(number) for number in read["newcomers"])
             view = cls(
                 number=_whole(read["number"]),
                 members=members,
                 newcomers=newcomers,
                 secret=bytes.fromhex(_word(read["secret"])),
+                relays=tuple(map(RelayAddress.of, read.get("relays", ()))),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise MalformedError(f"invalid view of an elastic run ({type(error).__name__}: {error})") from None

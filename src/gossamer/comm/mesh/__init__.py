@@ -11,8 +11,10 @@ program              one rank's part of an operation, message by message
 native_mesh          the compiled loops over all connections: begin, wait, make progress, close
 last_words           last message of a rank that disconnects: the rank that caused the failure
 connect              authenticated connections between all ranks of a process group
-greeter              one listening socket that connects all members of a meeting and drops strangers
-sealing              keys of encrypted connections, agreed inside TLS; libcrypto for the compiled loops
+greeter              connects all members of a meeting by listening sockets, and drops strangers
+connection_candidates  which connections two members open to each other, and which one they use
+key_exchange         keys of sealed connections without certificates
+sealing              keys of encrypted connections, agreed inside TLS
 shared_memory        shared memory between two workers on one machine
 link_measurement     round trips, bandwidths and losses between ranks, measured when the group is formed
 bandwidth_probe      which pairs exchange data to determine each host's bandwidth

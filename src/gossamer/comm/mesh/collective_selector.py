@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Protocol, runtime_checkable
 
 from gossamer import events
-from gossamer.algorithms.collectives import COLLECTIVES, Collective
+from gossamer.algorithms.collectives import COLLECTIVES, Collective, DirectAllReduce
 from gossamer.base.transport import Transport
 from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.mesh.program import Ranks
-from gossamer.comm.network.cost.cheapest_collective import SUMMED_BYTES, Wish, wished
+from gossamer.comm.network.cost.cheapest_collective import SUMMED_BYTES, RequestedCollective, chosen_collective
 from gossamer.errors import require
 
 AUTO, ENGINE = "auto", "engine"
-WISHES = (AUTO, ENGINE, *COLLECTIVES)
+REQUESTABLE = (AUTO, ENGINE, *COLLECTIVES)
 
 
 def requested_collective(collective: str | None = None) -> str:
@@ -23,33 +26,152 @@ def requested_collective(collective: str | None = None) -> str:
     return os.environ.get("GOSSAMER_COLLECTIVE") or collective or AUTO
 
 
-def check_wish(wish: str) -> None:
+def check_requested(requested: str) -> None:
     """Raise ValueError for an unknown algorithm; "hierarchical(4)" gives the number of workers per node."""
     require(
-        wish in WISHES or re.fullmatch(r"hierarchical\([1-9][0-9]*\)", wish) is not None,
-        f"unknown collective {wish!r}: use one of {', '.join(WISHES)}, or hierarchical(4) for nodes of four workers",
+        requested in REQUESTABLE or re.fullmatch(r"hierarchical\([1-9][0-9]*\)", requested) is not None,
+        f"unknown collective {requested!r}: use one of {', '.join(REQUESTABLE)}, or hierarchical(4) for nodes of four "
+        "workers",
     )
+
+
+Mean = tuple[int, int]  # bytes of a mean, and of one of its elements
+LARGEST_AHEAD = 16  # ranks; the losses of larger groups are too many to simulate in advance
+PAUSE = 20.0  # between two simulations of possible losses, in units of the last one: 5 % of a core
+
+
+class CollectivePrices:
+    """The fastest algorithms on given links, simulated by a background thread before they are needed.
+
+    The simulations take from 0.05 to 1 s per size of a mean, during which the ranks of a new view would wait. So the
+    choices for each loss of one rank are computed while the previous view trains, and are kept for one more view.
+    Choices depend on their arguments only, so all ranks have equal ones.
+
+    Args:
+        choose: Returns the fastest algorithm for a mean on links; takes long.
+        pause: Seconds between two simulations of possible losses, in units of the last one.
+    """
+
+    def __init__(
+        self,
+        choose: Callable[[Mean, Links], Collective] = lambda mean, links: chosen_collective(AUTO, *mean, links.network),
+        pause: float = PAUSE,
+    ) -> None:
+        self._choose, self._pause = choose, pause
+        self._links: Links | None = None
+        self._choices: dict[tuple[Mean, Links], Collective] = {}
+        self._means: dict[Mean, None] = {}
+        self._changed = threading.Condition()  # guards all of the above
+        self._working: threading.Thread | None = None
+
+    @property
+    def means(self) -> list[Mean]:
+        """The means of this run so far, equal on all ranks between two transactions."""
+        return list(self._means)
+
+    def covers(self, links: Links) -> bool:
+        """Whether the choices for all means on these links are known."""
+        return all((mean, links) in self._choices for mean in self.means)
+
+    def note(self, mean: Mean) -> None:
+        """Compute choices for this mean, too."""
+        if mean not in self._means:
+            with self._changed:
+                self._means[mean] = None
+                self._start()
+
+    def prepare(self, links: Links) -> None:
+        """Compute the choices for these links from now on, and those for all losses of one rank."""
+        with self._changed:
+            kept = {*_after_losses(links), *(() if self._links is None else _after_losses(self._links))}
+            self._links = links
+            self._choices = {key: choice for key, choice in self._choices.items() if key[1] in kept}
+            self._start()
+
+    def choice(self, mean: Mean, links: Links) -> Collective:
+        """Return the choice, if need be after a simulation in this thread."""
+        known = self._choices.get((mean, links))
+        return self._choose(mean, links) if known is None else known
+
+    def wait(self) -> None:
+        """Wait until all choices are known."""
+        while (thread := self._working) is not None:
+            thread.join()
+
+    def _start(self) -> None:
+        self._changed.notify_all()
+        if self._working is None and next(self._missing(), None) is not None:
+            self._working = threading.Thread(target=self._work, name="gossamer-prices", daemon=True)
+            self._working.start()
+
+    def _missing(self) -> Iterator[tuple[Mean, Links]]:
+        """Choices to compute, the most urgent first."""
+        for links in () if self._links is None else _after_losses(self._links):
+            for mean in self._means:
+                if (mean, links) not in self._choices:
+                    yield mean, links
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                missing, current = next(self._missing(), None), self._links
+                if missing is None:
+                    self._working = None
+                    return
+            began = time.perf_counter()
+            choice = self._choose(*missing)
+            with self._changed:
+                self._choices[missing] = choice
+                if missing[1] != current:
+                    seconds = self._pause * (time.perf_counter() - began)
+                    self._changed.wait_for(lambda: self._links is not current, seconds)  # noqa: B023 - waits here
+
+
+def _after_losses(links: Links) -> Iterator[Links]:
+    """These links, then those after the loss of each rank."""
+    world = len(links.up)
+    yield links
+    if 2 < world <= LARGEST_AHEAD:
+        for lost in range(world):
+            yield links.among([rank for rank in range(world) if rank != lost])
 
 
 class CollectiveSelector:
     """Selects an algorithm per message size and caches it. All ranks know the same links, so they agree.
 
     Args:
-        `wish`: The requested algorithm, or "auto".
+        `requested`: The requested algorithm, or "auto".
         links: The measured links.
-        `says`: Whether this rank warns the user when a mean cannot use the requested algorithm.
+        `gives_notice`: Whether this rank warns the user when a mean cannot use the requested algorithm.
+        prices: The choices for whole groups, computed in advance; None to compute each at its first use.
+        provisional: Use `direct` in place of "auto" until `settle`, so that no mean waits for a simulation. Equal on
+            all ranks.
     """
 
-    def __init__(self, wish: Wish, links: Links, says: bool = True) -> None:
-        if isinstance(wish, str):
-            check_wish(wish)
-        self._wish, self._links, self._says = wish, links, says
+    def __init__(
+        self,
+        requested: RequestedCollective,
+        links: Links,
+        gives_notice: bool = True,
+        prices: CollectivePrices | None = None,
+        provisional: bool = False,
+    ) -> None:
+        if isinstance(requested, str):
+            check_requested(requested)
+        self._requested, self._links, self._gives_notice = requested, links, gives_notice
+        self.prices, self._provisional = prices, provisional
         self._picked: dict[tuple[int, int, Ranks], Collective] = {}
 
-    def prefer(self, wish: str) -> None:
+    def settle(self) -> None:
+        """End the provisional choices, equally on all ranks between two operations."""
+        if self._provisional:
+            self._provisional = False
+            self._picked.clear()
+
+    def prefer(self, requested: str) -> None:
         """Change the requested algorithm, equally on all ranks between two operations."""
-        check_wish(wish)
-        self._wish = wish
+        check_requested(requested)
+        self._requested = requested
         self._picked.clear()
 
     @property
@@ -58,26 +180,34 @@ class CollectiveSelector:
 
     @links.setter
     def links(self, links: Links) -> None:
-        self._links = links
+        self._links, self._provisional = links, False  # known links decide at once, as in the run that is resumed
         self._picked.clear()
+        if self.prices is not None:
+            self.prices.prepare(links)
 
     def __call__(self, nbytes: int, itemsize: int, ranks: Ranks) -> Collective:
         """Return the algorithm for a mean of `nbytes` bytes with elements of `itemsize` bytes over `ranks`."""
         key = (nbytes, itemsize, ranks)
         if key not in self._picked:
-            self._picked[key] = wished(self._wish, nbytes, itemsize, self._links.among(ranks).network)
+            self._picked[key] = self._choose(nbytes, itemsize, ranks)
             picked = repr(self._picked[key])
             events.emit(events.CollectivePicked(nbytes=nbytes, collective=picked, world=len(ranks)))
             self._explain(itemsize, self._picked[key])
         return self._picked[key]
 
+    def _choose(self, nbytes: int, itemsize: int, ranks: Ranks) -> Collective:
+        if self.prices is None or self._requested != AUTO or len(ranks) < len(self._links.up):
+            return chosen_collective(self._requested, nbytes, itemsize, self._links.among(ranks).network)
+        self.prices.note((nbytes, itemsize))
+        return DirectAllReduce() if self._provisional else self.prices.choice((nbytes, itemsize), self._links)
+
     def _explain(self, itemsize: int, picked: Collective) -> None:
-        if self._says and itemsize < SUMMED_BYTES and self._wish not in (AUTO, picked.name, picked):
-            self._says = False
+        if self._gives_notice and itemsize < SUMMED_BYTES and self._requested not in (AUTO, picked.name, picked):
+            self._gives_notice = False
             events.notice(
-                f"{self._wish} was requested, but means of elements of {itemsize} bytes use a direct exchange: each "
-                "owner sums in float32 and rounds once, while other algorithms would round at every hop. To use "
-                f'{self._wish}, send gradients as float32: Dense(dtype="float32").'
+                f"{self._requested} was requested, but means of elements of {itemsize} bytes use a direct exchange: "
+                "each owner sums in float32 and rounds once, while other algorithms would round at every hop. To use "
+                f'{self._requested}, send gradients as float32: Dense(dtype="float32").'
             )
 
 
@@ -88,13 +218,28 @@ class CollectiveSelector:
 class ChoosesCollectives(Protocol):
     """A transport that can compute means with several all-reduce algorithms."""
 
-    def prefer(self, wish: str) -> None: ...
+    def prefer(self, requested: str) -> None: ...
 
 
-def prefer_collective(transport: Transport, wish: str) -> None:
+@runtime_checkable
+class HasPrices(Protocol):
+    """A transport whose algorithms may be provisional at first."""
+
+    @property
+    def prices(self) -> CollectivePrices | None: ...
+    def settle(self) -> None: ...
+
+
+def settle_collectives(transport: object) -> None:
+    """End a transport's provisional algorithms, if it has any, between two operations and equally on all ranks."""
+    if isinstance(transport, HasPrices):
+        transport.settle()
+
+
+def prefer_collective(transport: Transport, requested: str) -> None:
     """Change the algorithm, between two operations and equally on all ranks. Engines keep their own collectives.
 
     Raises ValueError for an unknown algorithm.
     """
     if isinstance(transport, ChoosesCollectives):
-        transport.prefer(wish)
+        transport.prefer(requested)

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from gossamer.base.ops import Coalesced, CollectiveOp, InGroup, SimpleOp
 from gossamer.base.transport import Transport
-from gossamer.comm.mesh.collective_selector import AUTO, ENGINE
+from gossamer.comm.device_wait import Peers
+from gossamer.comm.mesh.collective_selector import AUTO, ENGINE, CollectivePrices
 from gossamer.comm.mesh.engine_selector import EngineSelector, Nodes, OperationsOnDevices, measured_ways
 from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.mesh.operations import Wait, is_here
 from gossamer.comm.mesh.program import Ranks
-from gossamer.comm.peer_watch import Peers
 
 
 @runtime_checkable
@@ -40,9 +40,9 @@ class DeviceEngine(OperationsOnDevices, Protocol):
     def close(self) -> None: ...
 
 
-def chooses(wish: str, devices: Sequence[str]) -> bool:
+def chooses(requested: str, devices: Sequence[str]) -> bool:
     """Whether a group uses the engine when it is faster. devices: device types of all ranks."""
-    return wish == AUTO and bool(devices) and "cpu" not in devices
+    return requested == AUTO and bool(devices) and "cpu" not in devices
 
 
 def device_engine(engine: object) -> DeviceEngine | None:
@@ -58,9 +58,12 @@ class StagingMesh(Transport, Protocol):
     @property
     def peers(self) -> Peers: ...
     def pass_over(self) -> None: ...
-    def deliver(self, outgoing: Mapping[int, Tensor], received: Mapping[int, int]) -> dict[int, Tensor]: ...
+    def deliver(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, int]) -> dict[int, Tensor]: ...
     def close(self, why: str = "") -> None: ...
-    def prefer(self, wish: str) -> None: ...
+    def prefer(self, requested: str) -> None: ...
+    @property
+    def prices(self) -> CollectivePrices | None: ...
+    def settle(self) -> None: ...
 
 
 class DeviceTransport:
@@ -73,7 +76,7 @@ class DeviceTransport:
     """
 
     def __init__(self, mesh: StagingMesh, engine: DeviceEngine, pick: Callable[[Links], EngineSelector]) -> None:
-        self._mesh, self._engine, self._pick, self._wish = mesh, engine, pick, AUTO
+        self._mesh, self._engine, self._pick, self._requested = mesh, engine, pick, AUTO
         self.rank, self.world = mesh.rank, mesh.world
         self._everyone: Ranks = tuple(range(mesh.world))
         engine.watched_by(mesh.peers)
@@ -118,7 +121,7 @@ class DeviceTransport:
     def _choose(self, op: SimpleOp, ranks: Ranks) -> Wait:
         whole = len(ranks) == self.world
         way: OperationsOnDevices = self._engine if self._by_engine(op, ranks) else self._mesh
-        if way is self._engine and not whole and self._wish == AUTO:
+        if way is self._engine and not whole and self._requested == AUTO:
             self._mesh.pass_over()  # other subgroups may use the mesh
         return way.begin(op if whole else InGroup(ranks, op))
 
@@ -126,8 +129,8 @@ class DeviceTransport:
         tensors = op.tensors()
         if not self._engine.serves(op, whole=len(ranks) == self.world):
             return False
-        if self._wish != AUTO or is_here(tensors):
-            return self._wish == ENGINE
+        if self._requested != AUTO or is_here(tensors):
+            return self._requested == ENGINE
         return self._pick(self._mesh.known_links)(sum(tensor.nbytes for tensor in tensors), ranks)
 
     def make_progress(self) -> bool:
@@ -136,8 +139,8 @@ class DeviceTransport:
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         self._mesh.broadcast_(tensors, source)
 
-    def deliver(self, outgoing: Mapping[int, Tensor], received: Mapping[int, int]) -> dict[int, Tensor]:
-        return self._mesh.deliver(outgoing, received)
+    def deliver(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, int]) -> dict[int, Tensor]:
+        return self._mesh.deliver(outgoing, incoming)
 
     def all_gather_text(self, text: str) -> list[str]:
         return self._mesh.all_gather_text(text)
@@ -156,10 +159,19 @@ class DeviceTransport:
         if not self._mesh.known_links.ways:  # of a run without timings of both
             self._mesh.links = replace(self._mesh.known_links, ways=ways).text
 
-    def prefer(self, wish: str) -> None:
+    @property
+    def prices(self) -> CollectivePrices | None:
+        """Those of the mesh."""
+        return self._mesh.prices
+
+    def settle(self) -> None:
+        """End the mesh's provisional algorithms, as MeshTransport.settle."""
+        self._mesh.settle()
+
+    def prefer(self, requested: str) -> None:
         """Change the algorithm in this group and its subgroups, between two operations and equally on all ranks."""
-        self._mesh.prefer(wish)
-        self._wish = wish
+        self._mesh.prefer(requested)
+        self._requested = requested
 
     def close(self, why: str = "") -> None:
         """Leave the group, as MeshTransport.close. Closes the mesh first, because other ranks wait for this one."""

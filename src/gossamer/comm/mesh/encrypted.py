@@ -15,20 +15,21 @@ import torch
 
 from gossamer.base.ops import SimpleOp
 from gossamer.base.transport import Transport
+from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.environment.run_token import run_token
-from gossamer.comm.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_wish
+from gossamer.comm.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_requested
 from gossamer.comm.mesh.connect import connect
 from gossamer.comm.mesh.link_measurement import Links
-from gossamer.comm.mesh.link_statistics import declared, parse_declarations, tell_links
+from gossamer.comm.mesh.link_statistics import declared, parse_declarations, report_links
 from gossamer.comm.mesh.native_mesh import Mesh, available
 from gossamer.comm.mesh.operations import MeshOperations, Wait
 from gossamer.comm.mesh.program import Ranks
-from gossamer.comm.mesh.sealing import Contexts, agree_group, hang_up
+from gossamer.comm.mesh.sealing import agree_group, hang_up
 from gossamer.comm.mesh.shared_memory import share
 from gossamer.comm.mesh.staged_operations import CPU
 from gossamer.comm.mesh.stall_watchdog import requested_timeouts
 from gossamer.comm.mesh.standalone import MeshFallback
-from gossamer.comm.mesh.transport import MeshTransport, advice, check_same_wish, measured, staged_for
+from gossamer.comm.mesh.transport import MeshTransport, advice, check_same_request, measured, staged_for
 from gossamer.errors import ConnectError
 
 SEALED = " over TLS"  # suffix of the requested algorithm, so that ranks detect if only some of them encrypt
@@ -37,8 +38,8 @@ SEALED = " over TLS"  # suffix of the requested algorithm, so that ranks detect 
 def encrypted_mesh(
     engine: Transport,
     address: str,
-    tls: Contexts,
-    wish: str = AUTO,
+    tls: Tls,
+    requested: str = AUTO,
     known: Links | None = None,
     device: torch.device = CPU,
 ) -> Transport:
@@ -50,7 +51,7 @@ def encrypted_mesh(
         engine: Transport of the group.
         address: Local address to listen on.
         tls: Contexts from mesh_tls.
-        `wish`: Requested all-reduce algorithm.
+        `requested`: Requested all-reduce algorithm.
         known: The group's links; measured if None.
         device: Device of this rank.
 
@@ -59,15 +60,15 @@ def encrypted_mesh(
             on keys.
         MismatchError: Ranks requested different algorithms, only some encrypt, or tokens differ.
     """
-    check_wish(wish)
+    check_requested(requested)
     patience = requested_timeouts()
     if engine.world == 1:
         return engine
     rank = engine.rank
-    declarations = engine.all_gather_text(declared((wish if available() else ENGINE) + SEALED, device=device))
-    wishes, processes, devices = parse_declarations(declarations)
-    check_same_wish(wishes)
-    if ENGINE + SEALED in wishes:
+    declarations = engine.all_gather_text(declared((requested if available() else ENGINE) + SEALED, device=device))
+    requests, processes, devices = parse_declarations(declarations)
+    check_same_request(requests)
+    if ENGINE + SEALED in requests:
         raise ConnectError(
             "encryption was requested (--tls), but torch's own collectives do not encrypt: they were requested, or the "
             f"compiled loops, which encrypt, are missing. Omit --collective {ENGINE} and build the loops "
@@ -80,13 +81,13 @@ def encrypted_mesh(
         mesh = Mesh(rank, sockets, patience, keys=agree_group(rank, sockets, tls, token, engine.all_gather_text))
         failing.callback(mesh.close)
         unknown = Links.alike(((0.0,) * mesh.world,) * mesh.world, 1.0)
-        operations = MeshOperations(mesh, CollectiveSelector(wish, unknown), advice(rank))
-        again = partial(encrypted_mesh, address=address, tls=tls, wish=wish, device=device)
+        operations = MeshOperations(mesh, CollectiveSelector(requested, unknown), advice(rank))
+        again = partial(encrypted_mesh, address=address, tls=tls, requested=requested, device=device)
         fallback = EncryptedFallback(MeshFallback(operations), engine, again)
         mesh.share(share(rank, sockets, fallback.all_gather_text))
         links = known or measured(mesh, sockets, fallback)
-        tell_links(mesh, sockets, processes, links)
-        operations.pick = CollectiveSelector(wish, links, says=rank == 0)
+        report_links(mesh, sockets, processes, links)
+        operations.pick = CollectiveSelector(requested, links, gives_notice=rank == 0)
         failing.pop_all()
     return MeshTransport(operations, fallback, staged_for(operations, device, devices))
 

@@ -11,13 +11,14 @@ is searched for last words before it is reported as forged.
 
 from __future__ import annotations
 
-import select
+import selectors
 import socket
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+from gossamer.base import system
 from gossamer.comm.environment.wait_progress import named_ranks
 
 HEADER = struct.Struct("=IIII")  # Header in kernels-src/mesh.hpp
@@ -27,8 +28,9 @@ MARK = b"gossamer hangs up, and this is why"[:32]
 WORDS_BYTES = TEXT_BYTES + len(MARK)  # behind the header
 TAG_BYTES = 16  # behind encrypted words
 NBYTES = 32 + WORDS_BYTES
-TOLD = ", as reported by rank "
-COMING_MILLISECONDS = 200
+REPORTED_BY = ", as reported by rank "
+COMING_SECONDS = 0.2
+CLOSED_HERE = ValueError  # of a selector for a socket that another thread has closed meanwhile
 PIECE_BYTES, MOST_BYTES = 2**18, 2**26  # of a read, and of all reads that search for the words
 
 
@@ -36,32 +38,31 @@ Seal = Callable[[bytes], bytes]
 Open = Callable[[int, bytes], bytes]  # decrypts words of a rank; empty if they are not from it
 
 
-def say(connection: socket.socket, words: str, next_operation: int, seal: Seal | None = None) -> None:
+def send_words(connection: socket.socket, words: str, next_operation: int, seal: Seal | None = None) -> None:
     """Send the words if the connection accepts them. next_operation: the number of this rank's next operation."""
     header = HEADER.pack((next_operation + AHEAD) % 2**32, 0, 0, 0)
     text = words.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
     content = header.ljust(32, b"\0") + text + MARK if seal is None else bytes(32) + seal(text + MARK)
     with suppress(OSError):
-        connection.send(content, socket.MSG_DONTWAIT)
+        connection.send(content, system.DONT_WAIT)
 
 
 def waiting(connections: Sequence[socket.socket | None], rank: int) -> str:
     """Return a rank's last words if they are the only unread data of its connection. The data remains unread."""
     connection = connections[rank]
     assert connection is not None
-    with suppress(OSError):
+    with suppress(OSError, CLOSED_HERE):
         _come(connection, WORDS_BYTES)
-        return _told(rank, _text(connection.recv(NBYTES + 1, socket.MSG_DONTWAIT | socket.MSG_PEEK)))
+        return _attributed(rank, _text(connection.recv(NBYTES + 1, system.DONT_WAIT | socket.MSG_PEEK)))
     return ""
 
 
 def _come(connection: socket.socket, nbytes: int) -> None:
     """Wait for this many bytes: the header may arrive in an earlier packet."""
-    if hasattr(select, "poll"):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
-        coming = select.poll()
-        coming.register(connection, select.POLLIN)
-        coming.poll(COMING_MILLISECONDS)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+    with selectors.DefaultSelector() as coming:
+        coming.register(connection, selectors.EVENT_READ)
+        coming.select(COMING_SECONDS)
 
 
 def cause(
@@ -80,22 +81,22 @@ def cause(
         comes: Whether the data of `gone` may have been the beginning of its words.
     """
     if comes and (connection := connections[gone]) is not None:
-        with suppress(OSError):
+        with suppress(OSError, CLOSED_HERE):
             _come(connection, WORDS_BYTES + TAG_BYTES)
     silent = []
     for rank in sorted(range(len(connections)), key=lambda rank: rank != gone):
         connection = connections[rank]
         words, has_ended = ("", False) if connection is None else found(connection, opens and partial(opens, rank))
         if words:
-            return _told(rank, words)
+            return _attributed(rank, words)
         if has_ended and rank != gone:
             silent.append(rank)
     also = f", and so {'is' if len(silent) == 1 else 'are'} {named_ranks(silent)}: one was the first" if silent else ""
     return f"rank {gone} is gone ({why}){also}"
 
 
-def _told(rank: int, words: str) -> str:
-    return words if not words or TOLD in words else f"{words}{TOLD}{rank}"
+def _attributed(rank: int, words: str) -> str:
+    return words if not words or REPORTED_BY in words else f"{words}{REPORTED_BY}{rank}"
 
 
 def found(connection: socket.socket, opens: Seal | None = None) -> tuple[str, bool]:
@@ -103,7 +104,7 @@ def found(connection: socket.socket, opens: Seal | None = None) -> tuple[str, bo
     nbytes = WORDS_BYTES + (TAG_BYTES if opens else 0)
     tail, left, more = b"", MOST_BYTES, b"more"
     try:
-        while left > 0 and (more := connection.recv(PIECE_BYTES, socket.MSG_DONTWAIT)):
+        while left > 0 and (more := connection.recv(PIECE_BYTES, system.DONT_WAIT)):
             tail = (tail + more)[-nbytes:]
             left -= len(more)
     except BlockingIOError:

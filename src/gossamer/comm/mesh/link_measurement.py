@@ -106,13 +106,13 @@ def measure(transport: Transport, round_trips: list[float], packets: Callable[[]
         round_trips: Seconds to each rank, 0 if unknown.
         packets: Returns the packet counts to each rank.
     """
-    seen = _symmetric(_told(transport, round_trips))
+    seen = _symmetric(_gathered(transport, round_trips))
     sites = sites_of(seen)
     found = bandwidth_probe.find(sites, seen, lambda flows, nbytes: meet(transport, flows, nbytes))
     kinds = bandwidth_probe.alike if max(map(max, seen)) > NOISE_SECONDS else bandwidth_probe.all_alike
     up = kinds([found.up(rank) for rank in range(transport.world)])
     down = kinds([found.down(rank) for rank in range(transport.world)])
-    lost = losses(sites, seen, found, _told(transport, packets()))
+    lost = losses(sites, seen, found, _gathered(transport, packets()))
     between = bandwidth_probe.find_shared(sites, seen, lambda flows, nbytes: meet(transport, flows, nbytes))
     return Links(seen, up, down, lost, shared(sites, between))
 
@@ -169,7 +169,7 @@ def losses(
     return _matrix(lost)
 
 
-def _told(transport: Transport, own: Any) -> list[Any]:
+def _gathered(transport: Transport, own: Any) -> list[Any]:
     return [json.loads(text) for text in transport.all_gather_text(json.dumps(own))]
 
 

@@ -26,15 +26,15 @@ def process_name(*, fixed: bool = True) -> str:
     return f"{socket.gethostname()} {os.getpid()} {rank}".rstrip()
 
 
-def declared(wish: str, *, fixed: bool = True, device: torch.device | None = None) -> str:
+def declared(requested: str, *, fixed: bool = True, device: torch.device | None = None) -> str:
     """Encode a rank's announcement before the group is formed: requested algorithm, process and device type."""
-    return json.dumps([wish, process_name(fixed=fixed), "cpu" if device is None else device.type])
+    return json.dumps([requested, process_name(fixed=fixed), "cpu" if device is None else device.type])
 
 
 def parse_declarations(texts: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """Decode the announcements: algorithms, processes and device types, by rank."""
-    wishes, processes, devices = zip(*map(json.loads, texts), strict=True)
-    return list(wishes), list(processes), list(devices)
+    requests, processes, devices = zip(*map(json.loads, texts), strict=True)
+    return list(requests), list(processes), list(devices)
 
 
 class LinkStatistics:
@@ -70,7 +70,7 @@ class LinkStatistics:
         return self._last is None
 
 
-def tell_links(mesh: Mesh, sockets: Sequence[socket.socket | None], processes: Sequence[str], links: Links) -> None:
+def report_links(mesh: Mesh, sockets: Sequence[socket.socket | None], processes: Sequence[str], links: Links) -> None:
     """Notify observers that a group's connections are open, with the measured links."""
     peers = {name: rank for rank, name in enumerate(processes) if rank != mesh.rank}
     if peers:

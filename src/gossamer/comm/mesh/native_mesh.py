@@ -18,14 +18,16 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
-from gossamer.base import flight_recorder
+from gossamer.base import flight_recorder, system
 from gossamer.base.kernels.library import Count, Function, Pointer, library
+from gossamer.comm.bandwidth.shared_buckets import DOWN, UP, Bandwidth, current
+from gossamer.comm.libcrypto import cipher_functions
 from gossamer.comm.mesh import last_words
 from gossamer.comm.mesh.program import Program
-from gossamer.comm.mesh.sealing import LinksKeys, cipher_functions
+from gossamer.comm.mesh.sealing import LinksKeys
 from gossamer.comm.mesh.shared_memory import Memories
 from gossamer.comm.mesh.stall_watchdog import StallTimeouts, StallWatchdog
-from gossamer.comm.mesh.tcp_info import round_trip_seconds, unanswered_seconds
+from gossamer.comm.mesh.tcp_info import round_trip_seconds, transferred_bytes, unanswered_seconds
 from gossamer.errors import MismatchError, PeerLost
 
 # Linux reports a shutdown behind unread data. Other systems only report it once both directions are shut down
@@ -59,6 +61,7 @@ MOMENT_MILLISECONDS = 1  # that an idle thread spends on pending operations at a
 _OPEN = Function("gossamer_mesh_open", Count, Pointer, Count)
 _CLOSE = Function("gossamer_mesh_close", Pointer)
 _SHARE = Function("gossamer_mesh_share", Pointer, Count, Pointer, Count)
+_LIMIT = Function("gossamer_mesh_limit", Pointer, Count, Pointer)
 _SEAL = Function("gossamer_mesh_seal", Pointer, Count, Pointer, Pointer, Pointer)
 _BEGIN = Function(
     "gossamer_mesh_begin", Pointer, Pointer, Count, Pointer, Pointer, Pointer, Count, Count, ctypes.c_double, Count
@@ -121,6 +124,9 @@ class Mesh:
         self.share(shared or {})
         if keys is not None:
             self._seal(keys)
+        self._bandwidth = current()  # the loops use its memory
+        if self._bandwidth is not None:
+            self._limit(self._bandwidth)
 
     def share(self, memories: Memories) -> None:
         """Send messages to these ranks through shared memory; they do the same before their next operation."""
@@ -140,6 +146,14 @@ class Mesh:
             functions = cipher_functions(link.cipher)
             if _SEAL(self._handle, peer, functions, link.sends, link.receives) != SEALED:
                 raise AssertionError(f"libcrypto rejected {link.cipher}")
+
+    def _limit(self, bandwidth: Bandwidth) -> None:
+        """Limit the connections to other machines, and count what they have carried: the handshakes."""
+        for peer, each in enumerate(self._sockets):
+            if each is not None and (meter := bandwidth.meter(each)) is not None:
+                for way, nbytes in zip((UP, DOWN), transferred_bytes(each), strict=True):
+                    meter.transferred(way, nbytes)
+                _LIMIT(self._handle, peer, bandwidth.address)
 
     def begin(self, program: Program, places: Sequence[int], keep: object, sources: Sequence[int] | None = None) -> int:
         """Begin to run a program, and return the operation's number.
@@ -261,14 +275,14 @@ class Mesh:
         opened = _OPEN_WORDS(self._handle, peer, room, len(words) - TAG_BYTES) == SEALED
         return room.raw[:-TAG_BYTES] if opened else b""
 
-    def _say(self, why: str) -> None:
+    def _send_last_words(self, why: str) -> None:
         if not self._running.acquire(blocking=False):
             return  # the loops run in another thread, so the message boundary is unknown
         try:
             peers = [(peer, each) for peer, each in enumerate(self._sockets) if each is not None]
             reached = [(peer, each) for peer, each in peers if _IS_BETWEEN_MESSAGES(self._handle, peer)]
             for peer, each in reached:
-                last_words.say(each, why, self._next, partial(self._seal_words, peer) if self.sealed else None)
+                last_words.send_words(each, why, self._next, partial(self._seal_words, peer) if self.sealed else None)
         finally:
             self._running.release()
         if len(reached) < len(peers):
@@ -293,7 +307,7 @@ class Mesh:
             self._why = why or self._why
             self._closed = True
         if why:
-            self._say(why)
+            self._send_last_words(why)
         for each in filter(None, self._sockets):
             with suppress(OSError):  # the peer has disconnected before
                 each.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in the compiled loops
@@ -327,4 +341,4 @@ def _leave_in_child() -> None:
         mesh.leave_in_child()
 
 
-os.register_at_fork(after_in_child=_leave_in_child)
+system.after_fork_in_child(_leave_in_child)

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from gossamer.base.kernels.buffer_pool import empty, scratch_for
-from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, NeighborAllGather, Payload, SimpleOp
+from gossamer.base.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    NeighborAllGather,
+    Payload,
+    SimpleOp,
+    payload_bytes,
+)
 from gossamer.comm.mesh.collective_selector import CollectiveSelector
 from gossamer.comm.mesh.native_mesh import Mesh
 from gossamer.comm.mesh.program import (
@@ -49,10 +57,10 @@ class MeshOperations:
         match op:
             case AllReduceMean(tensor, out):
                 return self._mean(tensor, out, ranks)
-            case AllGather(payload):
-                return self._gather(payload, ranks)
-            case AllToAll(parts):
-                return self._exchange(parts, ranks)
+            case AllGather():
+                return self._gather(op, ranks)
+            case AllToAll():
+                return self._exchange(op, ranks)
             case NeighborAllGather(payload):
                 return self._mix(payload, op.receivers, op.senders, ranks)
 
@@ -75,33 +83,43 @@ class MeshOperations:
 
         return self.run(program, places, (flat, source), answer, sources)
 
-    def _gather(self, payload: Payload, ranks: Ranks) -> Wait:
-        joint = join(payload)
+    def _gather(self, op: AllGather, ranks: Ranks) -> Wait:
+        joint = join(op.payload)
         outgoing = dict.fromkeys(ranks, joint)
+        if op.forms is not None:
+            return self._unequal(outgoing, op, ranks)
         form = form_of("gather", joint.nbytes, ranks)
-        return self._straight(outgoing, dict.fromkeys(ranks, joint.nbytes), form, [(peer, payload) for peer in ranks])
+        answers = [(peer, op.payload) for peer in ranks]
+        return self._straight(outgoing, dict.fromkeys(ranks, joint.nbytes), form, answers)
 
-    def _exchange(self, parts: Sequence[Payload], ranks: Ranks) -> Wait:
-        outgoing = {peer: join(part) for peer, part in zip(ranks, parts, strict=True)}
+    def _exchange(self, op: AllToAll, ranks: Ranks) -> Wait:
+        outgoing = {peer: join(part) for peer, part in zip(ranks, op.parts, strict=True)}
+        if op.forms is not None:
+            return self._unequal(outgoing, op, ranks)
         own = outgoing[self.rank].nbytes
         form = form_of("exchange", tuple(each.nbytes for each in outgoing.values()), ranks)
-        like = parts[ranks.index(self.rank)]
+        like = op.parts[ranks.index(self.rank)]
         return self._straight(outgoing, dict.fromkeys(ranks, own), form, [(peer, like) for peer in ranks])
+
+    def _unequal(self, outgoing: dict[int, Tensor], op: AllGather | AllToAll, ranks: Ranks) -> Wait:
+        """Begin an operation with `forms`: the messages of each rank have their own size."""
+        likes = dict(zip(ranks, op.meta_answer(len(ranks), ranks.index(self.rank)), strict=True))
+        received = {peer: payload_bytes(like) for peer, like in likes.items()}
+        form = form_of(op.name, tuple(received.values()), ranks)
+        return self._straight(outgoing, received, form, [*likes.items()])
 
     def _mix(self, payload: Payload, receivers: Sequence[int], senders: Sequence[int], ranks: Ranks) -> Wait:
         joint = join(payload)
         outgoing = {ranks[peer]: joint for peer in receivers} | {self.rank: joint}
-        received = [ranks[peer] for peer in senders]
+        peers = [ranks[peer] for peer in senders]
         form = form_of("mix", joint.nbytes, ranks)
-        return self._straight(
-            outgoing, dict.fromkeys(received, joint.nbytes), form, [(peer, payload) for peer in received]
-        )
+        return self._straight(outgoing, dict.fromkeys(peers, joint.nbytes), form, [(peer, payload) for peer in peers])
 
-    def begin_bytes(self, own: Tensor, sizes: Sequence[int]) -> Wait:
+    def begin_bytes(self, local: Tensor, sizes: Sequence[int]) -> Wait:
         """All-gather bytes of different lengths. sizes: by rank, equal on every rank."""
-        outgoing, received = dict.fromkeys(self.everyone, own), dict(enumerate(sizes))
-        likes = [(peer, (torch.empty(size, dtype=torch.uint8, device="meta"),)) for peer, size in received.items()]
-        return self._straight(outgoing, received, form_of("bytes", tuple(sizes)), likes)
+        outgoing, incoming = dict.fromkeys(self.everyone, local), dict(enumerate(sizes))
+        likes = [(peer, (torch.empty(size, dtype=torch.uint8, device="meta"),)) for peer, size in incoming.items()]
+        return self._straight(outgoing, incoming, form_of("bytes", tuple(sizes)), likes)
 
     def begin_nothing(self) -> Wait:
         """Begin an operation in which this rank neither sends nor receives."""
@@ -110,25 +128,25 @@ class MeshOperations:
             straight_program(nothing, nothing, form_of("nothing")), (0,) * 2 * self.world, None, lambda: None
         )
 
-    def deliver(self, outgoing: Mapping[int, Tensor], received: Mapping[int, int]) -> dict[int, Tensor]:
-        """Send the bytes `outgoing[j]` to rank j, and receive `received[j]` bytes from rank j."""
-        likes = [(peer, (torch.empty(size, dtype=torch.uint8, device="meta"),)) for peer, size in received.items()]
-        came = self._straight(dict(outgoing), dict(received), form_of("deliver"), likes)()
-        return {peer: remote for peer, (remote,) in zip(received, came, strict=True)}
+    def deliver(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, int]) -> dict[int, Tensor]:
+        """Send the bytes `outgoing[j]` to rank j, and receive `incoming[j]` bytes from rank j."""
+        likes = [(peer, (torch.empty(size, dtype=torch.uint8, device="meta"),)) for peer, size in incoming.items()]
+        came = self._straight(dict(outgoing), dict(incoming), form_of("deliver"), likes)()
+        return {peer: remote for peer, (remote,) in zip(incoming, came, strict=True)}
 
     def _straight(
-        self, outgoing: dict[int, Tensor], received: dict[int, int], form: int, answers: Sequence[tuple[int, Payload]]
+        self, outgoing: dict[int, Tensor], incoming: dict[int, int], form: int, answers: Sequence[tuple[int, Payload]]
     ) -> Wait:
-        """outgoing: bytes for each rank; received: bytes from each; answers: sender and layout of each result."""
+        """outgoing: bytes by rank; incoming: their number from each; answers: (sender, layout) of each result."""
         to = tuple(outgoing[peer].nbytes if peer in outgoing and peer != self.rank else 0 for peer in self.everyone)
-        of = tuple(received.get(peer, 0) if peer != self.rank else 0 for peer in self.everyone)
+        of = tuple(incoming.get(peer, 0) if peer != self.rank else 0 for peer in self.everyone)
         stride = -(-max(of) // ALIGNED_BYTES) * ALIGNED_BYTES
         room = empty(sum(map(bool, of)) * stride, torch.uint8)
         speakers = [peer for peer in self.everyone if of[peer]]
         came = {peer: room[row * stride :][: of[peer]] for row, peer in enumerate(speakers)}
         places = [outgoing[peer].data_ptr() if to[peer] else 0 for peer in self.everyone]
         places += [came[peer].data_ptr() if of[peer] else 0 for peer in self.everyone]
-        if self.rank in received:
+        if self.rank in incoming:
             came[self.rank] = outgoing[self.rank]
         nothing = room[:0]
 
@@ -148,9 +166,9 @@ class MeshOperations:
         program, parts = broadcast_program(sizes, source, self.rank, self.everyone)
         places = [dense[part.tensor].data_ptr() + part.offset for part in parts]
         self.run(program, places, dense, lambda: None)()
-        for tensor, received in zip(filled, dense, strict=True):
-            if received is not tensor:
-                tensor.copy_(received)
+        for tensor, contiguous in zip(filled, dense, strict=True):
+            if contiguous is not tensor:
+                tensor.copy_(contiguous)
 
     def run(
         self,

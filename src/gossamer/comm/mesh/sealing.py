@@ -1,4 +1,4 @@
-"""Sealing: keys of encrypted connections, agreed inside TLS 1.3, and the libcrypto that the compiled loops call.
+"""Sealing: keys of encrypted connections, agreed inside TLS 1.3.
 
 With `gossamer run --tls FOLDER`, every two workers perform a TLS handshake over their existing connection, each with a
 certificate of the run's authority. Inside TLS each sends 32 random bytes. TLS is then shut down, and the loops use the
@@ -6,53 +6,32 @@ bare connection with one key per direction, derived from both nonces and the run
 and rejects strangers; a worker with a certificate but without the token derives other keys. The encryption itself is
 described in kernels-src/mesh_sealing.hpp.
 
-sources: TLS 1.3 (Rescorla 2018, RFC 8446); HKDF (Krawczyk 2010, CRYPTO); AES-GCM (Dworkin 2007, NIST SP 800-38D);
-ChaCha20-Poly1305 (Nir & Langley 2018, RFC 8439)
+sources: TLS 1.3 (Rescorla 2018, RFC 8446); HKDF (Krawczyk 2010, CRYPTO)
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import hmac
-import importlib
 import secrets
 import socket
 import ssl
 import struct
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 
-from gossamer.comm.environment.run_settings import run_tls
+from gossamer.base import system
+from gossamer.comm.environment.run_settings import Tls, run_tls
+from gossamer.comm.libcrypto import AES, CHACHA, libcrypto
 from gossamer.comm.mesh.connect import Gather
 from gossamer.comm.mesh.greeter import TURN_SECONDS, MembersUnreached
 from gossamer.errors import ConnectError
 
-AES, CHACHA = "AES-256-GCM", "ChaCha20-Poly1305"
-CIPHERS = {AES: "EVP_aes_256_gcm", CHACHA: "EVP_chacha20_poly1305"}
-KEY_BYTES, NONCE_BYTES = 32, 32
-TOLD = struct.Struct("!?32s")  # whether this processor has AES instructions, and a nonce
+NONCE_BYTES = 32
+OFFER = struct.Struct("!?32s")  # whether this processor has AES instructions, and a nonce
 SECONDS = 30.0  # longest silence during a handshake
-
-# CipherFunctions in kernels-src/mesh_sealing.hpp, without the cipher, which comes last
-FUNCTIONS = (
-    "EVP_CIPHER_CTX_new",
-    "EVP_CIPHER_CTX_free",
-    "EVP_EncryptInit_ex",
-    "EVP_EncryptUpdate",
-    "EVP_EncryptFinal_ex",
-    "EVP_DecryptInit_ex",
-    "EVP_DecryptUpdate",
-    "EVP_DecryptFinal_ex",
-    "EVP_CIPHER_CTX_ctrl",
-)
-
-Contexts = tuple[ssl.SSLContext, ssl.SSLContext]  # for dialing and for accepting
 
 
 @dataclass(frozen=True)
@@ -67,61 +46,10 @@ class LinkKeys:
 LinksKeys = Mapping[int, LinkKeys]  # by rank
 
 
-# -- libcrypto ---------------------------------------------------------------------------------------------------------
-
-
-@cache
-def libcrypto() -> ctypes.CDLL:
-    """Load the libcrypto that Python's ssl module uses. Raises ConnectError if none is accessible.
-
-    Tried in this order: the library that `_ssl` and `_hashlib` are linked with; the program itself, if OpenSSL is
-    linked statically; and the system's library of that name, if Python hides its own.
-    """
-    for name in _candidates():
-        try:
-            found = ctypes.CDLL(name)
-            if all(hasattr(found, each) for each in (*FUNCTIONS, *CIPHERS.values())):
-                return found
-        except OSError:
-            continue
-    raise ConnectError(
-        "encryption was requested (--tls), but the compiled loops cannot call this Python's OpenSSL, which is hidden, "
-        "so lock-step traffic would be unencrypted. Use a Python with OpenSSL as a shared library (the system's, "
-        "conda's, pyenv's), or install libcrypto.so.3, or omit --tls on a trusted network."
-    )
-
-
-def _candidates() -> Iterator[str | None]:
-    for name in ("_ssl", "_hashlib"):
-        if file := getattr(importlib.import_module(name), "__file__", None):
-            yield file  # dlsym also searches the libraries that a library is linked with
-    yield None
-    yield "libcrypto.3.dylib" if sys.platform == "darwin" else "libcrypto.so.3"
-
-
-@cache
-def cipher_functions(cipher: str) -> ctypes.Array[ctypes.c_void_p]:
-    """Addresses of the functions that kernels-src/mesh_sealing.hpp calls. Raises ConnectError without a libcrypto."""
-    library = libcrypto()
-    found = [ctypes.cast(getattr(library, name), ctypes.c_void_p) for name in (*FUNCTIONS, CIPHERS[cipher])]
-    return (ctypes.c_void_p * len(found))(*[each.value for each in found])
-
-
-@cache
-def has_aes() -> bool:
-    """Whether this processor is known to have AES instructions. Without them ChaCha20 is faster."""
-    if sys.platform == "darwin":
-        return True
-    try:
-        return "aes" in Path("/proc/cpuinfo").read_text().split()
-    except OSError:
-        return False
-
-
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
-def mesh_tls() -> Contexts | None:
+def mesh_tls() -> Tls | None:
     """Return the run's TLS contexts, restricted to TLS 1.3; None if encryption was not requested.
 
     Raises ConnectError if certificates cannot be read, or the loops cannot encrypt.
@@ -135,7 +63,7 @@ def mesh_tls() -> Contexts | None:
 
 
 def agree_group(
-    rank: int, sockets: list[socket.socket | None], tls: Contexts, token: bytes, all_gather_text: Gather
+    rank: int, sockets: list[socket.socket | None], tls: Tls, token: bytes, all_gather_text: Gather
 ) -> LinksKeys:
     """Agree on keys for all connections of a group. Collective call.
 
@@ -164,7 +92,7 @@ def agree_group(
 def agree(
     rank: int,
     sockets: list[socket.socket | None],
-    tls: Contexts,
+    tls: Tls,
     token: bytes,
     context: bytes,
     seconds: float = SECONDS,
@@ -235,7 +163,7 @@ def _wait(tickets: Sequence[Future[LinkKeys]], handles: Sequence[socket.socket],
 
 def shake_hands(
     connection: socket.socket,
-    tls: Contexts,
+    tls: Tls,
     token: bytes,
     context: bytes,
     ends: tuple[int, int],
@@ -267,13 +195,13 @@ def shake_hands(
     with (dialing if calls else accepting).wrap_socket(connection, server_side=not calls) as inside:
         if inside.version() != "TLSv1.3":
             raise ConnectionError(f"{inside.version()} is too old")
-        own = TOLD.pack(has_aes(), secrets.token_bytes(NONCE_BYTES))
-        inside.sendall(own)
-        remote = _exactly(inside, TOLD.size)
+        local = OFFER.pack(system.has_aes(), secrets.token_bytes(NONCE_BYTES))
+        inside.sendall(local)
+        remote = _exactly(inside, OFFER.size)
         bare = socket.socket(fileno=inside.unwrap().detach())
     bare.setblocking(False)
-    cipher = AES if TOLD.unpack(own)[0] and TOLD.unpack(remote)[0] else CHACHA
-    nonces = own + remote if calls else remote + own
+    cipher = AES if OFFER.unpack(local)[0] and OFFER.unpack(remote)[0] else CHACHA
+    nonces = local + remote if calls else remote + local
     ways = [derive_key(token, nonces, context, ends, cipher, way) for way in (b"caller", b"called")]
     return bare, LinkKeys(cipher, *(ways if calls else reversed(ways)))
 

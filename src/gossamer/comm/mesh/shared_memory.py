@@ -16,15 +16,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import astuple, dataclass
 
+from gossamer.base import system
 from gossamer.comm.mesh.connect import Gather
 from gossamer.errors import require
 
-if sys.platform == "linux":
-    from fcntl import F_ADD_SEALS, F_GET_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, fcntl
-
-    SEALS = F_SEAL_SHRINK | F_SEAL_GROW  # a read beyond a shrunk end would kill the reader
-
 NAME = "gossamer"
+SEALS = 0x2 | 0x4  # F_SEAL_SHRINK | F_SEAL_GROW: a read beyond a shrunk end would kill the reader
 MESSAGE_BYTES, TURNS_BYTES = 2**18, 4096  # kernels-src/shared_memory.hpp
 MOST_SLOTS, SLOTS_TO_ALL = 8, 64  # from one worker to another, and to all others: 16 MiB
 MARK_BYTES = 16  # at the end of the first page
@@ -66,7 +63,7 @@ def _wanted() -> bool:
         f"GOSSAMER_SHARED_MEMORY must be 0 or 1, got {asked}. Write GOSSAMER_SHARED_MEMORY=0 to use sockets between "
         "workers on one machine, or leave it unset.",
     )
-    return sys.platform == "linux" and asked == "1"
+    return system.IS_LINUX and asked == "1"
 
 
 def _is_here(connection: socket.socket) -> bool:
@@ -82,6 +79,10 @@ def _slots(near: int) -> int:
 
 def _make(peers: Sequence[int], slots: int, files: ExitStack) -> tuple[Memories, dict[int, tuple[int | str, ...]]]:
     """Create memory for each of these peers, as far as possible, and an offer to each. files: closes descriptors."""
+    if sys.platform != "linux":
+        return {}, {}
+    import fcntl
+
     made: Memories = {}
     offers: dict[int, tuple[int | str, ...]] = {}
     nbytes = TURNS_BYTES + 2 * slots * MESSAGE_BYTES
@@ -90,7 +91,7 @@ def _make(peers: Sequence[int], slots: int, files: ExitStack) -> tuple[Memories,
             number = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             files.callback(os.close, number)
             os.ftruncate(number, nbytes)
-            fcntl(number, F_ADD_SEALS, SEALS | F_SEAL_SEAL)
+            fcntl.fcntl(number, fcntl.F_ADD_SEALS, SEALS | fcntl.F_SEAL_SEAL)
             memory, mark = mmap.mmap(number, nbytes), secrets.token_bytes(MARK_BYTES)
             memory[TURNS_BYTES - MARK_BYTES : TURNS_BYTES] = mark
             made[peer] = memory
@@ -100,13 +101,17 @@ def _make(peers: Sequence[int], slots: int, files: ExitStack) -> tuple[Memories,
 
 def _open(offer: MemoryOffer) -> mmap.mmap | None:
     """Map the memory of another process; None if it is inaccessible, or differs from the offer."""
+    if sys.platform != "linux":
+        return None
+    import fcntl
+
     path = f"/proc/{offer.process}/fd/{offer.number}"
     with suppress(OSError), ExitStack() as files:
         if not os.readlink(path).startswith(f"/memfd:{NAME} "):
             return None  # a different process with the same id
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         files.callback(os.close, file)
-        if os.fstat(file).st_size != offer.nbytes or fcntl(file, F_GET_SEALS) & SEALS != SEALS:
+        if os.fstat(file).st_size != offer.nbytes or fcntl.fcntl(file, fcntl.F_GET_SEALS) & SEALS != SEALS:
             return None
         memory = mmap.mmap(file, offer.nbytes)
         if memory[TURNS_BYTES - MARK_BYTES : TURNS_BYTES] == bytes.fromhex(offer.mark):

@@ -17,7 +17,15 @@ from torch import Tensor
 from gossamer.algorithms.collectives import Collective
 from gossamer.base.kernels import scratch_for
 from gossamer.base.op_semantics import rank_order_mean
-from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, NeighborAllGather, Payload, SimpleOp
+from gossamer.base.ops import (
+    AllGather,
+    AllReduceMean,
+    AllToAll,
+    NeighborAllGather,
+    Payload,
+    SimpleOp,
+    payload_bytes,
+)
 from gossamer.comm.mesh.operations import MeshOperations, Wait, is_here
 from gossamer.comm.mesh.program import FORMATS, Ranks, broadcast_program, form_of, mean_program, straight_program
 from gossamer.comm.staging.chunk_tables import Range, byte_chunks, mean_chunks, spans
@@ -25,6 +33,7 @@ from gossamer.comm.staging.pinned_arena import ALIGNED_BYTES
 from gossamer.comm.staging.staged_op import Chunk, StagedOp
 from gossamer.comm.staging.staging_area import Move, StagingArea
 
+Likes = Sequence[tuple[int, Payload]]  # sender and layout of each received payload, in the order of the result
 Parts = Mapping[int, tuple[int, int]]  # by rank: offset and length of a part in a slot, in bytes
 
 
@@ -32,25 +41,25 @@ class StagedMessages:
     """Messages of one operation. `receivers`: the message to each rank; `received`: number of bytes from each."""
 
     def __init__(
-        self, operations: MeshOperations, outgoing: Mapping[int, ByteViews], received: Mapping[int, int]
+        self, operations: MeshOperations, outgoing: Mapping[int, ByteViews], incoming: Mapping[int, int]
     ) -> None:
-        self._operations, self._told, self._heard = operations, outgoing, received
+        self._operations, self._outgoing, self._incoming = operations, outgoing, incoming
         self._distinct = list({id(message): message for message in outgoing.values()}.values())
 
     def chunk(self, begin: int, end: int, answers: Mapping[int, ByteViews]) -> Chunk:
         """Build the chunk with the bytes [begin, end) of all messages. answers: destinations of received messages."""
         layout = SlotLayout()
         inward: list[Move] = []
-        told_at: dict[int, tuple[int, int]] = {}
+        sent_at: dict[int, tuple[int, int]] = {}
         for message in self._distinct:
             length = message.length(begin, end)
-            told_at[id(message)] = layout.add(length), length
-            inward += message.moves(begin, end, told_at[id(message)][0])
-        outgoing = {peer: told_at[id(message)] for peer, message in self._told.items()}
-        lengths = {peer: max(0, min(nbytes, end) - begin) for peer, nbytes in self._heard.items()}
-        received = {peer: (layout.add(length), length) for peer, length in lengths.items()}
-        outward = [move for peer, each in answers.items() for move in each.moves(begin, end, received[peer][0])]
-        return Chunk(layout.nbytes, inward, partial(straight, self._operations, outgoing, received), outward)
+            sent_at[id(message)] = layout.add(length), length
+            inward += message.moves(begin, end, sent_at[id(message)][0])
+        outgoing = {peer: sent_at[id(message)] for peer, message in self._outgoing.items()}
+        lengths = {peer: max(0, min(nbytes, end) - begin) for peer, nbytes in self._incoming.items()}
+        incoming = {peer: (layout.add(length), length) for peer, length in lengths.items()}
+        outward = [move for peer, each in answers.items() for move in each.moves(begin, end, incoming[peer][0])]
+        return Chunk(layout.nbytes, inward, partial(straight, self._operations, outgoing, incoming), outward)
 
 
 class SlotLayout:
@@ -66,9 +75,9 @@ class SlotLayout:
         return place
 
 
-def straight(operations: MeshOperations, outgoing: Parts, received: Parts, slot: Tensor) -> Wait:
+def straight(operations: MeshOperations, outgoing: Parts, incoming: Parts, slot: Tensor) -> Wait:
     """Begin to send bytes of a slot to other ranks, and to receive theirs into the slot."""
-    to, of = ([parts.get(peer, (0, 0)) for peer in operations.everyone] for parts in (outgoing, received))
+    to, of = ([parts.get(peer, (0, 0)) for peer in operations.everyone] for parts in (outgoing, incoming))
     sizes = tuple(length for _, length in to), tuple(length for _, length in of)
     program = straight_program(*sizes, form_of("staged", max(map(max, sizes))))
     places = [slot.data_ptr() + place for place, _ in (*to, *of)]
@@ -169,12 +178,13 @@ class StagedOperations:
             case AllReduceMean(tensor, out):
                 return self._mean(tensor, out, ranks)
             case AllGather(payload):
-                return self._gather(payload, ranks, ranks, ranks)
-            case AllToAll(parts):
-                return self._exchange(parts, ranks)
+                likes = op.meta_answer(len(ranks), ranks.index(self._operations.rank))
+                return self._gather(payload, ranks, list(zip(ranks, likes, strict=True)), ranks)
+            case AllToAll():
+                return self._exchange(op, ranks)
             case NeighborAllGather(payload):
                 outgoing, received = ([ranks[peer] for peer in peers] for peers in (op.receivers, op.senders))
-                return self._gather(payload, outgoing, received, ranks)
+                return self._gather(payload, outgoing, [(peer, payload) for peer in received], ranks)
 
     def _mean(self, tensor: Tensor, out: Tensor | None, ranks: Ranks) -> Callable[[], Wait]:
         source = dense(tensor)
@@ -189,37 +199,40 @@ class StagedOperations:
 
         return partial(staged.begin, answer)
 
-    def _gather(
-        self, payload: Payload, receivers: Iterable[int], senders: Sequence[int], ranks: Ranks
-    ) -> Callable[[], Wait]:
+    def _gather(self, payload: Payload, receivers: Iterable[int], likes: Likes, ranks: Ranks) -> Callable[[], Wait]:
         message = ByteViews.of(payload)
         outgoing = {peer: message for peer in receivers if peer != self._operations.rank}
-        return self._told(outgoing, message.nbytes, payload, senders, len(ranks), ranks)
+        longest = max([message.nbytes, *(payload_bytes(like) for _, like in likes if like is not payload)])
+        return self._outgoing(outgoing, longest, payload, likes, len(ranks), ranks)
 
-    def _exchange(self, parts: Sequence[Payload], ranks: Ranks) -> Callable[[], Wait]:
-        messages = dict(zip(ranks, map(ByteViews.of, parts), strict=True))
-        own = parts[ranks.index(self._operations.rank)]
-        longest = max(message.nbytes for message in messages.values())
+    def _exchange(self, op: AllToAll, ranks: Ranks) -> Callable[[], Wait]:
+        place = ranks.index(self._operations.rank)
+        messages = dict(zip(ranks, map(ByteViews.of, op.parts), strict=True))
+        likes = list(zip(ranks, op.meta_answer(len(ranks), place), strict=True))
+        largest = (
+            [message.nbytes for message in messages.values()] if op.forms is None else map(payload_bytes, op.forms)
+        )
+        longest = max(largest)
         del messages[self._operations.rank]
-        return self._told(messages, longest, own, ranks, 2 * len(ranks), ranks)
+        return self._outgoing(messages, longest, op.parts[place], likes, 2 * len(ranks), ranks)
 
-    def _told(
+    def _outgoing(
         self,
         outgoing: dict[int, ByteViews],
         longest: int,
         own: Payload,
-        senders: Sequence[int],
+        likes: Likes,
         rows: int,
         ranks: Ranks,
     ) -> Callable[[], Wait]:
-        """outgoing: messages by rank; own: this rank's payload, with the layout of received ones; longest: bytes of the
-        longest message of any rank; rows: most messages in a slot at any rank."""
-        answers = {peer: _empty(own) for peer in senders if peer != self._operations.rank}
+        """outgoing: messages by rank; own: this rank's payload; longest: bytes of the longest
+        message of any rank; rows: most messages in a slot at any rank."""
+        answers = {peer: _empty(like, own) for peer, like in likes if peer != self._operations.rank}
         due = {peer: ByteViews.of(payload) for peer, payload in answers.items()}
         messages = StagedMessages(self._operations, outgoing, {peer: each.nbytes for peer, each in due.items()})
         cut = byte_chunks(longest, rows, whole=len(ranks) == self._operations.world)
         staged = self._made([messages.chunk(*each, due) for each in cut], own)
-        return partial(staged.begin, lambda: [answers.get(peer, own) for peer in senders])
+        return partial(staged.begin, lambda: [answers.get(peer, own) for peer, _ in likes])
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int) -> None:
         """Copy the tensors of rank `source` to all ranks, bit for bit."""
@@ -228,9 +241,9 @@ class StagedOperations:
         message = ByteViews.of(tuple(copies))
         cut = byte_chunks(message.nbytes, 1, whole=True)
         self._made([self._broadcast_chunk(message, *each, source) for each in cut], copies).begin(lambda: None)()
-        for tensor, received in zip(filled, copies, strict=True):
-            if received is not tensor:
-                tensor.copy_(received)
+        for tensor, copy in zip(filled, copies, strict=True):
+            if copy is not tensor:
+                tensor.copy_(copy)
 
     def _broadcast_chunk(self, message: ByteViews, begin: int, end: int, source: int) -> Chunk:
         rank, everyone = self._operations.rank, self._operations.everyone
@@ -248,9 +261,13 @@ class StagedOperations:
         return StagedOp(self._area, chunks, next(elsewhere, self._home))
 
 
-def _empty(like: Payload) -> Payload:
-    """Return uninitialized contiguous tensors with the shapes, dtypes and devices of these."""
-    return tuple(map(_like, like))
+def _empty(like: Payload, own: Payload) -> Payload:
+    """Return uninitialized contiguous tensors with the shapes, dtypes and devices of these; on the device of `own` if
+    `like` has no data."""
+    if like is own or not any(tensor.is_meta for tensor in like):
+        return tuple(map(_like, like))
+    device = own[0].device
+    return tuple(scratch_for(each.numel(), each.dtype, device).view(each.shape) for each in like)
 
 
 def _like(tensor: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class StallWatchdog:
         self._rank, self._patience, self._unanswered = rank, patience, unanswered
         self._since = patience.clock()
         self._moved: Sequence[int] = ()
-        self._told = False
+        self._warned = False
 
     def look(self, moved: Sequence[int], waited_for: Sequence[int]) -> None:
         """Check the silence. Raises PeerLost if it has lasted too long.
@@ -68,8 +68,8 @@ class StallWatchdog:
                 "for too long. If such a pause is intended, set "
                 f"GOSSAMER_TIMEOUT={2 * patience.timeout_seconds:g} on all ranks to wait twice as long"
             )
-        if silent >= patience.notice_seconds and not self._told:
-            self._told = True
+        if silent >= patience.notice_seconds and not self._warned:
+            self._warned = True
             events.emit(events.Stalled(rank=self._rank, seconds=silent, waits_for=tuple(waited_for)))
             events.notice(
                 f"rank {self._rank} has waited {silent:.0f} s for {named(waited_for)}: it may be busy (validating, "
@@ -83,7 +83,7 @@ class StallWatchdog:
 
     def end(self) -> None:
         """Data has arrived."""
-        if self._told:
+        if self._warned:
             seconds = self._patience.clock() - self._since
             events.notice(f"rank {self._rank} continued after {seconds:.0f} s")
-        self._told = False
+        self._warned = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import socket
 from collections.abc import Sequence
 
@@ -11,9 +13,9 @@ from torch import Tensor
 from gossamer.base.op_semantics import rank_order_mean
 from gossamer.base.ops import AllGather, AllReduceMean, SimpleOp
 from gossamer.base.transport import Transport
-from gossamer.comm.mesh.collective_selector import ENGINE, CollectiveSelector, check_wish
+from gossamer.comm.mesh.collective_selector import ENGINE, CollectivePrices, CollectiveSelector, check_requested
 from gossamer.comm.mesh.link_measurement import Links
-from gossamer.comm.mesh.link_statistics import declared, parse_declarations, tell_links
+from gossamer.comm.mesh.link_statistics import declared, parse_declarations, report_links
 from gossamer.comm.mesh.native_mesh import Mesh, available
 from gossamer.comm.mesh.operations import MeshOperations, Wait
 from gossamer.comm.mesh.program import Ranks
@@ -21,7 +23,7 @@ from gossamer.comm.mesh.sealing import LinksKeys
 from gossamer.comm.mesh.shared_memory import share
 from gossamer.comm.mesh.staged_operations import CPU
 from gossamer.comm.mesh.stall_watchdog import requested_timeouts
-from gossamer.comm.mesh.transport import MeshTransport, check_same_wish, measured, staged_for
+from gossamer.comm.mesh.transport import MeshTransport, check_same_request, measured, staged_for
 from gossamer.errors import GossamerError, MalformedError, require
 
 MOST_TEXT_BYTES = 2**26  # from one rank
@@ -30,23 +32,26 @@ MOST_TEXT_BYTES = 2**26  # from one rank
 def standalone_mesh(
     rank: int,
     sockets: Sequence[socket.socket | None],
-    wish: str,
+    requested: str,
     known: Links | None,
     *,
-    says: bool,
+    gives_notice: bool,
     keys: LinksKeys | None = None,
     device: torch.device = CPU,
+    prices: CollectivePrices | None = None,
 ) -> MeshTransport:
     """Build a transport over connected sockets. Every rank of the group must call it.
 
     Args:
         rank: This rank.
         sockets: By rank; None at `rank`. The transport owns them, even if this call fails.
-        `wish`: Requested all-reduce algorithm.
-        known: The links; measured if None.
-        `says`: Whether this rank warns the user when a mean cannot use the requested algorithm.
+        `requested`: Requested all-reduce algorithm.
+        known: The links. They are measured unless all ranks know the same ones.
+        `gives_notice`: Whether this rank warns the user when a mean cannot use the requested algorithm.
         keys: Encryption keys of the connections, from sealing.agree.
         device: Device of this rank.
+        prices: This rank's choices for the mesh's links, see CollectivePrices. If those of any rank are incomplete, all
+            ranks use `direct` until `MeshTransport.settle`.
 
     Raises:
         MismatchError: Ranks requested different algorithms.
@@ -54,17 +59,23 @@ def standalone_mesh(
     """
     mesh = None
     try:
-        _check(wish)
+        _check(requested)
         mesh = Mesh(rank, sockets, requested_timeouts(), keys=keys)
-        texts = MeshFallback(MeshOperations(mesh, CollectiveSelector(wish, _unknown(mesh.world))))
-        wishes, processes, devices = parse_declarations(
-            texts.all_gather_text(declared(wish, fixed=False, device=device))
-        )
-        check_same_wish(wishes)
+        texts = MeshFallback(MeshOperations(mesh, CollectiveSelector(requested, _unknown(mesh.world))))
+        own = [declared(requested, fixed=False, device=device), *_knowledge(known, prices)]
+        declarations, known_by, priced = zip(*map(json.loads, texts.all_gather_text(json.dumps(own))), strict=True)
+        requests, processes, devices = parse_declarations(declarations)
+        check_same_request(requests)
         mesh.share(share(rank, sockets, texts.all_gather_text))
+        if len(set(known_by)) > 1:
+            known = None
         links = known or (measured(mesh, sockets, texts) if mesh.world > 1 else _unknown(1))
-        tell_links(mesh, sockets, processes, links)
-        operations = MeshOperations(mesh, CollectiveSelector(wish, links, says=says))
+        report_links(mesh, sockets, processes, links)
+        provisional = prices is not None and mesh.world > 2 and not all(priced)
+        pick = CollectiveSelector(requested, links, gives_notice, prices, provisional)
+        if prices is not None:
+            prices.prepare(links)
+        operations = MeshOperations(mesh, pick)
         return MeshTransport(operations, MeshFallback(operations), staged_for(operations, device, devices), devices)
     except BaseException:
         if mesh is not None:
@@ -74,10 +85,10 @@ def standalone_mesh(
         raise
 
 
-def _check(wish: str) -> None:
-    check_wish(wish)
+def _check(requested: str) -> None:
+    check_requested(requested)
     require(
-        wish != ENGINE,
+        requested != ENGINE,
         f"{ENGINE!r} is torch's process group, which cannot lose or gain workers; an elastic run uses its own "
         "connections. Omit --collective, or write --collective auto.",
     )
@@ -86,6 +97,13 @@ def _check(wish: str) -> None:
             "the compiled loops are missing, and an elastic run needs them for its collectives. Build them: "
             "python kernels-src/build.py kernels; or run a fixed number of workers: gossamer run --workers 4."
         )
+
+
+def _knowledge(known: Links | None, prices: CollectivePrices | None) -> tuple[str, bool]:
+    """A hash of the links that this rank knows, and whether it can choose algorithms without a simulation."""
+    if known is None:
+        return "", prices is None or not prices.means
+    return hashlib.sha256(known.text.encode()).hexdigest(), prices is None or prices.covers(known)
 
 
 def _unknown(world: int) -> Links:

@@ -18,6 +18,7 @@ ACKNOWLEDGED_MILLISECONDS = 56  # tcpi_last_ack_recv
 ROUND_TRIP_MICROSECONDS = 68  # offset of tcpi_rtt in the struct; these fields have 32 bits
 RETRANSMITTED = 100  # tcpi_total_retrans
 SENT = 156  # tcpi_data_segs_out, of Linux 4.6 and later
+RECEIVED = 128  # tcpi_bytes_received of Linux 4.1, with 64 bits
 ACKNOWLEDGED, RATE = 120, 160  # tcpi_bytes_acked of Linux 4.1, tcpi_delivery_rate of 4.9, with 64 bits
 BUSY, NO_ROOM = 168, 176  # tcpi_busy_time and, of that, tcpi_rwnd_limited, in microseconds; of 4.10, with 64 bits
 
@@ -49,6 +50,12 @@ def link_counters(connection: socket.socket) -> LinkCounters | None:
         flight_bytes_per_second=float(rate),
         limited=bool(info[LIMITED] & 1),
     )
+
+
+def transferred_bytes(connection: socket.socket) -> tuple[int, int]:
+    """Return the bytes of payload sent and received so far; zeros if the kernel does not report them."""
+    info = _info(connection, RECEIVED + LONG_NUMBER.size)
+    return LONG_NUMBER.unpack_from(info, ACKNOWLEDGED)[0], LONG_NUMBER.unpack_from(info, RECEIVED)[0]
 
 
 def unanswered_seconds(connection: socket.socket) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -14,13 +15,22 @@ from gossamer import events
 from gossamer.algorithms.collectives import DirectAllReduce
 from gossamer.base.ops import AllReduceMean, Coalesced, CollectiveOp, InGroup, SimpleOp
 from gossamer.base.transport import Transport
+from gossamer.comm.bandwidth.shared_buckets import DOWN, UP, Meter, current, meter_of
+from gossamer.comm.device_wait import Peers
 from gossamer.comm.environment.run_token import run_token
-from gossamer.comm.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_wish, prefer_collective
+from gossamer.comm.mesh.collective_selector import (
+    AUTO,
+    ENGINE,
+    CollectivePrices,
+    CollectiveSelector,
+    check_requested,
+    prefer_collective,
+)
 from gossamer.comm.mesh.connect import connect
 from gossamer.comm.mesh.device_transport import DeviceTransport, chooses, device_engine
 from gossamer.comm.mesh.engine_selector import nodes_of
 from gossamer.comm.mesh.link_measurement import Links, measure
-from gossamer.comm.mesh.link_statistics import declared, parse_declarations, tell_links
+from gossamer.comm.mesh.link_statistics import declared, parse_declarations, report_links
 from gossamer.comm.mesh.native_mesh import Mesh, available
 from gossamer.comm.mesh.operations import MeshOperations, Wait, is_here
 from gossamer.comm.mesh.program import FORMATS, Ranks
@@ -28,13 +38,12 @@ from gossamer.comm.mesh.shared_memory import share
 from gossamer.comm.mesh.staged_operations import CPU, StagedOperations
 from gossamer.comm.mesh.stall_watchdog import requested_timeouts
 from gossamer.comm.mesh.tcp_info import packets
-from gossamer.comm.peer_watch import Peers
 from gossamer.comm.staging.chunk_tables import PART_CHUNKS
-from gossamer.errors import ConnectError, MismatchError
+from gossamer.errors import ConnectError, GossamerError, MismatchError
 
 
 def mesh_transport(
-    engine: Transport, address: str, wish: str = AUTO, known: Links | None = None, device: torch.device = CPU
+    engine: Transport, address: str, requested: str = AUTO, known: Links | None = None, device: torch.device = CPU
 ) -> Transport:
     """Build a mesh for the engine's group. Every rank must call it.
 
@@ -43,7 +52,7 @@ def mesh_transport(
     Args:
         engine: Transport of the group.
         address: Local address to listen on.
-        `wish`: Requested all-reduce algorithm.
+        `requested`: Requested all-reduce algorithm.
         known: The group's links; measured if None.
         device: Device of this rank. If every rank has a GPU and the engine accepts its tensors, both are timed, and
             "auto" uses the faster one.
@@ -51,30 +60,45 @@ def mesh_transport(
     Raises:
         MismatchError: Ranks requested different algorithms, or have different tokens.
     """
-    check_wish(wish)
+    check_requested(requested)
     patience = requested_timeouts()
     if engine.world == 1:
         return engine
-    declarations = engine.all_gather_text(declared(wish if available() else ENGINE, device=device))
-    wishes, processes, devices = parse_declarations(declarations)
-    if ENGINE in wishes:
+    declarations = engine.all_gather_text(declared(requested if available() else ENGINE, device=device))
+    requests, processes, devices = parse_declarations(declarations)
+    if ENGINE in requests:
+        refuse_unlimited("a rank uses the process group's own collectives")
         return engine
-    check_same_wish(wishes)
+    check_same_request(requests)
     try:
         sockets = connect(engine.rank, engine.world, address, engine.all_gather_text, run_token() or b"")
     except ConnectError as error:
+        refuse_unlimited(str(error))
         if engine.rank == 0:
             events.notice(f"{error}: using the engine's own collectives, which are slower on slow links")
         return engine
     mesh = Mesh(engine.rank, sockets, patience, share(engine.rank, sockets, engine.all_gather_text))
-    fallback = EngineFallback(engine, partial(mesh_transport, address=address, wish=wish, device=device))
+    meter = next(filter(None, (meter_of(each) for each in sockets if each is not None)), None)
+    again = partial(mesh_transport, address=address, requested=requested, device=device)
+    fallback = EngineFallback(engine, again, meter)
     links = known or measured(mesh, sockets, fallback)
-    tell_links(mesh, sockets, processes, links)
-    pick = CollectiveSelector(wish, links, says=engine.rank == 0)
+    report_links(mesh, sockets, processes, links)
+    pick = CollectiveSelector(requested, links, gives_notice=engine.rank == 0)
     operations = MeshOperations(mesh, pick, advice(engine.rank))
     made = MeshTransport(operations, fallback, staged_for(operations, device, devices))
-    beside = device_engine(engine) if chooses(wish, devices) else None
-    return made if beside is None else DeviceTransport.of(made, beside, device, nodes_of(processes))
+    devices_engine = device_engine(engine) if chooses(requested, devices) else None
+    if devices_engine is not None:
+        refuse_unlimited("tensors of GPUs travel by NCCL")
+    return made if devices_engine is None else DeviceTransport.of(made, devices_engine, device, nodes_of(processes))
+
+
+def refuse_unlimited(why: str) -> None:
+    """Raise GossamerError if this machine has bandwidth limits, which apply to the mesh only."""
+    if current() is not None:
+        raise GossamerError(
+            f"{why}, and bandwidth limits do not apply to them. Write --collective ring, or leave out --upload-limit, "
+            "--download-limit and --daily-cap."
+        )
 
 
 def staged_for(operations: MeshOperations, device: torch.device, devices: Sequence[str]) -> StagedOperations:
@@ -91,11 +115,11 @@ def advice(rank: int) -> str:
     )
 
 
-def check_same_wish(wishes: Sequence[str]) -> None:
-    """Raise MismatchError unless all ranks requested the same algorithm. `wishes`: by rank."""
-    if len(set(wishes)) > 1:
+def check_same_request(requests: Sequence[str]) -> None:
+    """Raise MismatchError unless all ranks requested the same algorithm. `requests`: by rank."""
+    if len(set(requests)) > 1:
         raise MismatchError(
-            f"the ranks requested different collectives ({', '.join(wishes)}, by rank), so they would wait for each "
+            f"the ranks requested different collectives ({', '.join(requests)}, by rank), so they would wait for each "
             "other's messages forever. Pass the same --collective, or the same recipe, to all of them."
         )
 
@@ -122,12 +146,20 @@ class Fallback(Protocol):
 
 
 class EngineFallback:
-    """Fallback to the transport that formed the group. again: builds a mesh over a part of it with known links."""
+    """Fallback to the transport that formed the group.
 
-    def __init__(self, engine: Transport, again: Callable[..., Transport]) -> None:
-        self._engine, self._again = engine, again
+    Args:
+        engine: the transport. Its sockets are not accessible.
+        again: builds a mesh over a part of the group with known links.
+        meter: of bandwidth limits; None without. An operation begins once the bytes of earlier ones are due.
+    """
+
+    def __init__(self, engine: Transport, again: Callable[..., Transport], meter: Meter | None = None) -> None:
+        self._engine, self._again, self._meter = engine, again, meter
 
     def begin(self, op: SimpleOp, ranks: Ranks) -> Wait:
+        if self._meter is not None:
+            _delay(self._meter, sum(tensor.nbytes for tensor in op.tensors()), len(ranks))
         return self._engine.begin(InGroup(ranks, op) if len(ranks) < self._engine.world else op)
 
     def all_gather_text(self, text: str) -> list[str]:
@@ -138,6 +170,14 @@ class EngineFallback:
 
     def close(self) -> None:
         self._engine.close()
+
+
+def _delay(meter: Meter, nbytes: int, world: int) -> None:
+    """Wait until bandwidth limits allow an operation, and count it: a ring sends twice the share of all other ranks."""
+    for way in (UP, DOWN):
+        while not meter.room(way):
+            time.sleep(meter.wait_seconds(way))
+        meter.transferred(way, 2 * nbytes * (world - 1) // world)
 
 
 class MeshTransport:
@@ -162,6 +202,7 @@ class MeshTransport:
         self._staged = staged or StagedOperations(operations)
         self._parts: list[Transport] = []
         self.rank, self.world = operations.rank, operations.world
+        self.make_progress = self._mesh.make_progress
 
     def answer(self, op: CollectiveOp) -> Any:
         return self.begin(op)()
@@ -189,19 +230,16 @@ class MeshTransport:
         for wait in [self._operations.begin_nothing() for _ in range(PART_CHUNKS)]:
             wait()
 
-    def make_progress(self) -> bool:
-        return self._mesh.make_progress()
-
     def broadcast_(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         staged = self._staged.everything or not is_here([each for each in tensors if each.numel()])
         (self._staged if staged else self._operations).broadcast_(tensors, source)
 
-    def deliver(self, outgoing: Mapping[int, Tensor], received: Mapping[int, int]) -> dict[int, Tensor]:
-        """Send the uint8 tensor `outgoing[j]` to rank j, and receive `received[j]` bytes from rank j, directly.
+    def deliver(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, int]) -> dict[int, Tensor]:
+        """Send the uint8 tensor `outgoing[j]` to rank j, and receive `incoming[j]` bytes from rank j, directly.
 
         Every rank calls it at the same point, and the sizes of every pair of ranks must match.
         """
-        return self._operations.deliver(outgoing, received)
+        return self._operations.deliver(outgoing, incoming)
 
     def all_gather_text(self, text: str) -> list[str]:
         return self._fallback.all_gather_text(text)
@@ -235,11 +273,20 @@ class MeshTransport:
             first = self.rank - part.rank
             part.links = known.among(range(first, first + part.world)).text
 
-    def prefer(self, wish: str) -> None:
+    @property
+    def prices(self) -> CollectivePrices | None:
+        """The choices of algorithms in advance, if this group has them."""
+        return self._operations.pick.prices
+
+    def settle(self) -> None:
+        """End the provisional algorithms, between two operations and equally on all ranks."""
+        self._operations.pick.settle()
+
+    def prefer(self, requested: str) -> None:
         """Change the algorithm in this group and its subgroups, between two operations and equally on all ranks."""
-        self._operations.pick.prefer(wish)
+        self._operations.pick.prefer(requested)
         for part in self._parts:
-            prefer_collective(part, wish)
+            prefer_collective(part, requested)
 
     def close(self, why: str = "") -> None:
         """Leave the group. Thread-safe: an operation on which another thread waits raises PeerLost with `why`."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from gossamer.base import bounded_file
 from gossamer.base.json_text import DEEPEST_LEVELS, nesting
+from gossamer.base.units import BITS_PER_SECOND as BITS_PER_SECOND
 from gossamer.comm.network.model import Host, Network, Path
 from gossamer.errors import GossamerError
 
-BITS_PER_SECOND = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 MOST_HOSTS = 100_000  # per description
 MOST_BYTES, MOST_DOTS = 2**22, 200  # of a file, and of one of its lines
@@ -33,8 +33,8 @@ def read_network(text: str, workers: int) -> Network:
     """Parse a network with a host for each worker.
 
     Args:
-        text: A SPEC or the name of a TOML file. SPEC is RATE[,ROUND_TRIP][,jitter=TIME][,loss=SHARE], per host and
-            direction; RATE may be `unlimited`.
+        text: A SPEC or the name of a TOML file. SPEC is RATE[,ROUND_TRIP][,jitter=TIME][,loss=SHARE][,up=RATE]
+            [,down=RATE], per host and direction; RATE may be `unlimited`. `up` and `down` are limits of a direction.
         workers: Number of workers.
 
     Raises:
@@ -55,14 +55,15 @@ def _from_spec(text: str, workers: int) -> Network:
     for part in rest:
         key, equals, value = part.partition("=")
         options[key if equals else "round_trip"] = value if equals else part
-    if unknown := options.keys() - {"round_trip", "jitter", "loss"}:
+    if unknown := options.keys() - {"round_trip", "jitter", "loss", "up", "down"}:
         named = ", ".join(sorted(unknown))[:SHOWN_CHARACTERS]
         raise NetworkError(
-            f"{named} is not part of a network: RATE[,ROUND_TRIP][,jitter=TIME][,loss=SHARE], such as "
-            "20mbit,80ms,loss=0.1%."
+            f"{named} is not part of a network: RATE[,ROUND_TRIP][,jitter=TIME][,loss=SHARE][,up=RATE][,down=RATE], "
+            "such as 20mbit,80ms,loss=0.1%."
         )
     bits = _rate(rate)
-    host = _checked(Host, up_bits_per_second=bits, down_bits_per_second=bits)
+    up, down = (min(bits, _rate(options.pop(way, rate))) for way in ("up", "down"))
+    host = _checked(Host, up_bits_per_second=up, down_bits_per_second=down)
     return Network(hosts=(host,) * workers, default=_path(options))
 
 

@@ -85,7 +85,7 @@ class Stream:
         rate = min(line_bits_per_second, tcp.most_bits_per_second(path)) / 8
         now, left = start, nbytes
         while left > 0 and self.window_bytes < rate * path.round_trip_seconds:
-            self.hear(now)
+            self.acknowledge(now)
             room = self.window_bytes - self._under_way_bytes
             part = min(left, self.window_bytes / PARTS, room)
             if part < min(left, tcp.segment_bytes):
@@ -111,7 +111,7 @@ class Stream:
         """Return the state on which later sends depend, except for free_seconds."""
         return self.window_bytes, self._under_way_bytes, self._most_bytes, *self._unheard
 
-    def hear(self, now: float) -> None:
+    def acknowledge(self, now: float) -> None:
         """Process acknowledgments until now. A window that was less than half used does not grow: RFC 7661."""
         while self._unheard and self._unheard[0][0] <= now:
             _, received = self._unheard.popleft()
@@ -126,6 +126,6 @@ class Stream:
         timeout = LEAST_TIMEOUT_SECONDS + path.round_trip_seconds
         halvings = int((start - self.free_seconds) / timeout)
         if halvings > 0:
-            self.hear(start)
+            self.acknowledge(start)
             least = min(self.window_bytes, tcp.initial_window_bytes)
             self.window_bytes = max(least, self.window_bytes / 2.0 ** min(halvings, 60))

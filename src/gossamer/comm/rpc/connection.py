@@ -7,12 +7,14 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from selectors import EVENT_READ, EVENT_WRITE
 
 from gossamer.base.peer_ops import Peer
+from gossamer.comm.bandwidth.shared_buckets import DOWN, UP, Meter
 from gossamer.comm.rpc.event_loop import OnReady
-from gossamer.comm.rpc.sockets import Channel
-from gossamer.comm.wire.connection_state import ConnectionState, ReceivedFrame
-from gossamer.comm.wire.frames import Message
+from gossamer.comm.rpc.tls_sockets import Channel
+from gossamer.comm.rpc_protocol.connection_state import ConnectionState, ReceivedFrame
+from gossamer.comm.rpc_protocol.frames import Message
 
 READ_BUDGET_BYTES = 2**23  # per turn, before other connections are served
 WRITE_BUDGET_BYTES = 2**23
@@ -51,10 +53,20 @@ class OutgoingMessage:
 
 
 class Connection:
-    """A socket, its protocol state, and a FIFO queue of outgoing messages. Times are those of time.monotonic."""
+    """A socket, its protocol state, and a FIFO queue of outgoing messages. Times are those of time.monotonic.
 
-    def __init__(self, sock: socket.socket, channel: Channel, state: ConnectionState, dialed_peer: Peer | None) -> None:
-        self.sock, self.state = sock, state
+    meter: the bandwidth limits of this machine; None without limits.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        channel: Channel,
+        state: ConnectionState,
+        dialed_peer: Peer | None,
+        meter: Meter | None = None,
+    ) -> None:
+        self.sock, self.state, self.meter = sock, state, meter
         self.dialed_peer, self.is_outbound = dialed_peer, dialed_peer is not None
         self.peer: Peer | None = None  # the remote peer, once it has authenticated
         self.last_received_at = self.last_sent_at = self.opened_at = time.monotonic()
@@ -82,6 +94,21 @@ class Connection:
     @property
     def wants_to_write(self) -> bool:
         return not self.is_idle and not self._channel.needs_read_first()
+
+    def events(self) -> int:
+        """The events of the socket to wait for, without those that a bandwidth limit delays."""
+        events = EVENT_READ | (EVENT_WRITE if self.wants_to_write else 0)
+        if self.meter is not None:
+            ready = (EVENT_READ if self.meter.room(DOWN) else 0) | (EVENT_WRITE if self.meter.room(UP) else 0)
+            events &= ready
+        return events
+
+    def delay_seconds(self) -> float:
+        """Seconds until a bandwidth limit may allow more than `events`; 0 if nothing is delayed."""
+        if self.meter is None:
+            return 0.0
+        delayed = [self.meter.wait_seconds(way) for way in ((DOWN, UP) if self.wants_to_write else (DOWN,))]
+        return min((each for each in delayed if each), default=0.0)
 
     @property
     def is_idle(self) -> bool:

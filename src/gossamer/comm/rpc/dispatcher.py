@@ -12,16 +12,16 @@ from threading import Event
 
 from gossamer.base.peer_ops import Peer
 from gossamer.comm.rpc.connection import Connection, OutgoingMessage
-from gossamer.comm.rpc.connection_pool import ConnectionPool
+from gossamer.comm.rpc.connections_and_heartbeats import ConnectionPool
 from gossamer.comm.rpc.event_loop import EventLoop
 from gossamer.comm.rpc.mailbox import Asker, Mailbox, Pending, endpoint_closed
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.peer_state import PeerState, Traffic
-from gossamer.comm.rpc.sockets import ResolvedAddress
-from gossamer.comm.wire.authentication import AuthenticatedPeer, Credentials
-from gossamer.comm.wire.connection_state import ReceivedFrame
-from gossamer.comm.wire.frames import Kind, Message
-from gossamer.comm.wire.messages import GOODBYE, PulledRecord, PullRecord, PushRecord, ReceiptRecord
+from gossamer.comm.rpc.tls_sockets import Address, ResolvedAddress
+from gossamer.comm.rpc.unanswered_requests import PeerState, Traffic
+from gossamer.comm.rpc_protocol.connection_state import ReceivedFrame
+from gossamer.comm.rpc_protocol.credentials import AuthenticatedPeer, Credentials
+from gossamer.comm.rpc_protocol.frames import Kind, Message
+from gossamer.comm.rpc_protocol.messages import GOODBYE, PulledRecord, PullRecord, PushRecord, ReceiptRecord
 from gossamer.errors import ConnectError, GossamerError, MalformedError, MismatchError, PeerLost
 from gossamer.events import notice
 
@@ -75,6 +75,15 @@ class Dispatcher:
     def traffic(self) -> dict[Peer, Traffic]:
         """Return the traffic by peer. Thread-safe."""
         return {peer: peer_state.traffic for peer, peer_state in list(self._peer_states.items())}
+
+    def address_of(self, peer: Peer) -> Address | None:
+        """Return the remote address of a peer's connection; None without one. Thread-safe."""
+        peer_state = self._peer_states.get(peer)
+        connection = None if peer_state is None else peer_state.connection
+        try:
+            return None if connection is None else connection.sock.getpeername()[:2]
+        except OSError:  # it was closed meanwhile
+            return None
 
     # -- requests and replies of scripts -------------------------------------------------------------------------------
 
@@ -206,6 +215,10 @@ class Dispatcher:
     # -- callbacks of connections --------------------------------------------------------------------------------------
 
     def connection_made(self, connection: Connection, met: AuthenticatedPeer) -> None:
+        take = self._options.hand_over.get(met.peer.kind)
+        if take is not None and not connection.is_outbound:
+            take(self._connections.release(connection))
+            return
         peer_state = self._peer_state(met.peer)
         if self._close_at < inf or not peer_state.prefers(connection, met.instance, self._credentials.me):
             self._connections.drop(connection)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
@@ -11,18 +10,19 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from gossamer.base import system
 from gossamer.base.peer_ops import Answer, Ask, AtOnce, Await, Peer, PeerOp, PeerScript, Pull, Push, Reply
 from gossamer.comm.environment.run_token import TOKEN_BYTES
 from gossamer.comm.rpc.dispatcher import Dispatcher
 from gossamer.comm.rpc.mailbox import Batch, Mailbox, Pending
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.peer_state import Traffic
-from gossamer.comm.rpc.sockets import Address, is_loopback, listen, resolve_address
+from gossamer.comm.rpc.tls_sockets import Address, is_loopback, listen, resolve_address
+from gossamer.comm.rpc.unanswered_requests import Traffic
+from gossamer.comm.rpc_protocol.credentials import Credentials
+from gossamer.comm.rpc_protocol.frames import Message
+from gossamer.comm.rpc_protocol.messages import encode_answer, encode_ask
 from gossamer.comm.runtime.peer_thread import PeerThread as PeerThread
 from gossamer.comm.runtime.peer_thread import run_peer_script as run_peer_script
-from gossamer.comm.wire.authentication import Credentials
-from gossamer.comm.wire.frames import Message
-from gossamer.comm.wire.messages import encode_answer, encode_ask
 from gossamer.errors import ConnectError, GossamerError, PeerLost, require
 
 JOIN_SECONDS = 10.0  # for a script that computes; a waiting script ends at once
@@ -44,6 +44,10 @@ class TcpEndpoint:
 
     Raises:
         ConnectError: The address cannot be used, or is reachable from other machines while the token is too short.
+
+    Example:
+        endpoint = TcpEndpoint(credentials, EndpointOptions(address="0.0.0.0", port=9000))
+        grid = TcpGrid(endpoint)
     """
 
     def __init__(self, credentials: Credentials, options: EndpointOptions | None = None) -> None:
@@ -98,6 +102,10 @@ class TcpEndpoint:
         handle = PeerThread(script, self, f"gossamer script of {self.me}")
         self._handles = [each for each in self._handles if not each.landed()] + [handle]
         return handle
+
+    def address_of(self, peer: Peer) -> Address | None:
+        """Return the address from which a peer is connected, behind a router that of the router; None if it is not."""
+        return self._dispatcher.address_of(peer)
 
     def statistics(self) -> dict[Peer, Traffic]:
         """Return the traffic with each peer so far."""
@@ -178,7 +186,7 @@ def _abandon_all() -> None:
         endpoint.abandon()
 
 
-os.register_at_fork(after_in_child=_abandon_all)
+system.after_fork_in_child(_abandon_all)
 
 
 def _first_due(pendings: list[Pending]) -> float:

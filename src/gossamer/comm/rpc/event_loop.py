@@ -6,6 +6,7 @@ keeps everything that runs mutually exclusive.
 
 from __future__ import annotations
 
+import heapq
 import selectors
 import socket
 import threading
@@ -25,6 +26,8 @@ class EventLoop:
         self._exclusive = threading.Lock()  # held by the thread that runs tasks or callbacks
         self._tasks: deque[Task] = deque()
         self._deferred: deque[Task] = deque()
+        self._later: list[tuple[float, int, Task]] = []  # a heap of due times, in the order of the calls
+        self._later_calls = 0
         self._awake = False
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
@@ -55,6 +58,12 @@ class EventLoop:
         """Run `task`, which wakes another thread, after the lock is released, because that thread may need it."""
         self._deferred.append(task)
 
+    def call_later(self, seconds: float, task: Task) -> None:
+        """Run a task after some seconds, in the loop's thread."""
+        self._later_calls += 1
+        heapq.heappush(self._later, (time.monotonic() + seconds, self._later_calls, task))
+        self.wake()  # its current wait may end later
+
     def wake(self) -> None:
         """Make the loop's thread check the clock and its tasks."""
         if not self._awake:
@@ -63,22 +72,31 @@ class EventLoop:
                 self._wake_sender.send(b"\0")
 
     def watch(self, sock: socket.socket, events: int, on_ready: OnReady) -> None:
-        """Call `on_ready` with the ready events. Replaces the events of a socket that is already watched."""
+        """Call `on_ready` with the ready events. Replaces the events of a socket that is already watched.
+
+        events: 0 for none at present.
+        """
         before = self._watched.get(sock)
         if before == (events, on_ready):
             return
         self._watched[sock] = (events, on_ready)
-        if before is None:
+        events_before = 0 if before is None else before[0]
+        if not events_before and events:
             self._selector.register(sock, events)
-        elif before[0] != events:
+        elif events_before and not events:
+            self._selector.unregister(sock)
+        elif events_before != events:
             self._selector.modify(sock, events)
 
     def unwatch(self, sock: socket.socket) -> None:
-        if self._watched.pop(sock, None) is not None:
+        watched = self._watched.pop(sock, None)
+        if watched is not None and watched[0]:
             self._selector.unregister(sock)
 
     def run_once(self, until: float) -> None:
         """Serve ready sockets, then run tasks. Blocks at most until time.monotonic() is `until`."""
+        if self._later:
+            until = min(until, self._later[0][0])
         selected = self._selector.select(max(0.0, until - time.monotonic()))
         with self._exclusive:
             for key, ready in selected:
@@ -93,6 +111,8 @@ class EventLoop:
         self._awake = False
         while self._tasks:
             self._tasks.popleft()()
+        while self._later and self._later[0][0] <= time.monotonic():
+            heapq.heappop(self._later)[2]()
 
     def close(self) -> None:
         self._selector.close()

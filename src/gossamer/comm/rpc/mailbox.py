@@ -10,7 +10,7 @@ from itertools import count
 from math import inf
 
 from gossamer.base.peer_ops import Answer, Arrived, Ask, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft
-from gossamer.comm.wire.frames import Message
+from gossamer.comm.rpc_protocol.frames import Message
 from gossamer.errors import GossamerError, PeerLost
 
 

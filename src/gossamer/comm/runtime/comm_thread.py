@@ -129,7 +129,8 @@ class CommThread:
     Args:
         devices: Devices that jobs use; the first is their current device.
         meanwhile: Called repeatedly while the queue is empty, for a moment each, until it returns False.
-        recovery: The group's recovery, if its members can change.
+        recovery: The group's recovery, if its members can change in lock step.
+        fixed: Whether the group's members never change; None: without a recovery.
     """
 
     def __init__(
@@ -137,16 +138,17 @@ class CommThread:
         devices: Collection[torch.device],
         meanwhile: Callable[[], bool] = lambda: False,
         recovery: Recovery | None = None,
+        fixed: bool | None = None,
     ) -> None:
         self._devices, self._meanwhile, self.recovery = devices, meanwhile, recovery
-        self.is_fixed = recovery is None  # the group's members never change
+        self.is_fixed = recovery is None if fixed is None else fixed  # the group's members never change
         self.waiters = Waiters()
         streams = CommStreams(devices)
         self._streams = streams if streams else None  # None without CUDA devices
         self._queue: SimpleQueue[Work[object] | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._closed = False
-        self._beside: list[CommThread] = []
+        self._siblings: list[CommThread] = []
         self._held: deque[tuple[StreamMoment, Callable[[], object]]] = deque()
         self._thread_count = count_of_caller()
         self._thread = threading.Thread(
@@ -218,16 +220,16 @@ class CommThread:
     @property
     def is_here(self) -> bool:
         """Whether the caller runs in this thread or in that of a sibling."""
-        return threading.current_thread() is self._thread or any(comm_thread.is_here for comm_thread in self._beside)
+        return threading.current_thread() is self._thread or any(comm_thread.is_here for comm_thread in self._siblings)
 
-    def beside(self) -> CommThread:
+    def sibling(self) -> CommThread:
         """Create a sibling for a separate group, which is closed together with this one."""
-        self._beside.append(CommThread(self._devices))
-        return self._beside[-1]
+        self._siblings.append(CommThread(self._devices))
+        return self._siblings[-1]
 
     def close(self) -> None:
         """End the thread after the queued jobs. Waits only a moment, because a lost peer may block it forever."""
-        for comm_thread in self._beside:
+        for comm_thread in self._siblings:
             comm_thread.close()
         self._closed = True
         self.waiters.close()

@@ -17,6 +17,16 @@ class PeerAnswers(Protocol):
         """Perform one operation and wait for its answer. Thread-safe."""
 
 
+class RunningScript(Protocol):
+    """A script that an endpoint runs."""
+
+    def landed(self) -> bool:
+        """Return whether the script has ended."""
+
+    def wait(self, seconds: float | None = None) -> Any:
+        """Return the script's result or raise its error. Raises TimeoutError if it has not ended in time."""
+
+
 class PeerTraffic(Protocol):
     """Traffic from an endpoint to one peer."""
 
@@ -33,8 +43,8 @@ class PeerEndpoint(PeerAnswers, Protocol):
     def meet(self, addresses: Mapping[Peer, tuple[str, int]]) -> None:
         """Set the addresses of peers; each is dialed at the first message to it."""
 
-    def start(self, script: PeerScript) -> PeerThread:
-        """Run a script in a separate thread."""
+    def start(self, script: PeerScript) -> RunningScript:
+        """Run a script concurrently with the caller."""
 
     def statistics(self) -> Mapping[Peer, PeerTraffic]:
         """Return the traffic to each peer so far."""

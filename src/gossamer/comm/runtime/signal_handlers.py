@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from gossamer.base import system
+
 Handler = Callable[[int, FrameType | None], object]
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = system.signals("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def is_ignored(number: int) -> bool:

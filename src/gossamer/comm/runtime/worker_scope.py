@@ -6,10 +6,14 @@ by scope. A thread that waits for other workers enters `waiting`, so that they c
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+
+from gossamer.base.peer_ops import Peer
+from gossamer.comm.runtime.peer_thread import PeerEndpoint
 
 
 class WorkerScope:
@@ -19,12 +23,29 @@ class WorkerScope:
         """Context manager within which the running thread waits for other workers."""
         return nullcontext()
 
+    def wait_for(self, condition: threading.Condition, over: Callable[[], bool]) -> None:
+        """Wait, in a block `with condition`, until scripts of this worker's endpoints have made `over()` true."""
+        condition.wait_for(over)
+
+    def endpoint(self, peer: Peer) -> PeerEndpoint | None:
+        """Return a new endpoint of `peer`, in this worker's process, in a simulated network; None: it needs sockets."""
+        return None
+
     def now(self) -> float:
         """Return seconds on this worker's clock."""
         return time.perf_counter()
 
     def step_costs(self, measured: Mapping[str, float]) -> Mapping[str, float]:
         """Return the durations in the step that ends now, on this worker's clock. measured: those in this process."""
+        return measured
+
+    def compute_seconds(self, measured: float, parts: int) -> float:
+        """Return the compute time of parts of a step, on this worker's clock.
+
+        Args:
+            measured: the time in this process.
+            parts: backward passes or samples of one step, or local steps.
+        """
         return measured
 
     def exchanged(self) -> None:

@@ -201,7 +201,7 @@ class Membership:
         """Notify all other actors that an incarnation begins."""
         for other in self._others(actor):
             other.silent.pop(actor.peer, None)
-            if self._is_heard(actor, other):
+            if self._is_reachable(actor, other):
                 self._clock.after(
                     actor.paths[other.peer].link.latency_seconds, self._join, actor, other, actor.incarnation
                 )
@@ -213,7 +213,7 @@ class Membership:
         actor.present.clear()
         actor.silent.clear()
         for other in self._others(actor):
-            if self._is_heard(other, actor):
+            if self._is_reachable(other, actor):
                 self._clock.after(
                     other.paths[actor.peer].link.latency_seconds, self._join, other, actor, other.incarnation
                 )
@@ -239,14 +239,14 @@ class Membership:
 
     def check_path(self, actor: Actor, other: Actor) -> None:
         """After a change of `actor` or its path to `other`, update whether `other` can reach it."""
-        is_heard = self._is_heard(actor, other)
-        if is_heard and other.silent.pop(actor.peer, None) is not None:
+        is_reachable = self._is_reachable(actor, other)
+        if is_reachable and other.silent.pop(actor.peer, None) is not None:
             self._clock.after(actor.paths[other.peer].link.latency_seconds, self._join, actor, other, actor.incarnation)
-        elif not is_heard and actor.peer not in other.silent:
+        elif not is_reachable and actor.peer not in other.silent:
             other.silent[actor.peer] = self._clock.now
             self._clock.after(self._dead_after_seconds, self._leave, actor, other, self._clock.now)
 
-    def _is_heard(self, actor: Actor, other: Actor) -> bool:
+    def _is_reachable(self, actor: Actor, other: Actor) -> bool:
         return actor.script is not None and actor.paused_until is None and not actor.paths[other.peer].cuts
 
     def _join(self, actor: Actor, other: Actor, incarnation: int) -> None:

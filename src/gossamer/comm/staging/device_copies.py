@@ -73,8 +73,9 @@ class Past:
     def precede_current(self) -> None: ...
 
 
-class HostCopies:
-    """Copies within host memory."""
+class BlockingCopies:
+    """Copies that are complete when the call returns: within host memory, and of MPS, whose only command queue runs
+    them after the kernels that were called before."""
 
     def pinned(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
@@ -141,7 +142,11 @@ class CudaCopies:
         return CudaEvent(event, self._device, self._streams)
 
 
-_KINDS: dict[str, Callable[[torch.device], DeviceCopies]] = {"cuda": CudaCopies, "cpu": lambda _: HostCopies()}
+_KINDS: dict[str, Callable[[torch.device], DeviceCopies]] = {
+    "cuda": CudaCopies,
+    "cpu": lambda _: BlockingCopies(),
+    "mps": lambda _: BlockingCopies(),
+}
 
 
 @cache
@@ -149,7 +154,7 @@ def copies_for(device: torch.device) -> DeviceCopies:
     """Return the copies for this device. Raises GossamerError for an unsupported type of device."""
     if device.type not in _KINDS:
         raise GossamerError(
-            f"tensors on {device} cannot be sent: asynchronous copies are implemented for {', '.join(_KINDS)} "
+            f"tensors on {device} cannot be sent: copies are implemented for {', '.join(_KINDS)} "
             'only. Train on one of these: model.to("cpu").'
         )
     return _KINDS[device.type](device)

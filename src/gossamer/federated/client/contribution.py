@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from gossamer.algorithms.compressors import Compressor
-from gossamer.algorithms.strategies.federated import LocalPrivacy, Privacy
+from gossamer.algorithms.strategies.federated_rules import LocalPrivacy, Privacy
 from gossamer.base import rng
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.ops import Payload
 from gossamer.federated.client.store import ClientState
-from gossamer.federated.privacy.mechanisms import check_budget, noised
-from gossamer.federated.privacy.noise import RandomBits
+from gossamer.federated.privacy.clipping_and_noise import check_budget, noised
+from gossamer.federated.privacy.noise_sampling import RandomBits
 from gossamer.train.parameter_server import shard_message
 
 

@@ -73,6 +73,12 @@ class SGDSteps:
     Raises:
         ValueError: an argument is out of range.
         LoopError: a metric is not a number.
+
+    Example:
+        >>> loss = lambda model, x: model(x).square().mean()
+        >>> steps = gossamer.federated.SGDSteps(loss=loss, batches=[batch], learning_rate=0.1, samples=4)
+        >>> sorted(steps.run(model))
+        ['loss']
     """
 
     loss: Callable[..., Tensor]
@@ -126,6 +132,11 @@ class Round:
         seed: random seed of this device in this round.
         local_steps: optimizer steps per round, if the recipe sets them.
         local_epochs: passes over the device's data per round, if the recipe sets them.
+
+    Example:
+        >>> round = gossamer.federated.Round(index=0, client=3, local_steps=3)
+        >>> list(round.batches(["a", "b"]))
+        ['a', 'b', 'a']
     """
 
     index: int
@@ -183,6 +194,10 @@ class Update:
     Raises:
         ValueError: `samples` is negative or not an int.
         LoopError: a metric is not a number.
+
+    Example:
+        >>> gossamer.federated.Update(samples=128, metrics={"loss": torch.tensor(0.5)}).metrics
+        {'loss': 0.5}
     """
 
     samples: int
@@ -220,6 +235,11 @@ def client(function: Any = None, *, vectorized: bool = False) -> Any:
 
     Returns:
         The marked function, or a decorator if only `vectorized` is given.
+
+    Example:
+        >>> @gossamer.federated.client
+        ... def train(model, round):
+        ...     return gossamer.federated.Update(samples=128)
     """
     if function is None:
         return partial(client, vectorized=vectorized)
@@ -258,6 +278,11 @@ def evaluate(function: ClientFunction) -> ClientFunction:
 
     Returns:
         The marked function.
+
+    Example:
+        >>> @gossamer.federated.evaluate
+        ... def test(model, round):
+        ...     return gossamer.federated.Update(samples=100, metrics={"accuracy": 0.9})
     """
     return _marked(function, "evaluate")
 
@@ -271,6 +296,11 @@ def model(function: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 
     Returns:
         The marked function.
+
+    Example:
+        >>> @gossamer.federated.model
+        ... def build():
+        ...     return torch.nn.Linear(2, 1)
     """
     return _marked(function, "model")
 

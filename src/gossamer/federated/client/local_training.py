@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gossamer.algorithms.strategies.federated import FederatedStrategy, LocalWork
-from gossamer.algorithms.strategies.federated.base import Memory
+from gossamer.algorithms.strategies.federated_rules import FederatedStrategy, LocalWork
+from gossamer.algorithms.strategies.federated_rules.base import Memory
+from gossamer.base.global_hooks import OPTIMIZER_STEP, OPTIMIZER_STEPPED
 from gossamer.base.layout import FlatTensors
 from gossamer.base.peer_ops import PeerScript
 from gossamer.errors import LoopError
@@ -66,9 +66,9 @@ class LocalTraining:
     def watching(self) -> Iterator[LocalTraining]:
         """Hook the steps of every optimizer while the user's loop runs. Raises LoopError for steps that the strategy
         does not support."""
-        hooks = [register_optimizer_step_post_hook(self._after_step)]
+        hooks = [OPTIMIZER_STEPPED.subscribe(self._after_step)]
         if self._checks_steps:
-            hooks.append(register_optimizer_step_pre_hook(self._before_step))
+            hooks.append(OPTIMIZER_STEP.subscribe(self._before_step))
         try:
             yield self
         finally:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gossamer.algorithms.compressors import Compressor
-from gossamer.algorithms.strategies.federated import FederatedStrategy, LocalWork
-from gossamer.algorithms.strategies.federated.base import Memory
+from gossamer.algorithms.strategies.federated_rules import FederatedStrategy, LocalWork
+from gossamer.algorithms.strategies.federated_rules.base import Memory
 from gossamer.base.layout import FlatTensors
 from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import Pull, Push, Stamp
@@ -33,7 +33,7 @@ from gossamer.federated.messages import (
     encode,
 )
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.privacy.mechanisms import private_report
+from gossamer.federated.privacy.clipping_and_noise import private_report
 from gossamer.federated.secure_aggregation.agreement import Agreement
 from gossamer.federated.secure_aggregation.device import DeviceSecrets, masked_report, nothing_to_reveal, upload_masked
 from gossamer.federated.secure_aggregation.fixed_point import fixed_point_of

@@ -18,11 +18,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from gossamer.base import system
 from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import Stamp
 from gossamer.errors import CheckpointError
 from gossamer.federated.messages import Report
-from gossamer.train.checkpoint.fsync import make_folder, sync_folder, write_file
+from gossamer.train.checkpoint.fsync import make_folder, write_file
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class DirectoryStore(ClientStore):
         make_folder(folder)
         write_file(part, [content])
         part.replace(self._path)
-        sync_folder(folder)
+        system.sync_folder(folder)
 
 
 def _named(kind: str, payload: Payload) -> dict[str, Tensor]:

@@ -15,10 +15,11 @@ from typing import Any, Protocol
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.peer_ops import Await, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft, Push, Receipt, Stamp
 from gossamer.base.units import seconds_text
+from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.sockets import Address, Tls
-from gossamer.comm.wire.authentication import Credentials
+from gossamer.comm.rpc.tls_sockets import Address
+from gossamer.comm.rpc_protocol.credentials import Credentials
 from gossamer.errors import CheckpointError, ConnectError, GossamerError, PeerLost
 from gossamer.federated.client.functions import ScriptFile
 from gossamer.federated.client.local_training import Trainer
@@ -70,7 +71,7 @@ class DeviceDirectory:
     def _identity(self) -> int:
         path = self._directory / "device"
         try:
-            return int(path.read_text(), 16) % (1 << IDENTITY_BITS)
+            return int(path.read_text(encoding="utf-8"), 16) % (1 << IDENTITY_BITS)
         except FileNotFoundError:
             drawn = new_identity()
             replace_file(path, f"{drawn:x}\n")
@@ -96,8 +97,8 @@ class ClosableEndpoint(Protocol):
 class ServerLink:
     """A thread that watches the connection of a device's endpoint. name: of the server, as the user wrote it."""
 
-    def __init__(self, endpoint: ClosableEndpoint, name: str, say: Line, give_up_seconds: float) -> None:
-        self._endpoint, self._name, self._say, self._give_up = endpoint, name, say, give_up_seconds
+    def __init__(self, endpoint: ClosableEndpoint, name: str, print_text: Line, give_up_seconds: float) -> None:
+        self._endpoint, self._name, self._print, self._give_up = endpoint, name, print_text, give_up_seconds
         threading.Thread(target=self._watch, name="gossamer link", daemon=True).start()
 
     def _watch(self) -> None:
@@ -108,7 +109,7 @@ class ServerLink:
                 match self._endpoint.answer(Await(until=due)):
                     case PeerJoined():
                         if notified:
-                            self._say(f"connected to {self._name}")
+                            self._print(f"connected to {self._name}")
                         lost_at, notified = inf, False
                     case PeerLeft(moment=moment):
                         lost_at = moment
@@ -117,7 +118,7 @@ class ServerLink:
                         return
                     case Elapsed():
                         notified = True
-                        self._say(f"{self._name} does not answer; trying again until it does")
+                        self._print(f"{self._name} does not answer; trying again until it does")
         except GossamerError:  # the endpoint was closed
             return
 
@@ -159,7 +160,7 @@ class FederationDevice:
         identity: this device's private key.
         recipe: the only recipe that the device accepts; None: any recipe of the server.
         options: timing of the connection.
-        `say`: prints a progress line.
+        `print_text`: prints a progress line.
 
     Raises:
         RecipeError: invalid recipe.
@@ -180,12 +181,12 @@ class FederationDevice:
         identity: Identity | None = None,
         recipe: str | Recipe | None = None,
         options: DeviceOptions | None = None,
-        say: Line = lambda text: None,
+        print_text: Line = lambda text: None,
     ) -> None:
         options = options or DeviceOptions()
         if number is None and identities is not None and identity is not None:
             number = _enrolled(identities, identity)
-        self._script, self._number, self._say = script, number, say
+        self._script, self._number, self._print = script, number, print_text
         self._identities, self._identity = identities, identity
         self._recipe = None if recipe is None else recipe_terms(recipe).recipe
         self._model = script.model()
@@ -212,7 +213,7 @@ class FederationDevice:
             ),
         )
         self._endpoint.meet({THE_SERVER: server})
-        ServerLink(self._endpoint, f"{server[0]}:{server[1]}", say, options.give_up_seconds)
+        ServerLink(self._endpoint, f"{server[0]}:{server[1]}", print_text, options.give_up_seconds)
 
     def run(self) -> int:
         """Train until the federation has ended.
@@ -229,7 +230,7 @@ class FederationDevice:
             try:
                 counted = self._take_part(invitation)
             except Forgotten:
-                self._say("the server was restarted without its journal; joining again")
+                self._print("the server was restarted without its journal; joining again")
                 continue
             except ConnectError:  # the recipe or roster does not fit: free the number for another device
                 self.leave()
@@ -255,7 +256,7 @@ class FederationDevice:
         invitation = decode(receipt.about, Invitation, THE_SERVER)
         if invitation.refused:
             raise ConnectError(f"The server refused this device. {invitation.refused}")
-        self._say(f"joined as client {invitation.number} of {invitation.clients}: {invitation.recipe}")
+        self._print(f"joined as client {invitation.number} of {invitation.clients}: {invitation.recipe}")
         return invitation
 
     def _take_part(self, invitation: Invitation) -> int:
@@ -272,7 +273,7 @@ class FederationDevice:
             roster=self._identities,
             identity=self._identity,
         )
-        self._say("waiting until enough devices have joined and this one is chosen")
+        self._print("waiting until enough devices have joined and this one is chosen")
         trainer = Trainer(self._model, self._state, terms.strategy, self._script.train)
         script = participate(invitation.number, recipe, self._store(invitation))
         return self._answered(script, trainer)
@@ -320,14 +321,14 @@ class FederationDevice:
                 if isinstance(op, Train):
                     answer = trainer(op)
                     shown = "  ".join(f"{key} {value:.4g}" for key, value in answer.metrics.items())
-                    self._say(f"round {op.task.round + 1}: trained {answer.work.samples} samples  {shown}".rstrip())
+                    self._print(f"round {op.task.round + 1}: trained {answer.work.samples} samples  {shown}".rstrip())
                     continue
                 answer = self._endpoint.answer(op)
                 if answer.about == UNKNOWN:
                     raise Forgotten("the server does not know this device")
                 if isinstance(op, Push) and op.key == REPORT and answer.version == NOT_COUNTED:
                     why = decode(answer.about, Fate, THE_SERVER).refused or "it came too late"
-                    self._say(f"round {op.stamp.step + 1}: not counted: {why}")
+                    self._print(f"round {op.stamp.step + 1}: not counted: {why}")
         except StopIteration as stop:
             return int(stop.value)
         finally:

@@ -7,14 +7,14 @@ DIRECTORY/rounds/           the journal of its rounds"""
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 
 import msgspec
 
+from gossamer.base import system
 from gossamer.errors import CheckpointError
-from gossamer.train.checkpoint.fsync import make_folder, sync_folder, write_file
+from gossamer.train.checkpoint.fsync import make_folder, write_file
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -24,7 +24,7 @@ def replace_file(path: Path, text: str) -> None:
         make_folder(path.parent)
         write_file(part, [text.encode()])
         os.replace(part, path)
-        sync_folder(path.parent)
+        system.sync_folder(path.parent)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise CheckpointError(
@@ -39,11 +39,11 @@ class FolderLock:
         """why: the harm of two processes, and the remedy. Raises CheckpointError if another process has the lock."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            self._handle = system.open_file(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise CheckpointError(f"{folder} cannot be used ({error}). Name another folder") from error
         try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock_file(self._handle)
         except OSError:
             self.close()
             raise CheckpointError(f"Another process uses {folder}. {why}") from None

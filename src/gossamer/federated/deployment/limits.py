@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import resource
-from contextlib import suppress
-
-from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.algorithms.strategies.federated_rules import FederatedStrategy
+from gossamer.base import system
 from gossamer.errors import RecipeError
 from gossamer.federated.model_state import ModelState
 
@@ -43,14 +41,8 @@ def allow_open_files(devices: int) -> int:
     """Raise this process's limit of open files for `devices`, as far as the system allows. Returns the number of
     devices that fit into the limit."""
     wanted = FILES_PER_DEVICE * devices + OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = resource.RLIM_INFINITY
-    if soft != unlimited and soft < wanted:
-        allowed = wanted if hard == unlimited else min(wanted, hard)
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-            soft = allowed
-    return devices if soft == unlimited else max(min(devices, soft - OTHER_FILES), 0)
+    limit = system.raise_open_file_limit(wanted)
+    return int(max(min(devices, limit - OTHER_FILES), 0))
 
 
 def _dense_bytes(state: ModelState) -> int:

@@ -177,7 +177,7 @@ class Reception:
         self.joined: set[int] = set()  # connected devices with a client number
         self._absent: dict[int, float] = {}  # by client number: time until which it is expected
         self._finished_at = inf
-        self._said_full = False
+        self._reported_full = False
 
     def serve(self, stopped: Callable[[], bool]) -> PeerScript:
         """Serve until the federation has ended and devices know it, or until it is stopped."""
@@ -215,7 +215,7 @@ class Reception:
                 yield Reply(token=event.token, answer=self._admit(event))
                 yield from self._back(event.sender.number, event.moment)
             case Arrived():
-                yield from self._heard(event)
+                yield from self._received(event)
             case Elapsed():
                 yield from self._rounds.settle(event.moment)
         for client in [client for client, until in self._absent.items() if until <= event.moment]:
@@ -230,9 +230,9 @@ class Reception:
         except (ConnectError, MalformedError) as refusal:
             return Receipt(version=0, about=encode(Invitation(refused=str(refusal))))
         except CheckpointError as error:
-            if not self._said_full:
+            if not self._reported_full:
                 notice(f"No further device can join; the rounds continue with the enrolled devices: {error}")
-            self._said_full = True
+            self._reported_full = True
             return Receipt(version=0, about=encode(Invitation(refused=FULL)))
         return Receipt(version=0, about=encode(msgspec.structs.replace(self._invitation, number=number)))
 
@@ -241,7 +241,7 @@ class Reception:
         roster = self._rounds.roster
         return {*self._rounds.assigned, *self._absent, *roster.unheard}
 
-    def _heard(self, event: Arrived) -> Iterator[Reply]:
+    def _received(self, event: Arrived) -> Iterator[Reply]:
         device = event.sender.number
         number = self._enrollment.number(device)
         if number is None:

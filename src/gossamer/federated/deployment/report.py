@@ -30,7 +30,7 @@ class RoundReport:
 
     Args:
         planned: number of rounds.
-        `say`: prints a progress line.
+        `print_text`: prints a progress line.
         path: file of the lines, which a restarted server continues; None: in memory.
         names_clients: whether records may name the clients of a round.
         made: versions in the journal; None: all versions in the file.
@@ -39,13 +39,13 @@ class RoundReport:
     def __init__(
         self,
         planned: int,
-        say: Line,
+        print_text: Line,
         path: Path | None = None,
         *,
         names_clients: bool = True,
         made: int | None = None,
     ) -> None:
-        self._planned, self._say, self._path, self._names_clients = planned, say, path, names_clients
+        self._planned, self._print, self._path, self._names_clients = planned, print_text, path, names_clients
         self._lock = threading.Lock()  # one thread makes rounds, another evaluates them
         found = _read(path) if path is not None and path.is_file() else {}
         self._records = {version: each for version, each in found.items() if made is None or version <= made}
@@ -73,7 +73,7 @@ class RoundReport:
 
     def write(self, record: RoundRecord) -> None:
         """Print a round's line and store its record. Raises OSError if it cannot be written."""
-        self._say(line(record, self._planned))
+        self._print(line(record, self._planned))
         self.keep(record)
 
     def keep(self, record: RoundRecord) -> None:
@@ -110,7 +110,7 @@ def line(record: RoundRecord, planned: int) -> str:
 def _read(path: Path) -> dict[int, RoundRecord]:
     """Read the records, by version. Incomplete lines are ignored; the later of two lines of a version counts."""
     found: dict[int, RoundRecord] = {}
-    for text in path.read_text().splitlines():
+    for text in path.read_text(encoding="utf-8").splitlines():
         try:
             record = RoundRecord.read(read_json(text))
         except (ValueError, msgspec.ValidationError):
@@ -125,24 +125,24 @@ FIRST_SECONDS, EVERY_SECONDS = 5.0, 60.0  # of waiting before the first line, an
 class Gathering:
     """Prints how many devices the server waits for. `look` is called often, by one thread."""
 
-    def __init__(self, rounds: Rounds, say: Line, gather_seconds: float = inf) -> None:
-        self._rounds, self._say, self._gather_seconds = rounds, say, gather_seconds
-        self._since = self._said_at = inf
-        self._said = ""
+    def __init__(self, rounds: Rounds, print_text: Line, gather_seconds: float = inf) -> None:
+        self._rounds, self._print, self._gather_seconds = rounds, print_text, gather_seconds
+        self._since = self._reported_at = inf
+        self._last_line = ""
 
     def look(self, moment: float | None = None) -> None:
         """moment: seconds of a monotonic clock."""
         now = monotonic() if moment is None else moment
         text = self._text()
         if not text:
-            self._since = self._said_at = inf
-            self._said = ""
+            self._since = self._reported_at = inf
+            self._last_line = ""
             return
         self._since = min(self._since, now)
-        is_new = text != self._said and now >= self._since + FIRST_SECONDS
-        if is_new or now >= self._said_at + EVERY_SECONDS:
-            self._say(text)
-            self._said, self._said_at = text, now
+        is_new = text != self._last_line and now >= self._since + FIRST_SECONDS
+        if is_new or now >= self._reported_at + EVERY_SECONDS:
+            self._print(text)
+            self._last_line, self._reported_at = text, now
 
     def _text(self) -> str:
         found = None if self._rounds.finished else self._rounds.gathered

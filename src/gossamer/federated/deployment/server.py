@@ -12,12 +12,13 @@ from typing import Literal
 
 from torch import nn
 
-from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.algorithms.strategies.federated_rules import FederatedStrategy
+from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.sockets import Address, Tls
+from gossamer.comm.rpc.tls_sockets import Address
+from gossamer.comm.rpc_protocol.credentials import Credentials
 from gossamer.comm.runtime.peer_thread import PeerThread
-from gossamer.comm.wire.authentication import Credentials
 from gossamer.errors import RecipeError
 from gossamer.events import notice
 from gossamer.federated.client.functions import ScriptFile
@@ -109,7 +110,7 @@ class FederationServer:
         tls: encryption of connections.
         journal: folder of the journal, from which the server continues if it is not empty.
         identities: of all devices, if the recipe masks contributions.
-        `say`: prints a progress line.
+        `print_text`: prints a progress line.
 
     Raises:
         RecipeError, CheckpointError, ConnectError: before any device can connect.
@@ -126,7 +127,7 @@ class FederationServer:
         tls: Tls | None = None,
         journal: Path | None = None,
         identities: IdentityRoster | None = None,
-        say: Line = lambda text: None,
+        print_text: Line = lambda text: None,
     ) -> None:
         self.settings, self._script, self._stopped, self._reached = settings, script, False, False
         self._until = None if settings.until is None else StopCondition.read(settings.until)
@@ -157,14 +158,14 @@ class FederationServer:
             accountant = self.rounds.accountant
             self.report = RoundReport(
                 settings.rounds,
-                say,
+                print_text,
                 None if journal is None else journal / "rounds.jsonl",
                 names_clients=accountant is None
                 or not accountant.amplified,  # the drawn devices may have to stay secret
                 made=self.rounds.model.version,
             )
             self._end_if_reached(self.report.rounds)
-            self._gathering = Gathering(self.rounds, say, settings.gather_seconds)
+            self._gathering = Gathering(self.rounds, print_text, settings.gather_seconds)
             enrollment = Enrollment(settings.clients, None if journal is None else journal / "enrollment.json")
             self.reception = Reception(self.rounds, enrollment, _invitation(settings, identity), settings.patience)
             _allow_open_files(settings.clients)
@@ -238,7 +239,7 @@ class FederationServer:
         finally:
             self.close()
         if self._until is not None and not self._reached:
-            self._until.check_told([each.all_metrics for each in self.report.rounds])
+            self._until.notice_if_missing([each.all_metrics for each in self.report.rounds])
         return self.ended
 
     def close(self) -> None:

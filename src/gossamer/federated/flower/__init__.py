@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gossamer.comm.environment.run_token import read_token
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.wire.authentication import Credentials
+from gossamer.comm.rpc_protocol.credentials import Credentials
 from gossamer.federated.flower.client_mod import compression_mod
 from gossamer.federated.flower.records import FlowerMissing, RoundTraffic, need_flower
 from gossamer.federated.messages import THE_SERVER

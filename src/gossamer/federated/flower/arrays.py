@@ -24,7 +24,7 @@ from gossamer.algorithms.compressors import Compressor, Feedback, Route
 from gossamer.base.json_text import read_json
 from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.base.ops import Payload
-from gossamer.comm.wire.tensor_codec import ALIGNMENT, TensorSpec, decode_tensors, encode_tensors
+from gossamer.comm.rpc_protocol.tensor_codec import ALIGNMENT, TensorSpec, decode_tensors, encode_tensors
 from gossamer.errors import LayoutError, MalformedError
 from gossamer.federated.messages import Count
 
@@ -159,7 +159,7 @@ class ArrayLayout:
     def __contains__(self, name: object) -> bool:
         return name in self.layout.by_name
 
-    def read(self, arrays: Arrays, whose: str) -> Tensor:
+    def read(self, arrays: Arrays, source: str) -> Tensor:
         """Copy the arrays to a flat tensor (n,). Raises LayoutError if they do not match the layout."""
         packed = FlatTensors.zeros(self.layout, dtype=self.dtype, device=torch.device("cpu"))
         for name, view in packed.items():
@@ -167,7 +167,7 @@ class ArrayLayout:
             if found is None or found.shape != tuple(view.shape) or not _is_float(found.dtype):
                 came = "is missing" if found is None else f"is {found.shape} of {found.dtype}"
                 raise LayoutError(
-                    f'{whose}: "{name}" {came}, but {tuple(view.shape)} of {self.array_dtype} is expected, so no '
+                    f'{source}: "{name}" {came}, but {tuple(view.shape)} of {self.array_dtype} is expected, so no '
                     "difference can be computed. Return the received arrays, trained, with the same names and shapes."
                 )
             view.copy_(torch.from_numpy(found))

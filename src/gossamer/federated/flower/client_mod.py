@@ -51,6 +51,9 @@ def compression_mod(recipe: str | None = None) -> Mod:
     Raises:
         RecipeError: the recipe is not a compressor that nodes can use.
         FlowerMissing: Flower is not installed or too old.
+
+    Example:
+        app = ClientApp(client_fn=client_fn, mods=[gossamer.federated.flower.compression_mod("TopK(0.01)")])
     """
     need_flower()
     own = None if recipe is None else ContributionCodec.of(recipe).text

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.algorithms.strategies.federated_rules import FederatedStrategy
 from gossamer.base.layout import FlatTensors
 from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import Pulled

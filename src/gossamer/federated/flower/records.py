@@ -63,6 +63,11 @@ class RoundTraffic:
         up_plain_bytes: the same contributions without compression.
         down_plain_bytes: the same models without compression.
         by_node: (up, down) of each node.
+
+    Example:
+        >>> traffic = gossamer.federated.flower.RoundTraffic(up_bytes=10, up_plain_bytes=40)
+        >>> traffic.up_plain_bytes / traffic.up_bytes
+        4.0
     """
 
     up_bytes: int = 0
@@ -135,11 +140,11 @@ def payload_array(stype: str, data: bytes) -> Any:
     return Array(dtype="uint8", shape=(len(data),), stype=stype, data=data)
 
 
-def payload_of(record: Any, whose: str) -> bytes:
+def payload_of(record: Any, source: str) -> bytes:
     """The bytes of a record's payload. Raises MalformedError."""
     array = record[PAYLOAD]
     if not is_gossamer_record(array.stype):
-        raise MalformedError(f"{whose} holds a payload of unknown type {array.stype[:80]!r}; it was not used")
+        raise MalformedError(f"{source} holds a payload of unknown type {array.stype[:80]!r}; it was not used")
     return bytes(array.data)
 
 
@@ -160,18 +165,18 @@ def note_record(text: str) -> Any:
     return ConfigRecord({NOTE: text})
 
 
-def numpy_arrays(record: Any, whose: str) -> dict[str, npt.NDArray[Any]]:
+def numpy_arrays(record: Any, source: str) -> dict[str, npt.NDArray[Any]]:
     """A record's arrays except the payload, by name. Sizes are checked before allocation. Raises MalformedError."""
     return {
-        name: _numpy(array, f'{whose}: "{name}"')
+        name: _numpy(array, f'{source}: "{name}"')
         for name, array in record.items()
         if not is_gossamer_record(array.stype)
     }
 
 
-def _numpy(array: Any, whose: str) -> npt.NDArray[Any]:
+def _numpy(array: Any, source: str) -> npt.NDArray[Any]:
     if array.stype != NUMPY:
-        raise MalformedError(f"{whose} is of type {array.stype[:80]!r}, expected {NUMPY!r}; it was not used")
+        raise MalformedError(f"{source} is of type {array.stype[:80]!r}, expected {NUMPY!r}; it was not used")
     data = bytes(array.data)
     try:
         stream = BytesIO(data)
@@ -184,16 +189,16 @@ def _numpy(array: Any, whose: str) -> npt.NDArray[Any]:
         numbers: npt.NDArray[Any] = np.frombuffer(data, dtype, prod(shape), stream.tell())
         return numbers.reshape(shape, order="F" if in_columns else "C").copy()
     except (ValueError, EOFError, OSError, TypeError) as error:
-        raise MalformedError(f"{whose} is no numpy array ({error}); it was not used") from error
+        raise MalformedError(f"{source} is no numpy array ({error}); it was not used") from error
 
 
-def only_record(content: Any, whose: str) -> tuple[str, Any]:
+def only_record(content: Any, source: str) -> tuple[str, Any]:
     """The only ArrayRecord, with its name. Raises LoopError if there is another number of records."""
     found = list(content.array_records.items())
     if len(found) != 1:
         raise LoopError(
-            f"{whose} has {len(found)} ArrayRecords {[name for name, _ in found][:5]}, but only one, the model, can be "
-            "compressed. Put everything into one ArrayRecord, or leave compression out."
+            f"{source} has {len(found)} ArrayRecords {[name for name, _ in found][:5]}, but only one, the model, can "
+            "be compressed. Put everything into one ArrayRecord, or leave compression out."
         )
     name, record = found[0]
     return str(name), record

@@ -91,6 +91,10 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # Flower is not insta
 
     Raises:
         RecipeError: a recipe is not a compressor that nodes can use.
+
+    Example:
+        strategy = CompressedStrategy(FedAvg(), "TopK(0.01)", pull="Int8()")
+        result = strategy.start(grid, first_arrays, num_rounds=10)
     """
 
     def __init__(self, strategy: Strategy, recipe: str, *, pull: str | None = None, seed: int = 0) -> None:
@@ -245,25 +249,25 @@ class CompressedStrategy(Strategy):  # type: ignore[misc]  # Flower is not insta
     def _unpack(self, number: int, reply: Message, model: ModelSent, given: Tensor) -> None:
         """Put plain arrays into a reply. given: (n,), the values that the node received. Raises a GossamerError for
         arrays that do not fit the model."""
-        whose = f"node {number}"
-        name, record = only_record(reply.content, whose)
+        source = f"node {number}"
+        name, record = only_record(reply.content, source)
         self.traffic[-1].went_up(number, record_bytes(record), record_bytes(model.record))
-        arrays = numpy_arrays(record, whose)
+        arrays = numpy_arrays(record, source)
         if has_payload(record):
-            difference = self.codec.decode(payload_of(record, whose), model.layout, number, self._step)
+            difference = self.codec.decode(payload_of(record, source), model.layout, number, self._step)
             arrays |= model.layout.write(model.flat - difference)
         else:
-            learned = model.layout.read(arrays, whose)
+            learned = model.layout.read(arrays, source)
             if not all_finite(learned):
-                raise MalformedError(f"{whose} sent numbers that are not finite; it was left out")
+                raise MalformedError(f"{source} sent numbers that are not finite; it was left out")
             if given is not model.flat:
                 arrays |= model.layout.write(model.flat - (given - learned))
         for each, due in model.arrays.items():
             found = arrays.get(each)
             if found is None or found.shape != due.shape or found.dtype.kind not in NUMBERS:
-                raise MalformedError(f'{whose} sent no valid "{each}": the model has {due.shape} of {due.dtype}')
+                raise MalformedError(f'{source} sent no valid "{each}": the model has {due.shape} of {due.dtype}')
         if len(arrays) != len(model.arrays):
-            raise MalformedError(f"{whose} sent {len(arrays)} arrays, but the model has {len(model.arrays)}")
+            raise MalformedError(f"{source} sent {len(arrays)} arrays, but the model has {len(model.arrays)}")
         reply.content[name] = array_record({each: arrays[each] for each in model.arrays})
 
     def _refuse(self, number: int, error: GossamerError) -> None:

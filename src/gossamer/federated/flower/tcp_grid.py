@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 
 from gossamer.base.peer_ops import Await, Peer, PeerScript, Reply
 from gossamer.comm.rpc.endpoint import TcpEndpoint
-from gossamer.comm.rpc.sockets import Address
+from gossamer.comm.rpc.tls_sockets import Address
 from gossamer.errors import MalformedError
 from gossamer.federated.flower.desk import MessageDesk, answer_letters
 from gossamer.federated.flower.messages import (
@@ -42,6 +42,11 @@ class TcpGrid(GossamerGrid):
 
     Args:
         endpoint: of the peer THE_SERVER. The grid uses it until `close`, which does not close the endpoint.
+
+    Example:
+        grid = TcpGrid(endpoint)
+        result = FedAvg().start(grid, first_arrays, num_rounds=10)
+        grid.close()
     """
 
     def __init__(self, endpoint: TcpEndpoint) -> None:
@@ -55,7 +60,7 @@ class TcpGrid(GossamerGrid):
         """End the grid: all nodes learn that there are no more messages."""
         with self._changed:
             content = self._desk.end()
-        self._say(content)
+        self._answer_all(content)
 
     def get_node_ids(self) -> list[int]:
         """Nodes that are present now."""
@@ -92,7 +97,7 @@ class TcpGrid(GossamerGrid):
                 self._changed.notify_all()
             yield from content
 
-    def _say(self, replies: Iterable[Reply]) -> None:
+    def _answer_all(self, replies: Iterable[Reply]) -> None:
         for reply in replies:
             self._endpoint.answer(reply)
 
@@ -104,7 +109,7 @@ class TcpGrid(GossamerGrid):
         with self._changed:
             number, content = self._desk.write(node, head_of(message), data)
             self._asked[name] = (node, number), message
-        self._say(content)
+        self._answer_all(content)
         return name
 
     def _reply(self, name: str) -> Message:
@@ -140,6 +145,10 @@ def serve_node(
 
     Returns:
         Number of answered messages.
+
+    Example:
+        with TcpEndpoint(credentials, EndpointOptions(dead_after_seconds=60.0)) as endpoint:
+            serve_node(app, endpoint, ("192.0.2.1", 29600), nodes=10)
     """
     number = endpoint.me.number
     identify_this_process()
@@ -162,5 +171,9 @@ def serve_node(
 
 
 def node_peer(number: int) -> Peer:
-    """The peer of a node's endpoint, for its Credentials. number: of the node, from 0."""
+    """Return the peer of a node's endpoint, for its Credentials.
+
+    Args:
+        number: of the node, from 0.
+    """
     return Peer(CLIENT, number)

@@ -64,6 +64,10 @@ class VirtualGrid(GossamerGrid):
 
     Raises:
         ValueError: there are no devices.
+
+    Example:
+        grid = VirtualGrid(client_app, devices=100)
+        result = FedAvg().start(grid, first_arrays, num_rounds=10)
     """
 
     def __init__(
@@ -176,6 +180,10 @@ def simulate(
 
     Returns:
         The grid, with its clock (`seconds`) and `traffic`.
+
+    Example:
+        grid = simulate(server_app, client_app, devices=drawn_profiles(100))
+        print(grid.seconds, grid.traffic)
     """
     grid = VirtualGrid(client_app, devices, run_config=run_config, seed=seed)
     server_app(

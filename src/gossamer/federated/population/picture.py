@@ -29,6 +29,11 @@ def plot_partition(parts: Sequence[Sequence[int]], dataset_or_labels: Any, path:
     Raises:
         GossamerError: matplotlib is not installed.
         ValueError: the parts belong to other data, or there are no parts.
+
+    Example:
+        >>> labels = [0, 1, 0, 1]
+        >>> parts = gossamer.federated.population.partition(labels, clients=2, fewest=1)
+        >>> gossamer.federated.population.plot_partition(parts, labels, directory / "parts.png")
     """
     check_matplotlib()
     every = read_labels(dataset_or_labels)
@@ -40,7 +45,7 @@ def plot_partition(parts: Sequence[Sequence[int]], dataset_or_labels: Any, path:
     )
     names = _names(every)
     held = [Counter(names.get(every[index], OTHERS) for index in part) for part in parts]
-    rows = [*dict.fromkeys(names.values()), *([OTHERS] if any(OTHERS in own for own in held) else [])]
+    rows = [*dict.fromkeys(names.values()), *([OTHERS] if any(OTHERS in labels for labels in held) else [])]
     if len(held) <= MOST_BUBBLES:
         picture = figure(max(4.4, 2.2 + 0.3 * len(held)), 1.6 + 0.27 * len(rows))
         _bubbles(picture.subplots(), held, rows)
@@ -62,14 +67,14 @@ def _names(every: Sequence[Any]) -> dict[Any, str]:
 
 def _bubbles(axes: Any, held: Sequence[Counter[str]], rows: Sequence[str]) -> None:
     """Bubbles with an area proportional to the number of samples."""
-    most = max((count for own in held for count in own.values()), default=1)
+    most = max((count for labels in held for count in labels.values()), default=1)
     colors = _colors(len(rows))
     for row, name in enumerate(rows):
-        counts = [(place, own[name]) for place, own in enumerate(held) if own[name]]
+        counts = [(place, labels[name]) for place, labels in enumerate(held) if labels[name]]
         places, sizes = [place for place, _ in counts], [6 + 210 * count / most for _, count in counts]
         axes.scatter(places, [row] * len(places), s=sizes, color=colors[row], alpha=0.85, linewidths=0)
     axes.set_yticks(range(len(rows)), rows)
-    axes.set_xticks(range(len(held)), [str(sum(own.values())) for own in held], fontsize=7)
+    axes.set_xticks(range(len(held)), [str(sum(labels.values())) for labels in held], fontsize=7)
     axes.set_xlim(-0.7, len(held) - 0.3)
     axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.set_xlabel(f"one column per device, with its number of samples\nlargest bubble: {most} of a label")
@@ -81,12 +86,12 @@ def _bubbles(axes: Any, held: Sequence[Counter[str]], rows: Sequence[str]) -> No
 
 def _bars(axes: Any, held: Sequence[Counter[str]], rows: Sequence[str]) -> None:
     """Stacked bars, with the largest devices on the left."""
-    order = sorted(held, key=lambda own: -sum(own.values()))
+    order = sorted(held, key=lambda labels: -sum(labels.values()))
     step = max(len(order) / MOST_COLUMNS, 1.0)
     shown = [order[int(place * step)] for place in range(int(len(order) / step))]
     below, colors = [0] * len(shown), _colors(len(rows))
     for row, name in enumerate(rows):
-        heights = [own[name] for own in shown]
+        heights = [labels[name] for labels in shown]
         axes.bar(range(len(shown)), heights, bottom=below, width=0.9, color=colors[row], label=name, linewidth=0)
         below = [low + height for low, height in zip(below, heights, strict=True)]
     which = f"{len(held)} devices" if len(shown) == len(held) else f"{len(shown)} of {len(held)} devices"

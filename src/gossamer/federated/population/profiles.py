@@ -35,6 +35,11 @@ class DeviceProfile:
 
     Raises:
         ValueError: a value is out of range.
+
+    Example:
+        >>> phone = gossamer.federated.population.DeviceProfile(seconds_per_step=0.1, up_bits_per_second=1e6)
+        >>> phone.training_seconds(10), phone.up_seconds(125_000)
+        (1.0, 1.0)
     """
 
     seconds_per_step: float = 0.0
@@ -164,6 +169,11 @@ def drawn_profiles(
 
     Raises:
         ValueError: an argument is out of range.
+
+    Example:
+        >>> devices = gossamer.federated.population.drawn_profiles(100, seed=1)
+        >>> len(devices)
+        100
     """
     require(type(count) is int and count >= 1, f"count must be 1 or more devices, got {count!r}")
     require(type(samples_per_step) is int and samples_per_step >= 1, "samples_per_step must be 1 or more")
@@ -230,6 +240,12 @@ def read_profiles(path: str | Path, count: int) -> list[DeviceProfile]:
 
     Raises:
         DeviceProfileError: with the file, the kind and the invalid value.
+
+    Example:
+        >>> path = directory / "devices.toml"
+        >>> _ = path.write_text('[[devices]]\\nshare = 1.0\\nup = "1mbit"')
+        >>> gossamer.federated.population.read_profiles(path, 10)[0].up_bits_per_second
+        1000000.0
     """
     file = Path(path)
     table = _table_of(file)

@@ -11,11 +11,16 @@ import torch
 from torch import Tensor
 
 from gossamer.algorithms.compressors import Compressor
-from gossamer.algorithms.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy, Privacy
-from gossamer.algorithms.strategies.federated.privacy.terms import remembers
+from gossamer.algorithms.strategies.federated_rules import (
+    CentralPrivacy,
+    DistributedPrivacy,
+    FederatedStrategy,
+    Privacy,
+)
+from gossamer.algorithms.strategies.federated_rules.privacy.terms import remembers
 from gossamer.errors import AttachError, RecipeError, require
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.privacy.noise import RandomBits, SystemBits, uniforms
+from gossamer.federated.privacy.noise_sampling import RandomBits, SystemBits, uniforms
 from gossamer.federated.server.selection import SelectionPolicy, Uniform
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.algorithms.strategies.federated.secure_aggregation import SecureAggregation
+from gossamer.algorithms.strategies.federated_rules.secure_aggregation import SecureAggregation
 from gossamer.base import rng
 from gossamer.base.ops import Payload
 from gossamer.errors import MalformedError

@@ -214,7 +214,7 @@ class SecureCohort:
         """Devices with a vector in the sum, ascending."""
         return tuple(sorted(self._active))
 
-    def told_survivors(self) -> Receipt:
+    def survivors_receipt(self) -> Receipt:
         return Receipt(version=GO_ON, about=encode(Survivors(active=self.survivors)))
 
     def consents(self) -> Receipt:

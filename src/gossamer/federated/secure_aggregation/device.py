@@ -68,7 +68,7 @@ class DeviceSecrets:
         self, agreement: Agreement, number: int, identity: Identity, roster: IdentityRoster, fewest: int = 0
     ) -> None:
         if number not in agreement.graph:
-            raise _lie(f"asks client {number} for a part in round {agreement.index}, but it is not in the cohort")
+            raise _violation(f"asks client {number} for a part in round {agreement.index}, but it is not in the cohort")
         self._agreement, self._number, self._identity, self._roster = agreement, number, identity, roster
         self._sealing, self._masking, self._seed = AgreementKey(), AgreementKey(), os.urandom(KEY_BYTES)
         self.published = PublishedKeys(self._sealing.public, self._masking.public, commitment(self._seed)).signed(
@@ -83,20 +83,20 @@ class DeviceSecrets:
 
     def seal_shares(self, neighbors: Mapping[int, PublishedKeys]) -> list[bytes]:
         """Shares of both secrets, encrypted for each neighbor with published keys, in order. Raises MalformedError."""
-        agreement, own = self._agreement, self._number
-        if not set(neighbors) <= set(agreement.graph[own]):
-            raise _lie(f"gives client {own} other neighbors than the round's")
+        agreement, number = self._agreement, self._number
+        if not set(neighbors) <= set(agreement.graph[number]):
+            raise _violation(f"gives client {number} other neighbors than the round's")
         self._needed = agreement.shares_needed(len(neighbors) + 1)
         self._expect_enough(len(neighbors) + 1)
         for client, published in neighbors.items():
             published.check(agreement, client, self._roster)
         self._neighbors = dict(neighbors)
-        places = [agreement.place(client) for client in (own, *neighbors)]
+        places = [agreement.place(client) for client in (number, *neighbors)]
         of_seed = split(self._seed, self._needed, places)
         of_key = split(self._masking.private, self._needed, places)
-        self._held[own] = of_seed[places[0]], of_key[places[0]]
+        self._held[number] = of_seed[places[0]], of_key[places[0]]
         return [
-            sealed(self._sealing_key(client, own, client), of_seed[place] + of_key[place], b"")
+            sealed(self._sealing_key(client, number, client), of_seed[place] + of_key[place], b"")
             for client, place in zip(neighbors, places[1:], strict=True)
         ]
 
@@ -106,7 +106,7 @@ class DeviceSecrets:
         A share that cannot be decrypted is treated as missing, and other holders may replace it. Raises MalformedError.
         """
         if not set(sealed_shares) <= set(self._neighbors) or self._number in sealed_shares:
-            raise _lie(f"brings client {self._number} shares of clients without published keys")
+            raise _violation(f"brings client {self._number} shares of clients without published keys")
         self._expect_enough(len(sealed_shares) + 1)
         for client, each in sealed_shares.items():
             plain = opened(self._sealing_key(client, client, self._number), each, b"")
@@ -114,30 +114,30 @@ class DeviceSecrets:
 
     def masked(self, integers: Integers) -> Payload:
         """The masked vector, packed for sending. integers: (d,)."""
-        agreement, own = self._agreement, self._number
+        agreement, number = self._agreement, self._number
         vector = agreement.ring.wrapped(integers)
         add_mask(vector, self._seed, 1)
         for client in self._held:
-            if client != own:
-                key = mask_key(agreement, self._masking, self._neighbors[client].masking, own, client)
-                add_mask(vector, key, pairwise_sign(own, client))
+            if client != number:
+                key = mask_key(agreement, self._masking, self._neighbors[client].masking, number, client)
+                add_mask(vector, key, pairwise_sign(number, client))
         return (torch.from_numpy(agreement.ring.packed(vector)),)
 
     def consent(self, active: Sequence[int]) -> bytes:
         """Sign the list of devices with vectors in the sum. A device signs only one list. Raises MalformedError."""
-        receipt, own = tuple(active), self._number
+        receipt, number = tuple(active), self._number
         if any(a >= b for a, b in pairwise(receipt)):
-            raise _lie("names a client twice")
-        if own not in receipt:
-            raise _lie(f"lists client {own} as missing although it has sent its vector")
-        around = set(receipt).intersection(self._agreement.graph[own])
+            raise _violation("names a client twice")
+        if number not in receipt:
+            raise _violation(f"lists client {number} as missing although it has sent its vector")
+        around = set(receipt).intersection(self._agreement.graph[number])
         if strange := sorted(set(receipt) - set(self._agreement.members) | around - set(self._held)):
-            raise _lie(f"lists vectors of clients {strange[:10]}, but client {own} shares no masks with them")
+            raise _violation(f"lists vectors of clients {strange[:10]}, but client {number} shares no masks with them")
         if self._active not in ((), receipt):
-            raise _lie(f"asks client {own} to sign another list than before")
+            raise _violation(f"asks client {number} to sign another list than before")
         self._expect_enough(len(around) + 1)
         if len(receipt) < self._fewest:
-            raise _lie(f"makes a sum of {len(receipt)} vectors, but {self._fewest} are needed")
+            raise _violation(f"makes a sum of {len(receipt)} vectors, but {self._fewest} are needed")
         self._active = receipt
         return self._identity.sign(self._agreement.consent(receipt))
 
@@ -153,7 +153,7 @@ class DeviceSecrets:
             MalformedError: no quorum signed the list, or this is a repeated request. Nothing is revealed.
         """
         if self._revealed:
-            raise _lie(f"asks client {self._number} for shares a second time")
+            raise _violation(f"asks client {self._number} for shares a second time")
         agreement, message = self._agreement, self._agreement.consent(self._active)
         signed = 0
         for client in sorted(set(consents).intersection(self._active)):
@@ -161,7 +161,7 @@ class DeviceSecrets:
             if signed == agreement.quorum:
                 break
         else:
-            raise _lie(
+            raise _violation(
                 f"shows {signed} signatures of the list of vectors that client {self._number} received, and "
                 f"{agreement.quorum} are needed: others may have received another list"
             )
@@ -175,7 +175,9 @@ class DeviceSecrets:
     def _expect_enough(self, devices: int) -> None:
         needed = max(self._needed, self._agreement.fewest_around(self._number))
         if devices < needed:
-            raise _lie(f"continues with {devices} of the devices around client {self._number}, and {needed} are needed")
+            raise _violation(
+                f"continues with {devices} of the devices around client {self._number}, and {needed} are needed"
+            )
 
     def _sealing_key(self, other: int, sender: int, receiver: int) -> bytes:
         purpose = self._agreement.purpose(b"seal", sender, receiver)
@@ -215,8 +217,8 @@ def upload_masked(
     if receipt.version != GO_ON:
         return _fate(receipt)
     rows = _listed(receipt, ROW_BYTES)
-    own = secrets.seal_shares({client: PublishedKeys.of_row(row) for client, row in rows.items()})
-    receipt = yield Push(to=THE_SERVER, key=SHARES, stamp=stamp, payload=rows_payload(own, SEALED_BYTES))
+    shares = secrets.seal_shares({client: PublishedKeys.of_row(row) for client, row in rows.items()})
+    receipt = yield Push(to=THE_SERVER, key=SHARES, stamp=stamp, payload=rows_payload(shares, SEALED_BYTES))
     if receipt.version != GO_ON:
         return _fate(receipt)
     secrets.open_shares(_listed(receipt, SEALED_BYTES))
@@ -243,18 +245,18 @@ def nothing_to_reveal(stamp: Stamp) -> Generator[Any, Any, int]:
 def _listed(receipt: Receipt, width: int) -> dict[int, bytes]:
     clients = decode(receipt.about, Listed, THE_SERVER).clients
     if len(set(clients)) < len(clients):
-        raise _lie("names a client twice")
+        raise _violation("names a client twice")
     rows = payload_rows(receipt.payload, len(clients), width, str(THE_SERVER))
     return dict(sorted(zip(clients, rows, strict=True)))
 
 
 def _fate(receipt: Receipt) -> int:
     if receipt.version < NOT_COUNTED:
-        raise _lie(f"answers with version {receipt.version}, which is invalid")
+        raise _violation(f"answers with version {receipt.version}, which is invalid")
     return int(receipt.version)
 
 
-def _lie(what: str) -> MalformedError:
+def _violation(what: str) -> MalformedError:
     return MalformedError(f"{THE_SERVER} {what}; no secret was sent to it")
 
 

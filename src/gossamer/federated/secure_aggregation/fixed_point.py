@@ -27,9 +27,14 @@ from torch import Tensor
 
 from gossamer.algorithms.compressors import Compressor, Dense, Feedback, Rotated, Route
 from gossamer.algorithms.compressors.random_subspace import RandomSubspace
-from gossamer.algorithms.strategies.federated import CentralPrivacy, DistributedPrivacy, FederatedStrategy, LocalWork
-from gossamer.algorithms.strategies.federated.privacy.integer_grid import IntegerGrid
-from gossamer.algorithms.strategies.federated.secure_aggregation import SecureAggregation
+from gossamer.algorithms.strategies.federated_rules import (
+    CentralPrivacy,
+    DistributedPrivacy,
+    FederatedStrategy,
+    LocalWork,
+)
+from gossamer.algorithms.strategies.federated_rules.privacy.integer_grid import IntegerGrid
+from gossamer.algorithms.strategies.federated_rules.secure_aggregation import SecureAggregation
 from gossamer.base import rng
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.kernels import all_finite
@@ -37,8 +42,8 @@ from gossamer.base.kernels.reference.counter_rng import uniform
 from gossamer.base.layout import Layout, LayoutPart
 from gossamer.errors import MalformedError, NotFinite, RecipeError
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.privacy.mechanisms import integers
-from gossamer.federated.privacy.noise import RandomBits
+from gossamer.federated.privacy.clipping_and_noise import integers
+from gossamer.federated.privacy.noise_sampling import RandomBits
 from gossamer.federated.secure_aggregation.masking import Integers
 
 
@@ -292,7 +297,7 @@ class FixedPoint:
         each = self.code.count(self.layout)
         places = [block * each for block in range(self.blocks)]
         tail = total[self.blocks * each :].tolist()
-        units, stepped = self._told(tail, 0), self._told(tail[self._digits[0] :], 1)
+        units, stepped = self._value_of(tail, 0), self._value_of(tail[self._digits[0] :], 1)
         flags = tail[sum(self._digits) :]
         *limits, heaviest = ranges
         if not devices <= units <= devices * UNITS or not 0 <= stepped <= units * 2**STEP_BITS:
@@ -358,7 +363,7 @@ class FixedPoint:
         room = self.secure.bits - 1
         return [number >> (room * place) & self._levels for place in range(self._digits[which])]
 
-    def _told(self, digits: Sequence[int], which: int) -> int:
+    def _value_of(self, digits: Sequence[int], which: int) -> int:
         room = self.secure.bits - 1
         return sum(digit << (room * place) for place, digit in enumerate(digits[: self._digits[which]]))
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from gossamer.base import system
 from gossamer.errors import AttachError, MalformedError
 from gossamer.federated.secure_aggregation.masking import require_cryptography
 
@@ -37,7 +38,7 @@ class Identity:
     def kept_at(cls, path: str | os.PathLike[str]) -> Identity:
         """Read a private key from a file, or create one readable only by its owner. Raises AttachError."""
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            handle = system.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             read = Path(path).read_bytes()
             if len(read) != IDENTITY_BYTES:

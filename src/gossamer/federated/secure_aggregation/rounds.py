@@ -121,10 +121,10 @@ class SecureRounds(SynchronousRounds):
         self._held.append(HeldPush(client, push.stamp, push.key, token))
         return None
 
-    def _said_again(self, reported: Reported, push: Push, token: int) -> Receipt | None:
+    def _repeated(self, reported: Reported, push: Push, token: int) -> Receipt | None:
         if push.key in PHASE_KEYS and push.stamp == reported.stamp:
             return self.other_push(push.stamp.worker, push, token)
-        return super()._said_again(reported, push, token)
+        return super()._repeated(reported, push, token)
 
     def most_bytes(self, assignment: Assignment) -> int:
         cohort = self.secure
@@ -213,9 +213,9 @@ class SecureRounds(SynchronousRounds):
         self.given_up.append(found)
         yield from super()._give_up(moment, found)
 
-    def open_anew(self, moment: float) -> None:
+    def reopen(self, moment: float) -> None:
         self.secure, self.secure_task, self._unmasked = None, None, False
-        super().open_anew(moment)
+        super().reopen(moment)
 
     def _answer_held(self) -> Iterator[Reply]:
         held, self._held = self._held, []
@@ -229,7 +229,7 @@ class SecureRounds(SynchronousRounds):
             for reported in self.reported.values():
                 tokens, reported.tokens = reported.tokens, []
                 for token in tokens:
-                    yield Reply(token=token, answer=self.secure.told_survivors())
+                    yield Reply(token=token, answer=self.secure.survivors_receipt())
 
     def _phase_answer(self, held: HeldPush) -> Receipt | None:
         """The receipt of a held push; None: it waits."""

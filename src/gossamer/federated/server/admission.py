@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.algorithms.strategies.federated import FederatedStrategy, LocalWork
+from gossamer.algorithms.strategies.federated_rules import FederatedStrategy, LocalWork
 from gossamer.base.ops import Payload, payload_bytes
 from gossamer.base.peer_ops import Peer
 from gossamer.errors import MalformedError, require

@@ -1,6 +1,6 @@
 """Aggregation: FedAvg's weighted mean as a running sum, or all contributions kept for a robust aggregator.
 
-Sums under privacy, with noise, are in `privacy/mechanisms`.
+Sums under privacy, with noise, are in `privacy/clipping_and_noise`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.algorithms.strategies.federated import Aggregator, CohortSummary
+from gossamer.algorithms.strategies.federated_rules import Aggregator, CohortSummary
 
 Sizes = tuple[float, ...]  # norms, weight and steps of a contribution, for the comparison with others
 

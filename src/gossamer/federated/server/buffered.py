@@ -104,7 +104,7 @@ class BufferedRounds(Rounds):
     def staleness_allowed(self, assignment: Assignment, staleness: int) -> bool:
         return self.oldest_staleness is None or staleness <= self.oldest_staleness
 
-    def open_anew(self, moment: float) -> None:
+    def reopen(self, moment: float) -> None:
         """End tasks of absent devices that are too old to count."""
         self._gathers_until, self._is_impatient = inf, False
         if self.oldest_staleness is not None:

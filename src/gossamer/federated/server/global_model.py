@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.algorithms.compressors import Compressor
-from gossamer.algorithms.strategies.federated import CohortSummary, FederatedStrategy
+from gossamer.algorithms.strategies.federated_rules import CohortSummary, FederatedStrategy
 from gossamer.base.kernels import all_finite
 from gossamer.base.layout import FlatTensors
 from gossamer.base.ops import Payload, payload_bytes
@@ -57,7 +57,7 @@ class GlobalModel:
         self.strategy, self.state, self.seed = strategy, state, seed
         self._tensors, self._shared_keys = strategy.contribution_count, strategy.shared_keys
         self.compressor = compressor
-        self.begin_anew()
+        self.start_over()
         self._sizes: dict[int, ContributionSize] = {}  # by round
         self.parameters = parameters.to(state.dtype, copy=True)
         self.memory = strategy.server_memory(self.parameters)
@@ -65,7 +65,7 @@ class GlobalModel:
         blocks = self._public_blocks()
         self.public: PublicParameters = Snapshot(blocks) if pull is None else DeltaChain(pull, blocks, seed)
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Start a new lineage: versions that devices hold are not of this one."""
         self.lineage = secrets.token_hex(8)
 

@@ -24,12 +24,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gossamer.base import system
 from gossamer.base.json_text import read_json
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
 from gossamer.federated.server.roster import Assignment, RosterChange
 from gossamer.train import checkpoint
-from gossamer.train.checkpoint.fsync import sync_folder
 from gossamer.train.parameter_server.journal import Log
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class FileRoundsJournal(RoundsJournal):
             self._log.append([_line(change)])
             if change.next_round > self._round:  # no version records this round, but a device may know it
                 self._log.sync()
-                sync_folder(self._folder)
+                system.sync_folder(self._folder)
                 self._round = change.next_round
         except OSError as error:
             self._give_up(error)
@@ -176,7 +176,7 @@ def refuse_others(kept: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 def _restored(folder: Path, number: int, rounds: Rounds) -> FileRoundsJournal:
     tree, _ = checkpoint.read(folder, number, 0)
     path = folder / _log_name(number)
-    with _damage_said(folder):
+    with _damage_reported(folder):
         rounds.load_state_dict(tree)
         end = 0
         for change, end in _changes(path):  # noqa: B007
@@ -187,9 +187,9 @@ def _restored(folder: Path, number: int, rounds: Rounds) -> FileRoundsJournal:
 def _go_back(folder: Path, number: int, rounds: Rounds) -> None:
     """Continue from an outdated state as a new lineage, since later versions are lost."""
     tree, _ = checkpoint.read(folder, number, 0)
-    with _damage_said(folder):
+    with _damage_reported(folder):
         rounds.load_state_dict(tree)
-    rounds.begin_anew()
+    rounds.start_over()
     notice(
         "The last server with this journal could not write it at its end. This server continues from the last version "
         f"that was written, in {folder}; later ones are lost, and devices start again from it."
@@ -197,7 +197,7 @@ def _go_back(folder: Path, number: int, rounds: Rounds) -> None:
 
 
 @contextlib.contextmanager
-def _damage_said(folder: Path) -> Iterator[None]:
+def _damage_reported(folder: Path) -> Iterator[None]:
     try:
         yield
     except PARSING as error:

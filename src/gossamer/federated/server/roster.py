@@ -84,7 +84,7 @@ class Roster:
         self.training.discard(client)
         self._review(client)
 
-    def hear(self, client: int) -> None:
+    def mark_present(self, client: int) -> None:
         """Mark a device as present."""
         self.known.add(client)
         self.unheard.discard(client)

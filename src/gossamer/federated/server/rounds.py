@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from gossamer.algorithms.strategies.federated import LocalWork
+from gossamer.algorithms.strategies.federated_rules import LocalWork
 from gossamer.base import rng
 from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import (
@@ -50,7 +50,7 @@ from gossamer.federated.messages import (
     encode,
 )
 from gossamer.federated.privacy.accountant import accountant_for, private_selection
-from gossamer.federated.privacy.mechanisms import private_sum
+from gossamer.federated.privacy.clipping_and_noise import private_sum
 from gossamer.federated.server.admission import Attempts, ContributionAdmission, ContributionLimits
 from gossamer.federated.server.aggregation import ContributionSum, sum_for
 from gossamer.federated.server.global_model import GlobalModel
@@ -176,7 +176,7 @@ class Rounds(ABC):
         self.attempts = Attempts(clients)
         self.deadline = inf  # time of the next action without an event
         self.sum = self._new_sum()
-        self.drew_nobody = False  # the drawn cohort is empty; the next version is made of noise alone
+        self.drew_empty = False  # the drawn cohort is empty; the next version is made of noise alone
         self.secure_task: SecureTask | None = None  # terms of masking in this round
 
     @property
@@ -222,7 +222,7 @@ class Rounds(ABC):
         """Whether a contribution with this staleness (versions since its start) may still count."""
 
     @abstractmethod
-    def open_anew(self, moment: float) -> None:
+    def reopen(self, moment: float) -> None:
         """Begin the next round, after a version was made or a round was given up."""
 
     @abstractmethod
@@ -254,10 +254,10 @@ class Rounds(ABC):
             case Arrived(token=token, sender=sender, op=op) if sender.kind != CLIENT:
                 yield Reply(token=token, answer=refusal(op, f"{sender} is no client of a federation"))
             case Arrived(token=token, sender=sender, op=Pull(key=key) as pull) if key == TASK:
-                self.roster.hear(sender.number)
+                self.roster.mark_present(sender.number)
                 yield from self._asked(sender.number, token, pull)
             case Arrived(token=token, sender=sender, op=Push() as push):
-                self.roster.hear(sender.number)
+                self.roster.mark_present(sender.number)
                 try:
                     answer = self._receive(sender.number, push, token, event.moment)
                 except MalformedError as error:
@@ -267,7 +267,7 @@ class Rounds(ABC):
             case Arrived(token=token, op=op):
                 yield Reply(token=token, answer=refusal(op, f"a federation has nothing under {op.key[:40]!r}"))
             case PeerJoined(peer=peer) if peer.kind == CLIENT:
-                self.roster.hear(peer.number)
+                self.roster.mark_present(peer.number)
             case PeerLeft(peer=peer) if peer.kind == CLIENT:
                 self.left(peer.number)
         yield from self.settle(event.moment)
@@ -287,7 +287,7 @@ class Rounds(ABC):
         if self.is_between_rounds():
             self.roster.catch_up()
         chosen = [] if self.finished else self.assign(moment)
-        while self.drew_nobody:
+        while self.drew_empty:
             yield from self._commit(moment)
             chosen = [] if self.finished else self.assign(moment)
         if self.finished:
@@ -321,7 +321,7 @@ class Rounds(ABC):
                 f"{assignment.round} from version {assignment.version}"
             )
         if client in self.reported:
-            return self._said_again(self.reported[client], push, token)
+            return self._repeated(self.reported[client], push, token)
         if push.key == PART:
             number = self.admission.part_number(push.about, push.payload)
             most_empty = self.model.contribution_size(assignment.round).empty
@@ -360,7 +360,7 @@ class Rounds(ABC):
         """Receive a push other than parts and reports. Returns None if the answer comes later."""
         raise MalformedError(f"it sent {push.key[:40]!r}, which is no part of a contribution")
 
-    def _said_again(self, reported: Reported, push: Push, token: int) -> Receipt | None:
+    def _repeated(self, reported: Reported, push: Push, token: int) -> Receipt | None:
         if push.key != REPORT:
             return Receipt(version=FATE_UNKNOWN)
         if push.stamp != reported.stamp:
@@ -399,7 +399,7 @@ class Rounds(ABC):
             self.accountant.committed(done, self.sum.share_below())
         self.sum = self._new_sum()
         self.roster.advance()
-        self.open_anew(moment)
+        self.reopen(moment)
         refused, self.refused = self.refused, {}
         reports = {client: each.report for client, each in done.items()}
         staleness = {client: before - each.stamp.known for client, each in done.items()}
@@ -420,7 +420,7 @@ class Rounds(ABC):
         self._end(done)
         self.sum = self._new_sum()
         self.roster.advance()
-        self.open_anew(moment)
+        self.reopen(moment)
         self._note(ended=[client for client in before if client not in self.roster.assigned])
         yield from receipts(done, NOT_COUNTED)
 
@@ -520,9 +520,9 @@ class Rounds(ABC):
         if self.accountant is not None:
             self.accountant.given(change.assigned)
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Continue from this version with a new lineage, since devices may hold later versions that are lost here."""
-        self.model.begin_anew()
+        self.model.start_over()
         self.roster.forget_tasks()
 
     def _identity(self) -> dict[str, Any]:

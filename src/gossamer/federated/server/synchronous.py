@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, inf, sqrt
 from typing import Any, Literal
 
-from gossamer.algorithms.strategies.federated import LocalWork
+from gossamer.algorithms.strategies.federated_rules import LocalWork
 from gossamer.errors import RecipeError, require
 from gossamer.federated.server.roster import Assignment
 from gossamer.federated.server.rounds import Rounds
@@ -117,7 +117,7 @@ class SynchronousRounds(Rounds):
         for client in chosen:
             self.roster.give(client, self.model.version, moment)
         self._open, self._is_open, self._is_impatient = set(chosen), True, False
-        self.drew_nobody = not chosen
+        self.drew_empty = not chosen
         self._enough = len(chosen) if self._draws_each else self.cohort
         self.deadline = moment + self._round_seconds
         return chosen
@@ -126,8 +126,8 @@ class SynchronousRounds(Rounds):
         if not self._is_open:
             return self.all_reported()  # late reports: no other round can begin before they are counted
         on_time = len(self._open & self.reported.keys())
-        nobody_left = moment >= self.deadline or self._open.isdisjoint(self.roster.training)
-        return on_time >= self._enough or (nobody_left and len(self.reported) >= self._fewest)
+        all_done = moment >= self.deadline or self._open.isdisjoint(self.roster.training)
+        return on_time >= self._enough or (all_done and len(self.reported) >= self._fewest)
 
     def is_between_rounds(self) -> bool:
         return not self._is_open
@@ -141,12 +141,12 @@ class SynchronousRounds(Rounds):
     def weight(self, work: LocalWork, staleness: int) -> float:
         return self.model.strategy.weight(work, staleness) / sqrt(1 + staleness)
 
-    def open_anew(self, moment: float) -> None:
+    def reopen(self, moment: float) -> None:
         version = self.model.version
         late = [client for client in self.roster.assigned if client in self._open]
         for client in late:
             self.selection.missed(client, moment - self.roster.assigned[client].moment)
         over = [client for client, each in self.roster.assigned.items() if version - each.version > self._late_versions]
         self._end(over if self._late_versions else [*self.roster.assigned])
-        self._open, self._is_open, self.drew_nobody = set(), False, False
+        self._open, self._is_open, self.drew_empty = set(), False, False
         self.deadline = moment + self._gather_seconds

@@ -137,7 +137,7 @@ class VirtualFederation:
 
     # The server.
 
-    def _hear(self, event: PeerEvent) -> None:
+    def _deliver(self, event: PeerEvent) -> None:
         self._step(self._server.send(event))
 
     def _step(self, op: Any) -> None:
@@ -159,7 +159,7 @@ class VirtualFederation:
 
     def _elapsed(self, until: float) -> None:
         if self._due == until:
-            self._hear(Elapsed(moment=self.clock.now))
+            self._deliver(Elapsed(moment=self.clock.now))
 
     def _answer(self, reply: Reply) -> None:
         client = self._asked.pop(reply.token, None)
@@ -202,7 +202,7 @@ class VirtualFederation:
         self._asked.pop(self._tokens.pop(client, 0), None)
         if away_seconds < inf:
             self.clock.after(away_seconds, self._come, client)
-        self._hear(PeerLeft(moment=self.clock.now, peer=Peer(CLIENT, client)))
+        self._deliver(PeerLeft(moment=self.clock.now, peer=Peer(CLIENT, client)))
 
     def _forget(self, client: int) -> None:
         """Close a device's script."""
@@ -249,7 +249,7 @@ class VirtualFederation:
         self._count_sent(client)
         token = next(self._numbers)
         self._asked[token], self._tokens[client] = client, token
-        self._hear(Arrived(moment=self.clock.now, token=token, sender=Peer(CLIENT, client), op=op))
+        self._deliver(Arrived(moment=self.clock.now, token=token, sender=Peer(CLIENT, client), op=op))
 
     def _count_sent(self, client: int) -> None:
         """Count bytes that have arrived or are lost, if the device had begun to send them."""

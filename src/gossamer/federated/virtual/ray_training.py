@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.algorithms.strategies.federated_rules import FederatedStrategy
 from gossamer.errors import LoopError
 from gossamer.federated.client.functions import ClientFunction
 from gossamer.federated.client.script import Train, Trained

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.algorithms.strategies.federated_rules import FederatedStrategy
 from gossamer.base import rng
 from gossamer.errors import require
 from gossamer.federated.client.functions import ClientFunction
@@ -261,7 +261,7 @@ class Simulation:
             if self.result.ended == "running":
                 self.result.ended = "finished" if len(self.result.rounds) == self._rounds.rounds else "exhausted"
                 if self._until is not None:
-                    self._until.check_told([each.all_metrics for each in self.result.rounds])
+                    self._until.notice_if_missing([each.all_metrics for each in self.result.rounds])
                 self.result.why = self._rounds.why_exhausted if self.result.ended == "exhausted" else ""
         except KeyboardInterrupt:
             self.result.ended = "interrupted"

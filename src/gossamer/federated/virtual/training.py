@@ -11,7 +11,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from gossamer.algorithms.strategies.federated import FederatedStrategy
+from gossamer.algorithms.strategies.federated_rules import FederatedStrategy
 from gossamer.events import notice
 from gossamer.federated.client.functions import ClientFunction
 from gossamer.federated.client.local_training import Trainer

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from gossamer.algorithms.strategies.federated import FederatedStrategy, LocalWork
+from gossamer.algorithms.strategies.federated_rules import FederatedStrategy, LocalWork
 from gossamer.base.layout import Slot
 from gossamer.errors import LoopError
 from gossamer.federated.client.functions import STEPS, ClientFunction, SGDSteps, StepsFunction, checked_steps
@@ -49,7 +49,7 @@ class ManyAtOnce(DeviceTraining):
         """model: one that can be vectorized, see `why_not_vectorized`."""
         self._model, self._state, self._strategy, self._function, self._most = model, state, strategy, function, most
         self._device = next(model.parameters()).device
-        self._told: dict[int, tuple[Train, SGDSteps]] = {}  # by client, until it is trained
+        self._queued: dict[int, tuple[Train, SGDSteps]] = {}  # by client, until it is trained
         self._check = TrainingCheck(strategy)
 
     @property
@@ -58,7 +58,7 @@ class ManyAtOnce(DeviceTraining):
 
     def fewest_steps(self, op: Train) -> int:
         steps = self._steps(op)
-        self._told[op.client] = op, steps
+        self._queued[op.client] = op, steps
         return len(steps.batches)
 
     @property
@@ -66,7 +66,7 @@ class ManyAtOnce(DeviceTraining):
         return self._most
 
     def forget(self, op: Train) -> None:
-        self._told.pop(op.client, None)
+        self._queued.pop(op.client, None)
 
     def train(self, ops: Sequence[Train]) -> Iterator[Trained]:
         for begin in range(0, len(ops), self._most):
@@ -88,7 +88,7 @@ class ManyAtOnce(DeviceTraining):
             return replace(steps, samples=self._check.samples(metrics_of, work, touched=False))
 
     def _take(self, op: Train) -> SGDSteps:
-        known, steps = self._told.pop(op.client, (None, None))
+        known, steps = self._queued.pop(op.client, (None, None))
         return steps if known is op and steps is not None else self._steps(op)
 
     def _check_momentum(self, members: Sequence[_Member]) -> None:

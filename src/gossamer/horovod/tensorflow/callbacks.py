@@ -72,8 +72,8 @@ class MetricAverage(KerasCallback):
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if logs:
-            told = allgather_object({name: float(value) for name, value in logs.items()})
-            logs.update({name: sum(each[name] for each in told) / len(told) for name in logs})
+            logs_of_ranks = allgather_object({name: float(value) for name, value in logs.items()})
+            logs.update({name: sum(each[name] for each in logs_of_ranks) / len(logs_of_ranks) for name in logs})
 
 
 class LearningRateSchedule(KerasCallback):

@@ -101,6 +101,9 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
     """Decorator for a training function. Its first argument is a State; see gossamer.horovod.elastic.run_fn.
 
     Errors of calls within a tf.function are HorovodInternalErrors, too.
+
+    Args:
+        func: a function whose first argument is a State.
     """
 
     @wraps(func)

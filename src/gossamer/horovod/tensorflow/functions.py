@@ -55,6 +55,13 @@ def broadcast_object(
 ) -> Any:
     """The object of rank `root_rank`, on every rank of the set; session is not used.
 
+    Args:
+        obj: numbers, text, None, bytes, arrays, and lists, tuples and dicts of them; ignored on other ranks.
+        root_rank: rank in the job whose value is used.
+        session: accepted for Horovod's signature, and not used.
+        name: matches calls of different ranks; without one they are matched by their order.
+        process_set: the ranks of the call; all by default.
+
     Raises:
         TypeError: for a type that does not travel, with the place of the value.
     """
@@ -64,14 +71,28 @@ def broadcast_object(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """The objects of all ranks of the set, by rank; session is not used. Raises TypeError as `broadcast_object`."""
+    """The objects of all ranks of the set, by rank; session is not used. Raises TypeError as `broadcast_object`.
+
+    Args:
+        obj: as for `broadcast_object`.
+        session: accepted for Horovod's signature, and not used.
+        name: matches calls of different ranks; without one they are matched by their order.
+        process_set: the ranks of the call; all by default.
+    """
     return objects.allgather_object(obj, name, process_set)
 
 
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """A function of one object that returns that of rank `root_rank`; session is not used."""
+    """A function of one object that returns that of rank `root_rank`; session is not used.
+
+    Args:
+        root_rank: rank in the job whose value is used.
+        session: accepted for Horovod's signature, and not used.
+        name: matches calls of different ranks; without one they are matched by their order.
+        process_set: the ranks of the call; all by default.
+    """
     return lambda obj: broadcast_object(obj, root_rank, None, name, process_set)
 
 
@@ -92,27 +113,49 @@ def _operation(value: Callable[[], int]) -> Any:
 
 
 def rank_op(name: str | None = None) -> Any:
-    """This worker's number in the job, when a graph runs."""
+    """This worker's number in the job, when a graph runs.
+
+    Args:
+        name: name of the operation in the graph.
+    """
     return _operation(lambda: context().rank)
 
 
 def local_rank_op(name: str | None = None) -> Any:
-    """This worker's number on its machine, when a graph runs."""
+    """This worker's number on its machine, when a graph runs.
+
+    Args:
+        name: name of the operation in the graph.
+    """
     return _operation(lambda: context().local_rank)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """The number of workers in a process set, when a graph runs."""
+    """The number of workers in a process set, when a graph runs.
+
+    Args:
+        process_set_id: number of the set; 0 has all ranks.
+        name: name of the operation in the graph.
+    """
     return _operation(lambda: len(context().set_of(process_set_id).ranks))
 
 
 def local_size_op(name: str | None = None) -> Any:
-    """The number of workers on this machine, when a graph runs."""
+    """The number of workers on this machine, when a graph runs.
+
+    Args:
+        name: name of the operation in the graph.
+    """
     return _operation(lambda: context().local_size)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """1 where this worker is in a process set and 0 where not, when a graph runs."""
+    """1 where this worker is in a process set and 0 where not, when a graph runs.
+
+    Args:
+        process_set_id: number of the set; 0 has all ranks.
+        name: name of the operation in the graph.
+    """
     return _operation(lambda: int(context().set_of(process_set_id).included()))
 
 
@@ -121,6 +164,9 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 def broadcast_global_variables(root_rank: int) -> Any:
     """Assign the values of rank `root_rank` to all variables of a graph of TensorFlow 1.
+
+    Args:
+        root_rank: rank in the job whose value is used.
 
     Raises:
         RuntimeError: in eager execution, which has no list of all variables.

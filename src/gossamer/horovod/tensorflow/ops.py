@@ -256,6 +256,13 @@ def broadcast(
 ) -> Any:
     """The tensor of rank `root_rank` (of the job), on every rank. Gradients flow through.
 
+    Args:
+        tensor: of the same shape and dtype on every rank.
+        root_rank: rank in the job whose value is used.
+        name: matches calls of different ranks; without one they are matched by their order.
+        ignore_name_scope: accepted for Horovod's signature.
+        process_set: the ranks of the call; all by default.
+
     Raises:
         HorovodInternalError: ranks made different calls, or a rank was lost.
     """
@@ -265,7 +272,14 @@ def broadcast(
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Overwrite variables with those of rank `root_rank`. Returns their values."""
+    """Overwrite variables with those of rank `root_rank`. Returns their values.
+
+    Args:
+        variables: of the same shapes and dtypes on every rank.
+        root_rank: rank in the job whose value is used.
+        name: matches calls of different ranks; without one they are matched by their order.
+        process_set: the ranks of the call; all by default.
+    """
     if not variables:
         return []
     found = _broadcast(variables, root_rank, name, process_set)

@@ -37,17 +37,17 @@ def alltoall(
         HorovodInternalError: ranks made different calls, or a rank was lost.
     """
     (rows,) = tensors_of([tensor])
-    told = splits is not None
-    counts = tf.convert_to_tensor(splits) if told else tf.zeros([0], tf.int32)
+    splits_given = splits is not None
+    counts = tf.convert_to_tensor(splits) if splits_given else tf.zeros([0], tf.int32)
     if counts.dtype not in (tf.int32, tf.int64):
         raise ValueError(f"splits must be 32-bit or 64-bit integers, got {counts.dtype.name}")
     world = len(process_set.ranks)
     received: list[Any] = []
 
     def make(arrays: tuple[torch.Tensor, ...]) -> AllToAllCall:
-        given, asked = arrays
-        parts = checked_splits(given, asked.tolist() if told else None, world)
-        return AllToAllCall(tensors=(given[: sum(parts)],), splits=tuple(parts), told=told)
+        given, requested = arrays
+        parts = checked_splits(given, requested.tolist() if splits_given else None, world)
+        return AllToAllCall(tensors=(given[: sum(parts)],), splits=tuple(parts), splits_given=splits_given)
 
     def forward(given: Any) -> list[Any]:
         shape = None if given.shape.rank is None else [None, *given.shape[1:]]
@@ -70,7 +70,7 @@ def alltoall(
         return [tf.pad(back, [[0, missing], *([0, 0] for _ in rows.shape[1:])])]
 
     (found,) = differentiable(forward, backward, [rows])
-    return (found, received[0]) if told else found
+    return (found, received[0]) if splits_given else found
 
 
 _KINDS = {tf.int32: torch.int32, tf.int64: torch.int64}
@@ -119,6 +119,16 @@ def reducescatter(
 
     The first ranks receive one row more where rows do not divide by the number of ranks. Arguments and errors are those
     of `allreduce`.
+
+    Args:
+        tensor: of the same shape and dtype on every rank, with at least one dimension.
+        device_dense: accepted for Horovod's signature.
+        compression: Compression.fp16 sends float16.
+        op: Average (default) or Sum.
+        name: matches calls of different ranks; without one they are matched by their order.
+        process_set: the ranks of the call; all by default.
+        ignore_name_scope: accepted for Horovod's signature.
+        prescale_factor, postscale_factor: factors before and after the reduction.
     """
     factors = prescale_factor, postscale_factor
     return _compressed_scatter([tensor], name, compression, op, factors, process_set)[0]

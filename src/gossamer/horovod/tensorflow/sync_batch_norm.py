@@ -10,27 +10,34 @@ from gossamer.horovod.basics import Sum, is_initialized, size
 from gossamer.horovod.tensorflow.ops import allreduce
 
 
-class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
+class SynchronizedStatistics:
     """Normalizes by the mean and variance over the batches of all ranks while it trains.
 
-    Arguments are those of tf.keras.layers.BatchNormalization. Every rank runs it as often as the others. Gradients flow
+    Arguments are those of the BatchNormalization of Keras. Every rank runs it as often as the others. Gradients flow
     through the statistics of all ranks.
 
     Args:
         fused: False.
+
+    Raises:
+        ValueError: for fused=True.
     """
 
-    def __init__(self, fused: bool = False, **kwargs: Any) -> None:
+    _is_fused_by_default = False
+
+    def __init__(self, fused: bool = False, **options: Any) -> None:
         if fused in (True, None):
             raise ValueError("SyncBatchNormalization does not support fused=True. Leave fused out.")
-        kwargs["name"] = kwargs.get("name") or "sync_batch_normalization"
-        if tf.keras.__version__.startswith("2"):
-            kwargs["fused"] = fused
-        super().__init__(**kwargs)
+        options["name"] = options.get("name") or "sync_batch_normalization"
+        if self._is_fused_by_default:
+            options["fused"] = False
+        base: Any = super()
+        base.__init__(**options)
 
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Batches count by their number of samples."""
-        mean, variance = super()._moments(inputs, *args, **kwargs)
+        base: Any = super()
+        mean, variance = base._moments(inputs, *args, **kwargs)
         if not is_initialized() or size() == 1:
             return mean, variance
         count = tf.cast(tf.size(inputs) / tf.size(mean), mean.dtype)
@@ -38,3 +45,17 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         means, squares, samples = tf.unstack(allreduce(sums, op=Sum))
         mean = means / samples
         return mean, squares / samples - tf.square(mean)
+
+
+def synchronized(layer: Any) -> Any:
+    """The SyncBatchNormalization of a Keras package. layer: its class BatchNormalization."""
+    is_fused = hasattr(layer, "_fused_can_be_used")  # the layer of Keras 2, whose fused operation has no _moments
+    content = {
+        "__doc__": SynchronizedStatistics.__doc__,
+        "__module__": __name__,
+        "_is_fused_by_default": is_fused,
+    }
+    return type("SyncBatchNormalization", (SynchronizedStatistics, layer), content)
+
+
+SyncBatchNormalization = synchronized(tf.keras.layers.BatchNormalization)

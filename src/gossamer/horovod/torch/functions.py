@@ -25,6 +25,8 @@ def broadcast_parameters(
 
     Args:
         params: model.state_dict(), model.named_parameters() or model.parameters(), in the same order on every rank.
+        root_rank: rank in the job whose values are used.
+        process_set: the ranks of the call; all by default.
     """
     if isinstance(params, Mapping):
         values = [value for _, value in sorted(params.items())]
@@ -52,6 +54,11 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int, model: Any =
     """Load the state of rank `root_rank`'s optimizer, with its options, on every rank.
 
     As in Horovod, parameters without a gradient have a gradient of zeros afterwards. model is not needed.
+
+    Args:
+        optimizer: of the same class and parameter groups on every rank.
+        root_rank: rank in the job whose value is used.
+        model: accepted for Horovod's signature.
 
     Raises:
         ValueError: for LBFGS. Its state depends on the number of loss evaluations.

@@ -67,6 +67,9 @@ def apply_compressed(
 def synchronize(handle: Handle) -> Any:
     """Wait for an asynchronous call and return its result.
 
+    Args:
+        handle: as an asynchronous call returned it.
+
     Raises:
         HorovodInternalError: ranks made different calls, or a rank was lost.
     """
@@ -152,7 +155,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Reduce a tensor over the ranks and overwrite it."""
+    """As `allreduce`, without gradients, and the result overwrites the tensor."""
     found: Tensor = synchronize(
         allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
     )
@@ -258,7 +261,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """Reduce several tensors over the ranks and overwrite them."""
+    """As `allreduce_`, for several tensors at once."""
     found: list[Tensor] = synchronize(
         grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
     )
@@ -268,7 +271,14 @@ def grouped_allreduce_(
 def sparse_allreduce_async(
     tensor: Tensor, name: str | None, op: ReductionOp = Average, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Tensor]:
-    """The sum or mean of sparse tensors: ranks gather indices and values. Returns a function that waits for it."""
+    """The sum or mean of sparse tensors: ranks gather indices and values. Returns a function that waits for it.
+
+    Args:
+        tensor: a sparse COO tensor, of the same size on every rank.
+        name: matches calls of different ranks; without one they are matched by their order.
+        op: Average or Sum.
+        process_set: the ranks of the call; all by default.
+    """
     if op not in (Average, Sum):
         raise ValueError(f"sparse tensors are reduced by Average or Sum, not {op}. Reduce tensor.to_dense() instead.")
     held = tensor.detach().coalesce()
@@ -383,7 +393,7 @@ def broadcast_async_(
 def broadcast_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """Overwrite a tensor with that of rank `root_rank`."""
+    """As `broadcast`, without gradients, and the result overwrites the tensor."""
     found: Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
     return found
 
@@ -407,6 +417,12 @@ def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """The tensor of rank `root_rank` (of the job), on every rank: a new tensor. Gradients flow through.
+
+    Args:
+        tensor: of the same shape and dtype on every rank.
+        root_rank: rank in the job whose value is used.
+        name: matches calls of different ranks; without one they are matched by their order.
+        process_set: the ranks of the call; all by default.
 
     Raises:
         HorovodInternalError: ranks made different calls, or a rank was lost.

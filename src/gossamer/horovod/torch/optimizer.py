@@ -37,11 +37,17 @@ class GradientExchange(RecipeExchange):
     ) -> None:
         super().__init__(process_set, recipe, op, server_optimizer)
         self.named, self.sparse_as_dense = dict(named), sparse_as_dense
+        self.identities = set(map(id, self.named.values()))
         self._optimizer = weakref.ref(optimizer)
         self._begun = False
         self.makes_step = True  # whether the optimizer makes a step with the last exchanged gradients
         self._sparse: set[str] = set()
         self._dense: dict[str, Tensor] = {}
+
+    def add(self, named: Mapping[str, Tensor]) -> None:
+        """Also exchange these parameters, from the next session on."""
+        self.named |= named
+        self.identities |= set(map(id, named.values()))
 
     def holds(self, identities: set[int]) -> bool:
         """Whether one of the parameters is stored at one of these addresses."""
@@ -85,7 +91,9 @@ class GradientExchange(RecipeExchange):
         elif given.is_sparse:
             parameter.grad = (mean * self.factor).to_sparse()
         else:
-            given.copy_(mean).mul_(self.factor)
+            given.copy_(mean)
+            if self.factor != 1:
+                given.mul_(self.factor)
             parameter.grad = given
 
     @torch.no_grad()
@@ -166,16 +174,16 @@ class DistributedSteps(Optimizer):
 
     def _take_up_parameters(self) -> None:
         """Exchange parameters, too, that were frozen or not there before: the recipe begins again."""
-        known = {id(each) for each in self._exchange.named.values()}
-        places = [(i, j, each) for i, group in enumerate(self.param_groups) for j, each in enumerate(group["params"])]
+        known = self._exchange.identities
         fresh = {
             self._parameter_names.setdefault(each, f"added.{i}.{j}"): each
-            for i, j, each in places
-            if each.requires_grad and id(each) not in known
+            for i, group in enumerate(self.param_groups)
+            for j, each in enumerate(group["params"])
+            if id(each) not in known and each.requires_grad
         }
         if fresh:
             self._exchange.restart()
-            self._exchange.named |= fresh
+            self._exchange.add(fresh)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

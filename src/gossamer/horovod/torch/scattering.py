@@ -26,9 +26,11 @@ from gossamer.horovod.torch.ops import (
 
 
 def _exchange(
-    tensor: Tensor, splits: Sequence[int], told: bool, name: str | None, process_set: ProcessSet, finish: Any
+    tensor: Tensor, splits: Sequence[int], splits_given: bool, name: str | None, process_set: ProcessSet, finish: Any
 ) -> int:
-    call = AllToAllCall(tensors=(tensor[: sum(splits)],), splits=tuple(splits), told=told, finish=finish)
+    call = AllToAllCall(
+        tensors=(tensor[: sum(splits)],), splits=tuple(splits), splits_given=splits_given, finish=finish
+    )
     return submit(call, name, process_set)
 
 
@@ -47,13 +49,13 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As `alltoall`, without gradients. Returns a handle."""
-    counts, told = _checked_splits(tensor, splits, process_set), splits is not None
+    counts, splits_given = _checked_splits(tensor, splits, process_set), splits is not None
 
     def finish(answer: tuple[Tensor, list[int]]) -> Any:
         found, received = answer[0].to(tensor.device), answer[1]
-        return (found, torch.tensor(received, dtype=torch.int32)) if told else found
+        return (found, torch.tensor(received, dtype=torch.int32)) if splits_given else found
 
-    return _exchange(tensor, counts, told, name, process_set, finish)
+    return _exchange(tensor, counts, splits_given, name, process_set, finish)
 
 
 class _AllToAllFunction(torch.autograd.Function):
@@ -61,9 +63,9 @@ class _AllToAllFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: Tensor, counts: list[int], told: bool, name: str | None, process_set: ProcessSet
+        ctx: Any, tensor: Tensor, counts: list[int], splits_given: bool, name: str | None, process_set: ProcessSet
     ) -> Any:
-        found, received = synchronize(_exchange(tensor, counts, told, name, process_set, lambda answer: answer))
+        found, received = synchronize(_exchange(tensor, counts, splits_given, name, process_set, lambda answer: answer))
         ctx.process_set, ctx.received, ctx.rows = process_set, received, len(tensor)
         sizes = torch.tensor(received, dtype=torch.int32)
         ctx.mark_non_differentiable(sizes)
@@ -97,9 +99,9 @@ def alltoall(
         ValueError: for splits that do not fit.
         HorovodInternalError: ranks made different calls, or a rank was lost.
     """
-    counts, told = _checked_splits(tensor, splits, process_set), splits is not None
-    found, received = apply(_AllToAllFunction, tensor, counts, told, name, process_set)
-    return (found, received) if told else found
+    counts, splits_given = _checked_splits(tensor, splits, process_set), splits is not None
+    found, received = apply(_AllToAllFunction, tensor, counts, splits_given, name, process_set)
+    return (found, received) if splits_given else found
 
 
 # -- reducescatter -----------------------------------------------------------------------------------------------------
@@ -179,6 +181,14 @@ def reducescatter(
 
     The first ranks receive one row more where rows do not divide by the number of ranks. Arguments and errors are those
     of `allreduce`.
+
+    Args:
+        tensor: of the same shape and dtype on every rank, with at least one dimension.
+        name: matches calls of different ranks; without one they are matched by their order.
+        compression: Compression.fp16 sends float16.
+        op: Average (default) or Sum.
+        process_set: the ranks of the call; all by default.
+        prescale_factor, postscale_factor: factors before and after the reduction.
     """
     return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
 

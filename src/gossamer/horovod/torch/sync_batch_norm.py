@@ -13,8 +13,10 @@ from gossamer.horovod.torch.ops import allreduce
 class SyncBatchNorm(_BatchNorm):
     """Normalizes by the mean and variance over the batches of all ranks while it trains, for inputs (N, C, ...).
 
-    Arguments are those of torch.nn.BatchNorm1d. Every rank runs it as often as the others. Gradients flow through the
-    statistics of all ranks.
+    Every rank runs it as often as the others. Gradients flow through the statistics of all ranks.
+
+    Args:
+        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as for torch.nn.BatchNorm1d.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 (torch's name)

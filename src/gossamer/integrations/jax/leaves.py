@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -12,10 +13,12 @@ import numpy as np
 from jax import numpy as jnp
 from jax import tree_util
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from gossamer.errors import AttachError, LayoutError, LoopError
 from gossamer.train.engine.arrays import as_numpy, as_tensor
 
+SMALL_BYTES = 128 * 2**10  # of an array that is copied faster than device_put shares its memory
 TRAINED = ("float32", "bfloat16", "float16", "float64")
 Index = tuple[tuple[int, int], ...]  # first and last entry, by dimension
 
@@ -28,7 +31,7 @@ class LeafPart(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Leaf:
+class _LeafSpec:
     """A leaf with averaged entries. parts: those that this process holds, by their place in the leaf."""
 
     name: str
@@ -36,8 +39,25 @@ class _Leaf:
     dtype: Any
     sharding: Any
     parts: tuple[LeafPart, ...]
+    kind: Any  # the type, of a JAX array
 
-    @property
+    @cached_property
+    def is_read_in_place(self) -> bool:
+        """Whether the leaf is an array of one device that shares the memory of the host."""
+        devices = self.sharding.device_set
+        return len(devices) == 1 and next(iter(devices)).platform == "cpu"
+
+    def describes(self, leaf: Any) -> bool:
+        """Whether `leaf` is a JAX array of this form on these devices that was not deleted."""
+        return bool(
+            type(leaf) is self.kind
+            and leaf.shape == self.shape
+            and leaf.dtype == self.dtype
+            and leaf.sharding == self.sharding
+            and not leaf.is_deleted()
+        )
+
+    @cached_property
     def is_whole(self) -> bool:
         """Whether each device holds the whole leaf."""
         return bool(self.sharding.is_fully_replicated)
@@ -100,7 +120,7 @@ class Leaves:
                 "Give the parameters of the model, as model.init(key, inputs) returns them."
             )
 
-    def _leaf(self, name: str, leaf: Any) -> _Leaf | None:
+    def _leaf(self, name: str, leaf: Any) -> _LeafSpec | None:
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic) or _is_key(leaf):
             return None
         if not self._every:
@@ -118,11 +138,12 @@ class Leaves:
             )
         self._usable(name, leaf, "parameter")
         sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        kind = type(leaf) if isinstance(leaf, jax.Array) else None
         if sharding.is_fully_replicated:
-            return _Leaf(name, leaf.shape, leaf.dtype, sharding, (LeafPart(name, _index((), leaf.shape)),))
+            return _LeafSpec(name, leaf.shape, leaf.dtype, sharding, (LeafPart(name, _index((), leaf.shape)),), kind)
         held = {_index(shard.index, leaf.shape): None for shard in getattr(leaf, "addressable_shards", ())}
         parts = tuple(LeafPart(part_name(name, index), index) for index in sorted(held))
-        return _Leaf(name, leaf.shape, leaf.dtype, sharding, parts)
+        return _LeafSpec(name, leaf.shape, leaf.dtype, sharding, parts, kind)
 
     def _usable(self, name: str, leaf: Any, role: str) -> None:
         if isinstance(leaf, jax.core.Tracer):
@@ -148,22 +169,26 @@ class Leaves:
         leaves, form = tree_util.tree_flatten(tree, is_leaf=_is_none)
         if form != self._form:
             self._compare_names(tree, role)
+        known = [spec is not None and spec.describes(leaf) for spec, leaf in zip(self.all, leaves, strict=True)]
         arrays = [
-            leaf if own is None else self._placed(own, leaf, role) for own, leaf in zip(self.all, leaves, strict=True)
+            leaf if spec is None or is_known else self._placed(spec, leaf, role)
+            for spec, leaf, is_known in zip(self.all, leaves, known, strict=True)
         ]
-        own_arrays = [array for own, array in zip(self.all, arrays, strict=True) if own is not None]
-        for array in own_arrays:
-            if not _on_cpu(array):
+        for spec, array in zip(self.all, arrays, strict=True):
+            if spec is not None and not spec.is_read_in_place and not _on_cpu(array):
                 array.copy_to_host_async()
-        jax.block_until_ready(own_arrays)
+        jax.block_until_ready([array for spec, array in zip(self.all, arrays, strict=True) if spec is not None])
         tensors: dict[str, Tensor] = {}
-        places = []
-        for own, array in zip(self.all, arrays, strict=True):
-            if own is None:
+        places: list[Any] = []
+        for spec, array, is_known in zip(self.all, arrays, known, strict=True):
+            if spec is None:
                 places.append(array)
+                continue
+            places.append(_place(array))
+            if is_known and spec.is_read_in_place:
+                tensors[spec.name] = from_dlpack(array.__dlpack__())
             else:
-                places.append(_place(array))
-                tensors.update(_tensors(own, array))
+                tensors.update(_tensors(spec, array))
         return Taken(form, places, arrays, tensors)
 
     def _compare_names(self, tree: Any, role: str) -> None:
@@ -178,22 +203,22 @@ class Leaves:
             "the same structure, or construct a new session for another model, on every rank."
         )
 
-    def _placed(self, own: _Leaf, leaf: Any, role: str) -> Any:
+    def _placed(self, spec: _LeafSpec, leaf: Any, role: str) -> Any:
         """The leaf, with the shards of the session's parameter."""
-        if not hasattr(leaf, "dtype") or leaf.shape != own.shape or leaf.dtype != own.dtype:
+        if not hasattr(leaf, "dtype") or leaf.shape != spec.shape or leaf.dtype != spec.dtype:
             found = (
                 f"shape {leaf.shape} and dtype {leaf.dtype}"
                 if hasattr(leaf, "dtype")
                 else f"type {type(leaf).__name__}"
             )
             raise LayoutError(
-                f'rank {self._rank}: the {role} "{own.name}" has {found}; the session\'s parameter has shape '
-                f"{own.shape} and dtype {own.dtype}. Give it in these, as by leaf.astype(parameter.dtype)."
+                f'rank {self._rank}: the {role} "{spec.name}" has {found}; the session\'s parameter has shape '
+                f"{spec.shape} and dtype {spec.dtype}. Give it in these, as by leaf.astype(parameter.dtype)."
             )
-        self._usable(own.name, leaf, role)
-        if not isinstance(leaf, jax.Array) or own.fits(leaf.sharding):
+        self._usable(spec.name, leaf, role)
+        if not isinstance(leaf, jax.Array) or spec.fits(leaf.sharding):
             return leaf
-        return jax.device_put(leaf, own.sharding)  # XLA may shard a gradient that the parameter has whole
+        return jax.device_put(leaf, spec.sharding)  # XLA may shard a gradient that the parameter has whole
 
     # -- into JAX --------------------------------------------------------------------------------------------------
 
@@ -202,36 +227,44 @@ class Leaves:
         array."""
         leaves: list[Any] = [*(taken.arrays or taken.places)]
         fresh = []
-        for place, own in enumerate(self.all):
-            if own is None or _same(own, taken, tensors):
+        for place, spec in enumerate(self.all):
+            if spec is None or _same(spec, taken, tensors):
                 continue
             at = taken.places[place]
-            devices = [(None, own.parts[0])] if at is None else _devices(own, at)
-            fresh.append((place, own, at, devices))
-        views = [as_numpy(tensors[part.name], own.dtype) for _, own, _, devices in fresh for _, part in devices]
+            devices = [(None, spec.parts[0])] if at is None else _devices(spec, at)
+            fresh.append((place, spec, at, devices))
+        views = [as_numpy(tensors[part.name], spec.dtype) for _, spec, _, devices in fresh for _, part in devices]
         targets = [device for *_, devices in fresh for device, _ in devices]
         put = iter(_put(views, targets))
-        for place, own, at, devices in fresh:
+        for place, spec, at, devices in fresh:
             shards = [next(put) for _ in devices]
             whole = at is None or len(at.device_set) == 1
-            leaves[place] = shards[0] if whole else jax.make_array_from_single_device_arrays(own.shape, at, shards)
+            leaves[place] = shards[0] if whole else jax.make_array_from_single_device_arrays(spec.shape, at, shards)
         return tree_util.tree_unflatten(taken.form, leaves)
 
     def on_host(self, taken: Taken, tensors: Mapping[str, Tensor]) -> Any:
         """The tree as numpy arrays, of unsharded leaves alone."""
         leaves = [
-            carried if own is None else as_numpy(tensors[own.name], own.dtype)
-            for own, carried in zip(self.all, taken.places, strict=True)
+            carried if spec is None else as_numpy(tensors[spec.name], spec.dtype)
+            for spec, carried in zip(self.all, taken.places, strict=True)
         ]
         return tree_util.tree_unflatten(taken.form, leaves)
 
 
+_copied = jax.jit(lambda views: [jnp.asarray(view) for view in views])
+
+
 def _put(views: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
-    """All views as JAX arrays, by one call for devices of one kind: a call costs more than a small array."""
+    """All views as JAX arrays. Small ones are copied by a compiled function: device_put of an array takes longer."""
     if not views:
         return []
     if all(target is None for target in targets):  # not committed to a device, as jnp.zeros() is not
-        found: list[Any] = jax.device_put([*views])
+        found: list[Any]
+        if sum(view.nbytes for view in views) <= SMALL_BYTES * len(views):
+            with jax.transfer_guard_host_to_device("allow"):  # the caller's guard is for its own transfers
+                found = _copied([*views])
+        else:
+            found = jax.device_put([*views])
         return found
     if None in targets:
         return [jax.device_put(view, target) for view, target in zip(views, targets, strict=True)]
@@ -239,8 +272,8 @@ def _put(views: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _same(own: _Leaf, taken: Taken, tensors: Mapping[str, Tensor]) -> bool:
-    return all(tensors[part.name] is taken.tensors.get(part.name) for part in own.parts)
+def _same(spec: _LeafSpec, taken: Taken, tensors: Mapping[str, Tensor]) -> bool:
+    return all(tensors[part.name] is taken.tensors.get(part.name) for part in spec.parts)
 
 
 def _place(array: Any) -> Any:
@@ -250,20 +283,20 @@ def _place(array: Any) -> Any:
     return array.sharding
 
 
-def _devices(own: _Leaf, sharding: Any) -> list[tuple[Any, LeafPart]]:
+def _devices(spec: _LeafSpec, sharding: Any) -> list[tuple[Any, LeafPart]]:
     """The devices of this process with the part that each of them holds."""
     if len(sharding.device_set) == 1:
-        return [(sharding, own.parts[0])]
-    by_index = {part.place: part for part in own.parts}
-    held = sharding.addressable_devices_indices_map(own.shape)
-    return [(device, by_index[_index(index, own.shape)]) for device, index in held.items()]
+        return [(sharding, spec.parts[0])]
+    by_index = {part.place: part for part in spec.parts}
+    held = sharding.addressable_devices_indices_map(spec.shape)
+    return [(device, by_index[_index(index, spec.shape)]) for device, index in held.items()]
 
 
-def _tensors(own: _Leaf, array: Any) -> dict[str, Tensor]:
-    if own.is_whole:
-        return {own.name: _tensor(array.addressable_data(0) if isinstance(array, jax.Array) else array)}
-    shards = {_index(shard.index, own.shape): shard for shard in array.addressable_shards}
-    return {part.name: _tensor(shards[part.place].data) for part in own.parts}
+def _tensors(spec: _LeafSpec, array: Any) -> dict[str, Tensor]:
+    if spec.is_whole:
+        return {spec.name: _tensor(array.addressable_data(0) if isinstance(array, jax.Array) else array)}
+    shards = {_index(shard.index, spec.shape): shard for shard in array.addressable_shards}
+    return {part.name: _tensor(shards[part.place].data) for part in spec.parts}
 
 
 def _tensor(array: Any) -> Tensor:

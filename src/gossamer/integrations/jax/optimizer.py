@@ -150,17 +150,19 @@ def optimizer(
 ) -> DistributedTransformation:
     """An optax transformation that averages gradients with the other workers, then applies `inner`.
 
-        tx = gossamer.jax.optimizer(optax.adamw(1e-3), "TopK(0.01)")
-        state = TrainState.create(apply_fn=model.apply, params=parameters, tx=tx)
-        ...
-        tx.close()
-
     It works within jit and lax.scan, by an ordered callback to the host, for recipes that average gradients in every
     step. All ranks begin with equal parameters: initialize them with one key.
 
     Args:
         inner: the optimizer of the averaged gradients.
         recipe, transport, options: as for gossamer.jax.Session.
+
+    Returns:
+        The transformation. Call its close() after training.
+
+    Example:
+        tx = gossamer.jax.optimizer(optax.adamw(1e-3), "TopK(0.01)")
+        state = TrainState.create(apply_fn=model.apply, params=parameters, tx=tx)
     """
     made: DistributedTransformation = DistributedTransformation(inner, recipe, transport, options)
     return made

@@ -21,13 +21,7 @@ from gossamer.train.world_state import current
 
 
 class PytreeSession:
-    """Trains the pytree `parameters` together with the other workers, by `recipe`. One step of the loop:
-
-        gradients = gradient(parameters, batch)  # jitted
-        mean = session.give(gradients)
-        if mean is not None:
-            parameters, moments = update(parameters, moments, mean)  # jitted
-        parameters = session.took_step(parameters)
+    """Trains the pytree `parameters` together with the other workers, by `recipe`.
 
     Trees come back with the structure, shardings and dtypes that were given. Other leaves than arrays of floating-point
     numbers (integers, random keys, functions, None) are returned unchanged. Arrays on CPUs are read in place, and the
@@ -44,6 +38,13 @@ class PytreeSession:
     Raises:
         AttachError: for unsupported trees and recipes.
         MismatchError: if trees, recipes or options differ between ranks.
+
+    Example:
+        session = gossamer.jax.Session(parameters, "TopK(0.01)")
+        mean = session.give(gradient(parameters, batch))  # a jitted function
+        if mean is not None:
+            parameters, moments = update(parameters, moments, mean)  # jitted
+        parameters = session.took_step(parameters)
     """
 
     def __init__(
@@ -62,9 +63,9 @@ class PytreeSession:
         options = {"framework": f"JAX {jax.__version__}", **options}
         slices = replicas(world) if transport is None else None
         if state is not None:
-            own, read = Leaves(state(), rank, every=True), state
-            self._own, self._own_latest = own, own.take(state(), "state").released()
-            options["state"] = lambda: own.take(read(), "state").tensors
+            leaves, read_state = Leaves(state(), rank, every=True), state
+            self._state_leaves, self._latest_state = leaves, leaves.take(state(), "state").released()
+            options["state"] = lambda: leaves.take(read_state(), "state").tensors
         self._has_state = state is not None
         self.arrays = ArraySession(taken.tensors, recipe, transport, replicas=slices, **options)
         self._shared = SharedParts(self._leaves, self.arrays.part_group)
@@ -109,7 +110,8 @@ class PytreeSession:
         """
         if not self._has_state:
             return None
-        return self._own.back(self._own_latest, {name: each.clone() for name, each in self.arrays.state.items()})
+        copies = {name: each.clone() for name, each in self.arrays.state.items()}
+        return self._state_leaves.back(self._latest_state, copies)
 
     def on_change(self, callback: Callable[[WorldChange], None]) -> None:
         """Call `callback` for each membership change of an elastic run, after the step in which it happened."""
@@ -167,10 +169,10 @@ class PytreeSession:
         Returns:
             parameters and state to continue with.
         """
-        beside = Leaves(state, self._rank, every=True)
-        taken = beside.take(state, "state")
+        leaves = Leaves(state, self._rank, every=True)
+        taken = leaves.take(state, "state")
         parameters, moved = self.arrays.end_epoch(taken.tensors)
-        return self._back(self._latest, parameters), beside.back(taken.unshared(), moved)
+        return self._back(self._latest, parameters), leaves.back(taken.unshared(), moved)
 
     def averaged_parameters(self) -> Any:
         """The parameters to evaluate and save: under local training the mean or the servers' parameters.

@@ -22,10 +22,14 @@ from gossamer.train.session.session import Session
 class GossamerFabricStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # Any, where Lightning is not installed
     """Trains the models of fabric.setup together with the other workers, by a recipe.
 
-        fabric = lightning.Fabric(strategy=GossamerFabricStrategy("TopK(density=0.01)"))
-
     Models are not wrapped. `sessions` has the sessions of gossamer.attach, in the order of setup. Call `close()` after
     training.
+
+    Args:
+        args, kwargs: as for GossamerStrategy.
+
+    Example:
+        fabric = lightning.Fabric(strategy=GossamerFabricStrategy("TopK(density=0.01)"))
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -46,7 +46,8 @@ def refuse_clipping(session: Session, clip: float, world: int) -> None:
             "before momentum."
         )
     for stage in recipe.strategy.stages:
-        if isinstance(stage, ServerStage) or (isinstance(stage, GradientStage) and stage.delay):
+        served = isinstance(stage, ServerStage) and not stage.local_parameters
+        if served or (isinstance(stage, GradientStage) and stage.delay):
             raise AttachError(
                 f"gradient_clip_val={clip} clips the gradients of backward(), but with {recipe} the optimizer uses "
                 f"other gradients. {without} and write GossamerStrategy(..., clip_norm={clip})."
@@ -56,10 +57,18 @@ def refuse_clipping(session: Session, clip: float, world: int) -> None:
 class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # Any, where Lightning is not installed
     """Trains a LightningModule together with the other workers, by a recipe.
 
-        trainer = lightning.Trainer(strategy=GossamerStrategy("DiLoCo(period=50)"))
+    The model is not wrapped. While fit runs, `session` is the session of gossamer.attach.
 
-    The model is not wrapped. While fit runs, `session` is the session of gossamer.attach. Unsupported recipes and
-    arguments raise AttachError before the first batch.
+    Args:
+        recipe: a recipe or its text; of `gossamer run --recipe` by default.
+        clip_norm, verify, verify_every, record, log_to: as for gossamer.attach.
+        options: further options of lightning's DDPStrategy.
+
+    Raises:
+        AttachError: for unsupported recipes and arguments, before the first batch.
+
+    Example:
+        trainer = lightning.Trainer(strategy=GossamerStrategy("DiLoCo(period=50)"))
     """
 
     strategy_name = "gossamer"

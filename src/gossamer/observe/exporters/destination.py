@@ -60,7 +60,7 @@ class ExportQueue:
         self._waiting: list[Event] = []
         self._numbers = 0  # numbers in the queue
         self._lock = threading.Lock()  # for the queue and its count; never held for anything else
-        self._told = False
+        self._warned = False
         self._process = os.getpid()
 
     def __call__(self, event: Event) -> None:
@@ -81,7 +81,7 @@ class ExportQueue:
             if self._exporter is None and self._waiting:
                 self._exporter = self._open()
         except BaseException as error:  # a tool may even call sys.exit; training continues
-            self._tell(reason(error))
+            self._warn(reason(error))
             return False
         batch = self._next()
         try:
@@ -101,9 +101,9 @@ class ExportQueue:
             if self._exporter is not None:
                 self._exporter.close()
         except BaseException as error:
-            self._tell(reason(error))
+            self._warn(reason(error))
 
-    def tell_dropped(self) -> None:
+    def report_dropped(self) -> None:
         """Report the number of missing events at the end, if any."""
         missing = self.dropped + len(self._waiting)
         if missing:
@@ -116,11 +116,11 @@ class ExportQueue:
 
     def _drop(self, count: int, why: str) -> None:
         self.dropped += count
-        self._tell(why)
+        self._warn(why)
 
-    def _tell(self, why: str) -> None:
-        if not self._told:
-            self._told = True
+    def _warn(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
             events.notice(
                 f"{self._name} refuses this worker's metrics ({why}). Training continues. The tool is retried, and "
                 "events that do not fit into the queue meanwhile are dropped and counted."
@@ -144,7 +144,7 @@ class ExportThread:
     def wait(self, deadline: float) -> None:
         """Wait until the rest was taken, or until `deadline`, a time of time.monotonic()."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        self._queue.tell_dropped()
+        self._queue.report_dropped()
 
     def _run(self) -> None:
         pause = LOOK_SECONDS
@@ -289,7 +289,7 @@ class Exports:
         self._threads = [
             ExportThread(ExportQueue(str(each), partial(each.tool.open, each.target, place))) for each in received
         ]
-        self._unsubscribe = events.subscribe(self._hear, shows_notices=False)  # after the queues: it ends them
+        self._unsubscribe = events.subscribe(self._handle, shows_notices=False)  # after the queues: it ends them
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -306,7 +306,7 @@ class Exports:
         for thread in threads:
             thread.wait(deadline)
 
-    def _hear(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         if isinstance(event, Closed):
             self.close()
 

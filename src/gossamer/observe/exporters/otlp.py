@@ -56,7 +56,7 @@ class OtlpExporter:
 
     def _post(self) -> None:
         body = json.dumps(request(self._totals, self._rank, self._attributes, time.time())).encode()
-        headers = {"Content-Type": "application/json", **told_headers(os.environ.get(HEADERS, ""))}
+        headers = {"Content-Type": "application/json", **parse_headers(os.environ.get(HEADERS, ""))}
         post(self._url, body, headers, ANSWER_SECONDS)
 
 
@@ -68,7 +68,7 @@ def metrics_url(endpoint: str) -> str:
     return endpoint if parts.path.endswith(PATH) else endpoint.rstrip("/") + PATH
 
 
-def told_headers(text: str) -> dict[str, str]:
+def parse_headers(text: str) -> dict[str, str]:
     """Headers, such as a token, in OpenTelemetry's format: name=value,name=value, percent-encoded."""
     pairs = [pair.partition("=") for pair in text.split(",") if "=" in pair]
     return {name.strip(): unquote(value.strip()) for name, _, value in pairs}

@@ -19,6 +19,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Protocol
 
+from gossamer.base import system
 from gossamer.events import Attached, Event, GroupChanged, Logged, StepEnded
 
 MERGED_SECONDS = 1.0  # of steps per point, so that a week of points can be drawn
@@ -105,7 +106,7 @@ class RecordsFile:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._file = system.open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         self.bytes = os.fstat(self._file).st_size
 
     def append(self, records: bytes) -> None:
@@ -120,7 +121,7 @@ class RecordsFile:
         self.bytes += len(records)
 
     def ends_with(self, end: bytes) -> bool:
-        return os.pread(self._file, len(end), max(0, self.bytes - len(end))) == end
+        return system.read_at(self._file, len(end), max(0, self.bytes - len(end))) == end
 
     def close(self) -> None:
         os.close(self._file)

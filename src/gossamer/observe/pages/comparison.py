@@ -17,7 +17,7 @@ from gossamer.observe.pages.charts import (
     part_key,
 )
 from gossamer.observe.pages.page import card, command_line, document, key, table
-from gossamer.observe.panels import BARS_SAY, COMMUNICATION, TRAINING, Panel, StepBars, panels, step_bars
+from gossamer.observe.panels import BARS_TEXT, COMMUNICATION, TRAINING, Panel, StepBars, panels, step_bars
 from gossamer.observe.record import Record
 
 STYLES = 8  # number of colors of pages
@@ -78,7 +78,7 @@ def _step_times(bars: Sequence[StepBars]) -> str:
     ]
     title = "time of a step by part"
     named = part_key([BarPart(name=part.name, style=part.key, hatch=part.hatch, length=0.0) for part in PARTS])
-    return card(title, bar_chart(groups, "milliseconds per step", title, "ms") + named, BARS_SAY, whole=True)
+    return card(title, bar_chart(groups, "milliseconds per step", title, "ms") + named, BARS_TEXT, whole=True)
 
 
 PARTS = (*TRAINING, *COMMUNICATION)

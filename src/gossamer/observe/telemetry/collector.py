@@ -59,31 +59,31 @@ class Collector:
         self._uplinked = ExitStack()
         self._book: Ranks | None = None  # if other launchers have ranks, too
         self._logs, self._directory, self._note = logs, directory, note
-        self._told = LineFile(RunFiles(directory).launcher_messages, lambda sentence: None)
+        self._messages = LineFile(RunFiles(directory).launcher_messages, lambda sentence: None)
         self._telling = threading.Lock()  # notes come from several threads of the launcher
         self._ingest: Ingest | None = None  # None while the store cannot be written
         self._noted = self._is_aside = False
-        self._hangs = HangWatch(directory, self.notes_recorded_by(note), self.tell)
+        self._hangs = HangWatch(directory, self.notes_recorded_by(note), self.report)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gossamer collector", daemon=True)
-        self.tell("facts", facts={**facts, "started": time.time()})
+        self.report("facts", facts={**facts, "started": time.time()})
 
-    def tell(self, kind: str, **content: Any) -> None:
+    def report(self, kind: str, **content: Any) -> None:
         """Add an entry of the launcher: a note, facts, or an event."""
         with self._telling:
-            self._told.append({"kind": kind, "moment": time.time(), **content})
+            self._messages.append({"kind": kind, "moment": time.time(), **content})
 
     def notes_recorded_by(self, note: Callable[[str], None]) -> Callable[[str], None]:
         """Wrap `note`, so that each note is also written to the store."""
 
         def both(sentence: str) -> None:
-            self.tell("note", text=sentence)
+            self.report("note", text=sentence)
             note(sentence)
 
         return both
 
     def ended(self, how: str) -> None:
-        self.tell("facts", facts={"ended": time.time(), "how": how})
+        self.report("facts", facts={"ended": time.time(), "how": how})
 
     def __enter__(self) -> Collector:
         if self._uplink is not None:
@@ -103,14 +103,16 @@ class Collector:
             self._others.await_farewells()
         self._guarded(self._finish)
         self._uplinked.close()
-        self._told.close()
+        self._messages.close()
 
     def _open(self) -> None:
         if not self._is_aside:
             set_aside(self._logs / STORE_FILE)
             self._is_aside = True
         forward = (lambda rows: None) if self._uplink is None else self._uplink.forward
-        self._ingest = ingest = Ingest(self._logs, directory=self._directory, forward=forward, ranks=self._ranks())
+        self._ingest = ingest = Ingest(
+            self._logs, directory=self._directory, forward=forward, ranks=self._ranks(), note=self._note
+        )
         if self._others is not None:
             self._book = self._others.numbering(ingest.db, self._workers)
 
@@ -146,7 +148,7 @@ class Collector:
             if self._ingest is not None or looks % AGAIN_LOOKS == 0:
                 self._guarded(self._look)
             if looks % VITALS_LOOKS == 0:
-                self.tell("vitals", values=machine.sample())
+                self.report("vitals", values=machine.sample())
             if looks % CAUSE_LOOKS == 0:
                 self._guarded(self._find_causes)
 

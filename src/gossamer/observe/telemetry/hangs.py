@@ -124,7 +124,7 @@ def find_hang(activities: Sequence[RankActivity], now: float, patience_seconds: 
         for rank, each in known.items()
         if each.under_way and not each.is_silent and now - each.since >= patience_seconds
     }
-    edges = {rank: whom for rank, each in waiting.items() if (whom := _waits_for(each, known))}
+    edges = {rank: awaited for rank, each in waiting.items() if (awaited := _waits_for(each, known))}
     found = roots(edges)
     if not found.ranks:
         return None
@@ -245,18 +245,18 @@ def _fields(text: str | None) -> dict[str, Any]:
 
 
 class HangWatch:
-    """Reports hangs. directory: private files of the run. note: shows a message; `tell`: writes an event."""
+    """Reports hangs. directory: private files of the run. note: shows a message; `report`: writes an event."""
 
     def __init__(
         self,
         directory: Path,
         note: Callable[[str], None],
-        tell: Callable[..., None],
+        report: Callable[..., None],
         dump: Callable[[Sequence[Path]], object] = ask,
     ) -> None:
-        self._files, self._note, self._tell, self._dump = RunFiles(directory), note, tell, dump
+        self._files, self._note, self._report, self._dump = RunFiles(directory), note, report, dump
         self._notice = notice_seconds()
-        self._told: tuple[object, ...] = ()
+        self._reported: tuple[object, ...] = ()
         self._dumping: Hang | None = None  # its stacks were requested in the previous look
         self._suspected: tuple[object, ...] = ()  # the hang of the previous look
 
@@ -264,10 +264,10 @@ class HangWatch:
         """Search once. Call it within a transaction, every few seconds. now: unix seconds."""
         now = time.time() if now is None else now
         if self._dumping is not None:
-            self._tell_stacks(self._dumping, db, now)
+            self._report_stacks(self._dumping, db, now)
         hang = self._find(db, now)
         key = (hang.ranks, hang.step, hang.number) if hang else ()
-        if key == self._told:
+        if key == self._reported:
             return
         suspected, self._suspected = self._suspected, key
         if hang is not None and key != suspected:
@@ -275,7 +275,7 @@ class HangWatch:
         if hang is None:
             self._note("the ranks that had waited for each other continue")
             db.execute("INSERT INTO event(at, kind, content) VALUES(?, ?, '{}')", (now, HANG_OVER))
-        self._told = key
+        self._reported = key
         if hang is not None:
             row = (now, hang.step, hang.ranks[0], HANG, hang.evidence)
             db.execute("INSERT INTO finding(at, step, rank, cause, evidence) VALUES(?, ?, ?, ?, ?)", row)
@@ -297,12 +297,12 @@ class HangWatch:
             return None
         return find_hang(activities, now, patience(self._notice, _usual_step(db)))
 
-    def _tell_stacks(self, hang: Hang, db: sqlite3.Connection, now: float) -> None:
+    def _report_stacks(self, hang: Hang, db: sqlite3.Connection, now: float) -> None:
         self._dumping = None
         texts = {int(path.name.split("-")[1]): read_stacks(path) for path in self._files.all_stacks()}
         dumps = {rank: dump for rank, text in texts.items() if (dump := newest_dump(text))}
-        lines = side_by_side(dumps, {}, beside=read_places(db, now))
-        self._tell("stacks", ranks=list(hang.ranks), why=hang.evidence, lines=lines[:MOST_LINES])
+        lines = side_by_side(dumps, {}, notes=read_places(db, now))
+        self._report("stacks", ranks=list(hang.ranks), why=hang.evidence, lines=lines[:MOST_LINES])
 
 
 def read_places(db: sqlite3.Connection, now: float | None = None) -> dict[int, str]:
@@ -310,8 +310,8 @@ def read_places(db: sqlite3.Connection, now: float | None = None) -> dict[int, s
     found = {}
     for each in read_activities(db, time.time() if now is None else now):
         if each.under_way:
-            whom = f", waits for {', '.join(f'rank {rank}' for rank in each.waits_for)}" if each.waits_for else ""
-            found[each.rank] = f"in {each.place}{whom}"
+            awaited = f", waits for {', '.join(f'rank {rank}' for rank in each.waits_for)}" if each.waits_for else ""
+            found[each.rank] = f"in {each.place}{awaited}"
         elif each.operation:
             found[each.rank] = f"after {each.place}"
     return found

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.observe.event_log import read_entry
+from gossamer.observe.rank_record import DAMAGED
 from gossamer.observe.telemetry.rows import MOST_CHARACTERS, NewRows
 from gossamer.observe.telemetry.store import STORE_FILE, Thinning, name_causes, open_store
 
@@ -68,7 +69,7 @@ NAME = re.compile(
     r"(events|aside)-(\d+)\.jsonl|(boot|output|started|failure|finished|exited)-(\d+)-(\d+)\.(?:txt|json)"
 )
 STREAMS = {"boot": "stderr", "output": "stdout"}
-TOLD = "launcher.jsonl"
+LAUNCHER_FILE = "launcher.jsonl"
 
 Ranks = Callable[[int], int | None]  # rank in the store by number in the files; None: not a worker
 
@@ -82,6 +83,7 @@ class Ingest:
         ranks: maps numbers in files to ranks of the store; by default those of workers, by the launcher's report.
         forward: called with the written rows, for other machines.
         clock: unix seconds, for lines without a time.
+        note: receives one sentence if an entry is damaged.
 
     Raises:
         StoreError: see open_store.
@@ -96,14 +98,15 @@ class Ingest:
         ranks: Ranks | None = None,
         clock: Callable[[], float] = time.time,
         forward: Callable[[NewRows], None] = lambda rows: None,
+        note: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._folder, self._directory, self._clock = folder, directory, clock
         self._ranks = ranks or self._worker
         self._machine = socket.gethostname()
         self._done: set[str] = set()  # files with a single report that was read
         self.db = open_store(store or folder / STORE_FILE)
-        self._most = self._told_workers()
-        self._forward = forward
+        self._most = self._worker_count()
+        self._forward, self._note, self._is_noted = forward, note, False
         self._thinning = Thinning(self.db)
 
     def look(self, *, last: bool = False) -> bool:
@@ -146,8 +149,8 @@ class Ingest:
         return tail.more
 
     def _take(self, path: Path, tail: Tail, memory: Memory, rows: NewRows) -> None:
-        if path.name == TOLD:
-            self._take_told(tail, rows)
+        if path.name == LAUNCHER_FILE:
+            self._take_entries(tail, rows)
             return
         found = NAME.fullmatch(path.name)
         assert found is not None
@@ -158,14 +161,24 @@ class Ingest:
         elif rank is None:
             return
         elif kind in REPORTS:
-            for report in _entries(tail):
-                REPORTS[kind](rows, rank, attempt, report)
+            self._take_each(path, tail, lambda report: REPORTS[kind](rows, rank, attempt, report))
         elif kind == "events":
-            for entry in _entries(tail):
-                take_event(rows, rank, memory, entry)
+            self._take_each(path, tail, lambda entry: take_event(rows, rank, memory, entry))
         else:
-            for entry in _entries(tail):
-                take_aside(rows, rank, self._machine, entry)
+            self._take_each(path, tail, lambda entry: take_aside(rows, rank, self._machine, entry))
+
+    def _take_each(self, path: Path, tail: Tail, take: Callable[[dict[str, Any]], object]) -> None:
+        """Take every entry; an entry with a damaged field is left out, so that it does not stop the others."""
+        for entry in _entries(tail):
+            try:
+                take(entry)
+            except DAMAGED as problem:
+                if not self._is_noted:
+                    self._is_noted = True
+                    self._note(
+                        f"{path} has an entry with an invalid field ({type(problem).__name__}: {problem}), so it "
+                        "is left out. Check the disk: gossamer wrote another line."
+                    )
 
     def _print(self, rows: NewRows, rank: int | None, attempt: int, stream: str, tail: Tail) -> None:
         at = self._clock()
@@ -174,7 +187,7 @@ class Ingest:
             if text.strip():
                 rows.log(at, rank, attempt, stream, text)
 
-    def _take_told(self, tail: Tail, rows: NewRows) -> None:
+    def _take_entries(self, tail: Tail, rows: NewRows) -> None:
         for entry in _entries(tail):
             match entry:
                 case {"kind": "facts", "facts": facts}:
@@ -188,7 +201,7 @@ class Ingest:
                 case {"kind": str(kind), "moment": at, **content}:
                     rows.event(at, None, kind, content)
 
-    def _told_workers(self) -> int | None:
+    def _worker_count(self) -> int | None:
         """Number of workers among the numbers in files if servers follow them, else None."""
         found = dict(self.db.execute("SELECT key, value FROM run WHERE key IN ('workers', 'servers')").fetchall())
         return json.loads(found["workers"]) if json.loads(found.get("servers", "0")) else None
@@ -214,7 +227,7 @@ def _files(directory: Path) -> Iterator[Path]:
         found = list(directory.iterdir())
     except OSError:  # removed meanwhile
         return
-    yield from (path for path in found if path.name == TOLD or NAME.fullmatch(path.name))
+    yield from (path for path in found if path.name == LAUNCHER_FILE or NAME.fullmatch(path.name))
 
 
 def _entries(tail: Tail) -> Iterator[dict[str, Any]]:

@@ -66,8 +66,8 @@ class RankBook:
         name = f"{launcher}/{number}"
         if name not in self._ranks:
             taken = {*self._ranks.values(), *(() if not launcher else self._own)}
-            wished = [] if launcher else [number]
-            free = (rank for rank in (*wished, *range(len(taken) + 1)) if rank not in taken)
+            preferred = [] if launcher else [number]
+            free = (rank for rank in (*preferred, *range(len(taken) + 1)) if rank not in taken)
             self._ranks[name] = next(free)
             insert(self._db, "source", [{"path": "ranks", "offset": 0, "memory": json.dumps(self._ranks)}])
         return self._ranks[name]
@@ -100,9 +100,9 @@ class MachineDesk:
 
     @property
     def answers(self) -> Mapping[str, Callable[[Ask], Answer]]:
-        return {CLOCK: self.tell_time, BATCH: self.take, DONE: self.farewell}
+        return {CLOCK: self.report_time, BATCH: self.take, DONE: self.farewell}
 
-    def tell_time(self, op: Ask) -> Answer:
+    def report_time(self, op: Ask) -> Answer:
         return Pulled(version=0, about=repr(self._clock()))
 
     def take(self, op: Ask) -> Answer:

@@ -17,18 +17,18 @@ from typing import Any, Protocol
 from gossamer.base.json_text import read_json
 from gossamer.base.peer_ops import Answer, Arrived, Ask, Await, PeerScript, Reply
 from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
+from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.environment.run_token import TOKEN_BYTES
 from gossamer.comm.membership.messages import COORDINATOR
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.sockets import Tls
-from gossamer.comm.wire.authentication import Credentials
+from gossamer.comm.rpc_protocol.credentials import Credentials
 from gossamer.errors import GossamerError, PeerLost
 from gossamer.observe.telemetry.machines import MachineDesk
 from gossamer.observe.telemetry.uplink import Line, to_coordinator
 
 KEY = "gossamer telemetry"
-TOLD_SECONDS = 5.0  # machine 0 writes right after the rendezvous
+FIRST_MACHINE_SECONDS = 5.0  # machine 0 writes right after the rendezvous
 DEAF = (
     "this machine cannot receive rows of the other machines ({reason}), so its store has its own ranks only. Theirs "
     "are next to their own logs. Training continues."
@@ -95,7 +95,7 @@ class OtherMachine:
     def met(self, store: MeetingStore, host: str) -> None:
         """Call it after the rendezvous. host: address of the first machine. It does not raise."""
         try:
-            store.wait([KEY], timedelta(seconds=TOLD_SECONDS))
+            store.wait([KEY], timedelta(seconds=FIRST_MACHINE_SECONDS))
             found = read_json(store.get(KEY))
             token = self._token or bytes.fromhex(found["token"])
             self._found = (host, int(found["port"])), token

@@ -20,10 +20,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from gossamer.algorithms.strategies.forms_by_speed import proposal
+
 Cause = Literal["computing", "data loading", "garbage collection", "loaded machine", "link", "stopped"]
 
 NOTEWORTHY = 0.2  # of a step; less is noise between equal machines
 EXPLAINED = 0.5  # of the excess that the others' waiting or a counter must account for
+MUCH_LONGER = 1.5  # times the others' work, from which shares by speed are proposed
 SLOWER_LINK = 0.6  # of the median rate between the other ranks
 MUCH_WAITING = 0.3  # of a step; with less waiting a slow link has no cost
 SILENT_STEPS, SILENT_SECONDS = 5.0, 5.0  # vitals come every two seconds
@@ -91,7 +94,7 @@ def _slow(paces: Sequence[RankPace], noteworthy: float) -> Straggler | None:
     if excess < noteworthy * median(pace.seconds for pace in paces) or waited < EXPLAINED * excess:
         return None
     cause, evidence = _why(slowest, others, excess)
-    return Straggler(slowest.rank, slowest.step, cause, evidence)
+    return Straggler(slowest.rank, slowest.step, cause, evidence + _remedy(slowest, others))
 
 
 def _why(slowest: RankPace, others: Sequence[RankPace], excess: float) -> tuple[Cause, str]:
@@ -113,13 +116,24 @@ def _why(slowest: RankPace, others: Sequence[RankPace], excess: float) -> tuple[
     return "computing", f"{longer}, although it has its own core"
 
 
+def _remedy(slowest: RankPace, others: Sequence[RankPace]) -> str:
+    """The proposal to divide work by speed, and its gain, if the slowest rank takes much longer."""
+    times = slowest.work / max(median(pace.work for pace in others), 1e-9)
+    if times < MUCH_LONGER:
+        return ""
+    works = [max(pace.work, 1e-9) for pace in (slowest, *others)]
+    return f". It takes {times:.1f} times as long as the others, so {proposal(works)}"
+
+
 def _behind_a_slow_link(paces: Sequence[RankPace]) -> Straggler | None:
     known = [pace for pace in paces if pace.rates]
     if len(known) < 3 or median(pace.waiting / pace.seconds for pace in paces if pace.seconds) < MUCH_WAITING:
         return None
     # A rate between two ranks does not identify the slow end, and one connection may be slow by chance, such as through
     # packet loss. A rank that is slow with all others, in both directions, has the slow link
-    fastest = {pace.rank: max(own) for pace in known if len(own := _towards(pace.rank, known)) >= len(known) - 1}
+    fastest = {
+        pace.rank: max(peer_rates) for pace in known if len(peer_rates := _towards(pace.rank, known)) >= len(known) - 1
+    }
     if not fastest:
         return None
     slowest = min((pace for pace in known if pace.rank in fastest), key=lambda pace: fastest[pace.rank])
@@ -192,18 +206,18 @@ def _newest(batches: Batches) -> float:
 def _paces(db: sqlite3.Connection, batches: Batches, vitals_begin: float) -> list[RankPace]:
     if not batches:
         return []
-    vitals, received, rates = (
+    vitals, last_reports, rates = (
         _vitals(db, vitals_begin),
-        _heard(db),
+        _last_vitals(db),
         _rates(db, _newest(batches) - WINDOW_SECONDS - LINKS_SECONDS),
     )
-    last = max(received.values(), default=0.0)
+    last = max(last_reports.values(), default=0.0)
     found = []
     for rank, rows in batches.items():
         steps = sum(row["steps"] for row in rows)
-        own = {field: vitals.get((rank, name), 0.0) for name, field in SHARES.items()}
+        shares = {field: vitals.get((rank, name), 0.0) for name, field in SHARES.items()}
         seconds = sum(row["seconds"] for row in rows) / steps
-        own["garbage"] *= seconds  # reported as a share of the time
+        shares["garbage"] *= seconds  # reported as a share of the time
         found.append(
             RankPace(
                 rank=rank,
@@ -211,9 +225,9 @@ def _paces(db: sqlite3.Connection, batches: Batches, vitals_begin: float) -> lis
                 seconds=seconds,
                 waiting=sum(row["waiting"] or 0.0 for row in rows) / steps,
                 data=sum(row["data"] or 0.0 for row in rows) / steps,
-                silent_seconds=last - received.get(rank, last),
+                silent_seconds=last - last_reports.get(rank, last),
                 rates=rates.get(rank),
-                **own,
+                **shares,
             )
         )
     return found
@@ -244,7 +258,7 @@ def _vitals(db: sqlite3.Connection, begin: float) -> dict[tuple[int, str], float
     return {(rank, name): value for rank, name, value in rows}
 
 
-def _heard(db: sqlite3.Connection) -> dict[int, float]:
+def _last_vitals(db: sqlite3.Connection) -> dict[int, float]:
     """Time of each rank's last vitals. A process reports them in any state unless it is stopped."""
     return dict(
         db.execute("SELECT rank, max(at) FROM vital WHERE name = 'cpu_share' AND rank IS NOT NULL GROUP BY rank")

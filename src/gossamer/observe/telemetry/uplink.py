@@ -23,11 +23,11 @@ import torch
 
 from gossamer.base.peer_ops import Answer, Ask, Peer, Pull, Push, Stamp
 from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
+from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.membership.messages import COORDINATOR
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.sockets import Tls
-from gossamer.comm.wire.authentication import Credentials
+from gossamer.comm.rpc_protocol.credentials import Credentials
 from gossamer.errors import GossamerError
 from gossamer.observe.telemetry.batches import MOST_BYTES, count, pack
 from gossamer.observe.telemetry.machines import BATCH, CLOCK, DONE, FULL
@@ -149,7 +149,7 @@ class Uplink:
         self._waiting: queue.Queue[_Waiting] = queue.Queue(MOST_WAITING)
         self._offsets = ClockOffset()
         self.dropped = 0  # rows, total
-        self._told_dropped = 0  # already reported to the first machine
+        self._reported_dropped = 0  # already reported to the first machine
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gossamer uplink", daemon=True)
 
@@ -213,7 +213,7 @@ class Uplink:
         about = {
             "offset": offset.seconds,
             "error": offset.error,
-            "dropped": dropped - self._told_dropped,
+            "dropped": dropped - self._reported_dropped,
             "machine": socket.gethostname(),
         }
         answer = _asked(
@@ -229,7 +229,7 @@ class Uplink:
         )
         if answer is None or answer.version == FULL:
             return False
-        self._told_dropped = dropped
+        self._reported_dropped = dropped
         return True
 
 

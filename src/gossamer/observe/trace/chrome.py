@@ -34,12 +34,12 @@ def pack(timeline: Timeline) -> bytes:
 
 def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     for pid, process in enumerate(timeline.processes, 1):  # viewers use 0 for the idle process
-        yield _told("process_name", pid, 0, name=process.name)
-        yield _told("process_labels", pid, 0, labels=process.label)
-        yield _told("process_sort_index", pid, 0, sort_index=pid)
+        yield _metadata("process_name", pid, 0, name=process.name)
+        yield _metadata("process_labels", pid, 0, labels=process.label)
+        yield _metadata("process_sort_index", pid, 0, sort_index=pid)
         for tid, track in enumerate(process.tracks, 1):
-            yield _told("thread_name", pid, tid, name=track.name)
-            yield _told("thread_sort_index", pid, tid, sort_index=tid)
+            yield _metadata("thread_name", pid, tid, name=track.name)
+            yield _metadata("thread_sort_index", pid, tid, sort_index=tid)
             where: dict[str, Any] = {"pid": pid, "tid": tid}
             category = CATEGORIES.get(track.name, "gossamer")
             for each in track.slices:
@@ -61,5 +61,5 @@ def _micro(seconds: float) -> float:
     return round(MICRO * seconds, 3)
 
 
-def _told(what: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
+def _metadata(what: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}

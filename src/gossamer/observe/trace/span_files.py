@@ -38,6 +38,7 @@ NO_TRACE = (
     "gossamer run --trace all SCRIPT, or --trace 100:110 for these steps only"
 )
 MOST_FILE_BYTES = 2**31  # a process writes at most half of it
+MOST_SECONDS = 1e10  # of a clock, 300 years
 Key = tuple[int, ...]  # of an operation, the same in all of its processes
 
 
@@ -109,13 +110,20 @@ def read_span_file(path: Path) -> ProcessSpans:
             )
         names = ("rank", "world", "attempt", "pid", "host", "clock", "moment", "wall")
         args = {name: about[name] for name in names}
+        if not all(isinstance(args[name], int) for name in ("rank", "world", "attempt", "pid")):
+            raise TypeError("a number of a process is no integer")
+        if not all(abs(args[name]) <= MOST_SECONDS for name in ("moment", "wall")):
+            raise ValueError("an invalid time")
+        if not all(isinstance(args[name], str) for name in ("host", "clock")):
+            raise TypeError("a name is no text")
     except (ValueError, KeyError, TypeError):
         raise GossamerError(
             f"{path} is not a span file, or was truncated in its first line. Delete it to trace the others"
         ) from None
     whole = len(packed) // RECORD.size
     records = np.frombuffer(packed, dtype=np.dtype(FIELDS), count=whole)
-    sound = np.isfinite(records["begin"]) & (records["end"] >= records["begin"]) & (records["kind"] > 0)
+    begin, end = records["begin"], records["end"]
+    sound = (np.abs(begin) <= MOST_SECONDS) & (end >= begin) & (end <= MOST_SECONDS) & (records["kind"] > 0)
     return ProcessSpans(path=path, records=records[sound], torn_bytes=len(packed) - whole * RECORD.size, **args)
 
 

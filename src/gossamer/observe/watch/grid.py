@@ -183,16 +183,16 @@ def _gaps(cells: NDArray[np.int64]) -> Floats:
 def _spread(grid: Grid, row: int, covered: Iterable[tuple[int, float]]) -> None:
     """covered: cells, and the number of cells that the longest row ending there covers."""
     empty = np.isnan(grid.sums["steps"][row])
-    told_by = np.where(empty, -1, np.arange(grid.window.cells))  # the cell with the rows that cover this one
+    source_cell = np.where(empty, -1, np.arange(grid.window.cells))  # the cell with the rows that cover this one
     for cell, count in covered:
-        before = told_by[max(0, cell - int(count)) : cell]
+        before = source_cell[max(0, cell - int(count)) : cell]
         before[before < 0] = cell
-    owners = told_by[told_by >= 0]
+    owners = source_cell[source_cell >= 0]
     shares = np.bincount(owners, minlength=grid.window.cells)[owners]
     for line in (each[row] for each in grid.sums.values()):
-        line[told_by >= 0] = line[owners] / shares
+        line[source_cell >= 0] = line[owners] / shares
     for line in (grid.fastest[row], grid.slowest[row]):
-        line[told_by >= 0] = line[owners]
+        line[source_cell >= 0] = line[owners]
 
 
 def _steps_within(db: sqlite3.Connection, rank: int, window: TimeWindow) -> tuple[int, int | None]:

@@ -19,6 +19,8 @@ LATEST = """
     sum(encode) AS encode, sum(wire) AS wire, sum(decode) AS decode, sum(waiting) AS waiting, sum(data) AS data,
     sum(bytes_sent) AS bytes_sent FROM (SELECT * FROM step WHERE rank = ? ORDER BY step DESC LIMIT ?)
 """
+BY_SPEED = ("share", "local_steps")  # metrics of ranks that divide the work by speed: of a step, or per period
+LAST_METRIC = "SELECT value FROM metric WHERE name = ? AND rank = ? ORDER BY step DESC LIMIT 1"
 PACE = ("seconds", "compute", "encode", "wire", "decode", "waiting", "data", "bytes_sent")
 VITAL_NAMES = """
     WITH RECURSIVE known(name) AS (
@@ -41,7 +43,8 @@ def _value(text: str | None) -> Any:
 
 
 def read_ranks(db: sqlite3.Connection) -> list[Row]:
-    """Each rank with its pace, per-step means of its last rows, and its position in training."""
+    """Each rank with its pace, per-step means of its last rows, its position in training, and its part of the work if
+    that follows its speed."""
     ranks = []
     for row in db.execute("SELECT * FROM rank ORDER BY rank"):
         rank = dict(row)
@@ -51,6 +54,9 @@ def read_ranks(db: sqlite3.Connection) -> list[Row]:
         steps = latest["steps"] or 0
         rank |= {"step": latest["step"], "at": latest["at"]}
         rank["pace"] = {name: (latest[name] or 0.0) / steps for name in PACE} if steps else None
+        for name in BY_SPEED:
+            part = db.execute(LAST_METRIC, (name, rank["rank"])).fetchone()
+            rank[name] = None if part is None else part["value"]
         ranks.append(rank)
     return ranks
 

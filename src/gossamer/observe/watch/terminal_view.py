@@ -97,8 +97,8 @@ def _numbers(summary: dict[str, Any]) -> str:
     if pace:
         texts += [f"{seconds_text(pace['seconds'])} a step", f"{share_text(pace['waiting'] / pace['seconds'])} waiting"]
         texts += [f"{bytes_text(pace['bytes_sent'])} sent per step and rank"]
-    if foretold := summary["run"].get("foretold_seconds_per_step"):
-        texts.append(f"estimate {seconds_text(foretold)} a step{_interval(summary)}")
+    if estimated := summary["run"].get("foretold_seconds_per_step"):
+        texts.append(f"estimate {seconds_text(estimated)} a step{_interval(summary)}")
     return " · ".join(texts)
 
 
@@ -114,7 +114,18 @@ def _interval(summary: dict[str, Any]) -> str:
 
 def _ranks(ranks: list[dict[str, Any]], slow: set[int]) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("rank", "state", "step", "a step", "computes", "waits", "sent a step", "machine"):
+    by_speed = any(_part(rank) for rank in ranks)
+    for name in (
+        "rank",
+        "state",
+        "step",
+        "a step",
+        "computes",
+        "waits",
+        "sent a step",
+        *["part"] * by_speed,
+        "machine",
+    ):
         table.add_column(name, justify="left" if name in ("state", "machine") else "right")
     worst = sorted(
         ranks, key=lambda rank: (rank["rank"] not in slow, rank["state"] not in ("failed", "lost"), rank["rank"])
@@ -131,9 +142,16 @@ def _ranks(ranks: list[dict[str, Any]], slow: set[int]) -> RenderableType:
             )
         who = Text(str(rank["rank"]), style="yellow" if rank["rank"] in slow else "")
         cells: list[str | Text] = [who, Text(state, style=STYLES.get(state, "")), str(rank["step"] or NONE), *numbers]
-        table.add_row(*cells, Text(without_controls(str(rank["machine"] or NONE))))
+        table.add_row(*cells, *[_part(rank) or NONE] * by_speed, Text(without_controls(str(rank["machine"] or NONE))))
     more = len(ranks) - MOST_RANKS
     return Group(table, Text(f"and {more} more ranks", style="dim")) if more > 0 else table
+
+
+def _part(rank: dict[str, Any]) -> str:
+    """The part of the work of a rank, if it follows its speed."""
+    if rank["local_steps"] is not None:
+        return f"{rank['local_steps']:g} local steps"
+    return "" if rank["share"] is None else share_text(rank["share"])
 
 
 def spark(values: Sequence[float]) -> str:

@@ -112,6 +112,7 @@ class Advice:
     arguments: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST_ROWS)] = ()
     workers: Count
     network: Text
+    speeds: Annotated[tuple[Amount, ...], msgspec.Meta(max_length=MOST_ROWS)] = ()  # of the workers; empty: equal
     target: Text | None = None
     compute_seconds: Amount = 0.0
     metric: Text

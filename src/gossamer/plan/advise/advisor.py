@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import ceil, inf, isclose, isfinite
 from pathlib import Path
+from typing import Any
 
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.base.intervals import ConfidenceInterval
 from gossamer.base.units import seconds_text
 from gossamer.comm.network import Network
 from gossamer.events import Attached, Event, subscribe
@@ -31,8 +36,7 @@ from gossamer.plan.advise.curves import Point, Target, seconds_to
 from gossamer.plan.advise.prices import Prediction, StepPricer, estimate_all, judged
 from gossamer.plan.advise.race import FEWEST_STEPS, LOSSES, NO_LOSS, Contender, Race, RaceError, RaceJob, RaceResult
 from gossamer.plan.advise.thresholds import LeadRange, thresholds
-from gossamer.plan.cost.workload_profile import WorkloadProfile
-from gossamer.plan.intervals import ConfidenceInterval
+from gossamer.plan.estimate.workload_profile import WorkloadProfile
 from gossamer.plan.profile.gradient_statistics import GradientStatistics
 from gossamer.plan.profile.profile_runs import profile_with_gradients
 from gossamer.plan.simulate import ForecastClock, NetworkSchedule, SimulatedJob, StepTimes
@@ -58,12 +62,13 @@ class ScriptFacts:
     optimizer_type: type[Optimizer]
     step_seconds: float
     remark: str | None  # if the script is not deterministic
+    batch: int = 1  # samples of a batch: the first dimension of the model's first input; 1 if it has none
 
 
 class _UnitClock:
     """A clock with one second per step for every recipe."""
 
-    def step(self, recipe: Recipe, at: float) -> StepTimes:
+    def step(self, recipe: Recipe, at: float, shares: tuple[int, ...] | None = None) -> StepTimes:
         return StepTimes(seconds=1.0)
 
 
@@ -71,27 +76,38 @@ def check_script(script: Path, arguments: Sequence[str], workers: int, target_me
     """Run a few steps. Raises RaceError for a script that fails, ends at once, or logs no loss."""
     models: list[Attached] = []
     optimizers: list[type[Optimizer]] = []
+    batches: list[int] = []
 
-    def hear(event: Event) -> None:
+    def listener(event: Event) -> None:
         if isinstance(event, Attached):
             models.append(event)
 
     def step(optimizer: Optimizer, *_: object) -> None:
         optimizers.append(type(optimizer))
 
-    unsubscribe, hook = subscribe(hear), register_optimizer_step_pre_hook(step)
+    def forward(module: Module, inputs: tuple[Any, ...]) -> None:
+        if not batches and module.training and inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim:
+            batches.append(len(inputs[0]))
+
+    unsubscribe = subscribe(listener)
+    hooks = register_optimizer_step_pre_hook(step), register_module_forward_pre_hook(forward)
     try:
         seconds, first = _few_steps(script, arguments, workers)
         _, second = _few_steps(script, arguments, workers)
     finally:
         unsubscribe()
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
     if not models or not optimizers:
         raise RaceError(f"{script} made no optimizer step, so recipes cannot be compared")
     if not any(first.get(name) for name in (*LOSSES, target_metric or "")):
         raise RaceError(NO_LOSS)
     return ScriptFacts(
-        model=models[0], optimizer_type=optimizers[0], step_seconds=seconds, remark=difference(first, second)
+        model=models[0],
+        optimizer_type=optimizers[0],
+        step_seconds=seconds,
+        remark=difference(first, second),
+        batch=max([1, *batches]),
     )
 
 
@@ -146,6 +162,7 @@ def whole_advice(
         arguments=tuple(setting.arguments),
         workers=setting.workers,
         network=setting.network,
+        speeds=setting.speeds,
         target=str(setting.target) if setting.target else None,
         compute_seconds=compute_seconds,
         metric=race.metric,
@@ -190,7 +207,7 @@ DENSE = "Dense()"
 
 # -- the stages --------------------------------------------------------------------------------------------------------
 
-Say = Callable[[str], None]
+ShowText = Callable[[str], None]
 
 
 @dataclass(kw_only=True)
@@ -204,7 +221,7 @@ class Advisor:
         budget_seconds: wall time of the race.
         most_steps: limit of the race, in steps of all workers together.
         most: maximum of recipes in the race, in addition to Dense().
-        `say`: called with the current activity.
+        `print_text`: called with the current activity.
     """
 
     setting: Setting
@@ -213,7 +230,7 @@ class Advisor:
     budget_seconds: float = 600.0
     most_steps: float = inf
     most: int = 16
-    say: Say = lambda sentence: None
+    print_text: ShowText = lambda sentence: None
     facts: ScriptFacts = field(init=False)
     measured: WorkloadProfile = field(init=False)
     pricer: StepPricer = field(init=False)  # from the measured step
@@ -230,20 +247,23 @@ class Advisor:
 
     def profile(self) -> WorkloadProfile:
         """Measure the compute time of a step, and statistics of its gradients."""
-        self.measured, self.statistics = profile_with_gradients(
+        measured, self.statistics = profile_with_gradients(
             Path(self.setting.script), self.setting.arguments, self.setting.workers, self.copies
         )
+        self.measured = replace(measured, speeds=self.setting.speeds)
         self.pricer = StepPricer(self.measured, self.setting.workers)
         return self.measured
 
     def estimate_all(self) -> Sequence[Prediction]:
         """Estimate all candidates; those to race come first."""
         found = candidates(
-            self.facts.model, self.facts.optimizer_type, self.statistics, self.setting.workers, self.network
+            *(self.facts.model, self.facts.optimizer_type, self.statistics, self.setting.workers, self.network),
+            speeds=self.setting.speeds,
+            batch=self.facts.batch,
         )
         priced = estimate_all(
             *(found, self.measured, self.network, self.setting.workers),
-            lambda done, of, recipe: self.say(f"estimating {done} of {of}: {recipe}"),
+            lambda done, of, recipe: self.print_text(f"estimating {done} of {of}: {recipe}"),
             pricer=self.pricer,
         )
         self.predicted = judged(priced, self.statistics, self.most + 1)
@@ -254,7 +274,7 @@ class Advisor:
         clock = ForecastClock(self.pricer.profile, NetworkSchedule(((0.0, self.network),)), self.setting.workers)
 
         def start(recipe: str, factor: float) -> RaceJob:
-            self.say(f"starting {recipe}")
+            self.print_text(f"starting {recipe}")
             return SimulatedJob(
                 Path(self.setting.script),
                 self.setting.arguments,
@@ -272,7 +292,7 @@ class Advisor:
             budget_seconds=self.budget_seconds,
             most_steps=self.most_steps,
             target=self.setting.target,
-            say=self.say,
+            print_text=self.print_text,
         ).run()
         return self.result
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from math import isfinite
 
 from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.intervals import ConfidenceInterval
 from gossamer.base.units import rate_text, seconds_text
 from gossamer.plan.advise.curves import Target, seconds_to, unreached_text
 from gossamer.plan.advise.race import Contender, RaceResult
 from gossamer.plan.advise.thresholds import LeadRange
-from gossamer.plan.intervals import ConfidenceInterval
 from gossamer.plan.retained_benefit import measured_share
 
 WORTHWHILE = 1.1  # minimum speedup that is worth another recipe
@@ -38,13 +38,19 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The request. network: as written by the user."""
+    """The request. network: as written by the user. speeds: of the workers, by rank; empty: all are equal."""
 
     script: str
     arguments: Sequence[str]
     workers: int
     network: str
     target: Target | None = None
+    speeds: tuple[float, ...] = ()
+
+    @property
+    def conditions(self) -> str:
+        """Network and speeds, as text."""
+        return self.network + (f" and speeds {', '.join(f'{each:g}' for each in self.speeds)}" if self.speeds else "")
 
     def command(self, recipe: str) -> str:
         """The command to run it. It does not emulate the network, which is the real one."""
@@ -114,7 +120,7 @@ def _rate(contender: Contender) -> str:
 def _gain(best: Contender, race: RaceResult, setting: Setting) -> str:
     assert best.against is not None
     speedup = best.against.speedup
-    over = f"{race.reference.name}, estimated for {setting.network}"
+    over = f"{race.reference.name}, estimated for {setting.conditions}"
     text = f"{speedup.value:.2f}x as fast to the same {race.metric} ({_between(speedup)}) as {over}"
     if setting.target is None:
         return text
@@ -159,7 +165,9 @@ def _between(interval: ConfidenceInterval, form: str = ".2f") -> str:
 def _measured_remarks(recipe: str, workers: int) -> tuple[str, ...]:
     """The measured retained benefit of the recipe, because a race is too short to show it."""
     known = measured_share(resolve(recipe, workers), workers)
-    return () if known is None else (f"{recipe} retains {known}: docs/benchmarks/ladder.md",)
+    return (
+        () if known is None else (f'{recipe} retains {known}: "Retained benefit over model size" in the documentation',)
+    )
 
 
 def _target_remarks(race: RaceResult, target: Target | None) -> tuple[str, ...]:

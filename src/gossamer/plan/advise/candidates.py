@@ -15,7 +15,7 @@ source: docs/benchmarks/compressors.md ("bytelm-adamw", "bytelm", 100 steps, tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, log, sqrt
 
@@ -227,6 +227,13 @@ SITE_PERIODS = (4, 16)
 BETWEEN_NODES = ("Int8()", "Float4()", "TopK(density=0.01)", "PowerSGD(rank=4)")
 
 
+WITHOUT_WAITING = {  # for workers of unequal speeds
+    "AsyncDiLoCo(period=24)": LossGap(0.12, 0.12, ASSUMED),
+    "ParameterServer(mode='async')": LossGap(0.06, 0.06, ASSUMED),
+    "Gossip(mixing='pairwise')": LossGap(0.178, 0.12, ASSUMED),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A candidate recipe, with a prior of its backward passes relative to Dense()."""
@@ -244,6 +251,8 @@ def candidates(
     statistics: GradientStatistics | None,
     workers: int,
     network: Network,
+    speeds: Sequence[float] = (),
+    batch: int = 1,
 ) -> list[Candidate]:
     """All candidates, Dense() first, and the excluded ones with their reasons.
 
@@ -253,13 +262,15 @@ def candidates(
         statistics: of the gradients; None to exclude no candidate because of them.
         workers: their number.
         network: recipes may use its sites.
+        speeds: of the workers, by rank; if they differ, recipes may divide the work by speed.
+        batch: samples of a worker's batch, for the global batch of such a recipe.
 
     Returns:
         One candidate for each resolved recipe, also if several texts resolve to it.
     """
     found: dict[str, Candidate] = {}
     parameters = parameters_of(model)
-    for drawn in _drawn(optimizer_type, statistics, workers, ranks_per_site(network)):
+    for drawn in _drawn(optimizer_type, statistics, workers, ranks_per_site(network), speeds, batch):
         try:
             recipe = resolve(drawn.recipe, workers)
             _check(recipe, parameters, optimizer_type, workers)
@@ -283,7 +294,12 @@ def parameters_of(model: Attached) -> dict[str, Parameter]:
 
 
 def _drawn(
-    optimizer_type: type[Optimizer], statistics: GradientStatistics | None, workers: int, per_site: int
+    optimizer_type: type[Optimizer],
+    statistics: GradientStatistics | None,
+    workers: int,
+    per_site: int,
+    speeds: Sequence[float],
+    batch: int,
 ) -> Iterator[Candidate]:
     """All pairs of a strategy and a compressor."""
 
@@ -302,8 +318,8 @@ def _drawn(
     for compressor, gap in (FEW_BITS | FEW_ENTRIES | LOW_RANK).items():
         yield drawn("EveryStep(delay=1)", DELAYED, compressor, gap)
         for count in ACCUMULATES:
-            passes = count * (statistics.steps_ratio(count * workers, than=workers) if statistics else 1.0)
-            yield replace(drawn(f"EveryStep(accumulate={count})", NOTHING, compressor, gap), strategy_passes=passes)
+            accumulated = drawn(f"EveryStep(accumulate={count})", NOTHING, compressor, gap)
+            yield replace(accumulated, strategy_passes=_passes_of_larger_steps(statistics, count, workers))
     for strategy, loss in LOCAL_STEPS.items():
         for compressor, gap in DIFFERENCES.items():
             yield replace(drawn(strategy, loss, compressor, gap), excluded=None)
@@ -313,6 +329,8 @@ def _drawn(
                 yield replace(drawn(strategy, loss, compressor, gap, topology), excluded=None)
     if per_site:
         yield from _on_sites(drawn, per_site)
+    if len(set(speeds)) > 1:
+        yield from _by_speed(drawn, statistics, speeds, batch)
 
 
 def _on_sites(drawn: Callable[..., Candidate], per_site: int) -> Iterator[Candidate]:
@@ -325,6 +343,34 @@ def _on_sites(drawn: Callable[..., Candidate], per_site: int) -> Iterator[Candid
         for compressor, gap in DIFFERENCES.items():
             strategy = f"LocalSGD(period={period}, per_site={per_site})"
             yield replace(drawn(strategy, SITES, compressor, gap), excluded=None)
+
+
+def _passes_of_larger_steps(statistics: GradientStatistics | None, count: int, workers: int) -> float:
+    """Prior of backward passes to a loss, relative to Dense()'s, of steps with `count` times as many batches."""
+    return count * (statistics.steps_ratio(count * workers, than=workers) if statistics else 1.0)
+
+
+def _by_speed(
+    drawn: Callable[..., Candidate], statistics: GradientStatistics | None, speeds: Sequence[float], batch: int
+) -> Iterator[Candidate]:
+    """Shares of a step, and local steps, in proportion to the workers' speeds."""
+    workers, seconds = len(speeds), [1 / speed for speed in speeds]
+    for count in ACCUMULATES:
+        strategy = f"EveryStep(global_batch={count * workers * batch}, batch={batch}, balance=True)"
+        passes = _passes_of_larger_steps(statistics, count, workers)
+        for compressor, gap in (FEW_BITS | FEW_ENTRIES | LOW_RANK).items():
+            yield replace(drawn(strategy, NOTHING, compressor, gap), strategy_passes=passes)
+    for strategy, loss in LOCAL_STEPS.items():
+        if not strategy.startswith(("LocalSGD(", "DiLoCo(")):
+            continue
+        balanced = f"{strategy.removesuffix(')')}, balance=True)"
+        steps = resolve(balanced, workers).strategy.steady_stage.parts_at(seconds) or (1,)
+        fewer = max(steps) * workers / sum(steps)  # samples of a period with equal steps, over those of this one
+        for compressor, gap in DIFFERENCES.items():
+            found = drawn(balanced, loss, compressor, gap)
+            yield replace(found, strategy_passes=fewer * found.strategy_passes, excluded=None)
+    for strategy, loss in WITHOUT_WAITING.items():
+        yield drawn(strategy, loss, DENSE, NOTHING)
 
 
 # -- exclusion ---------------------------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from math import inf, sqrt
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.observe.target import Target, read_target
-from gossamer.plan.intervals import (
+from gossamer.base.intervals import (
     FEWEST_BATCHES,
     ConfidenceInterval,
     Floats,
@@ -23,6 +22,7 @@ from gossamer.plan.intervals import (
     mean_estimate,
     student_quantile,
 )
+from gossamer.observe.target import Target, read_target
 
 LARGEST = 1e100  # of a loss: sums of squares of such values are finite
 Point = tuple[int, float, float]  # step, virtual seconds, value

@@ -82,8 +82,8 @@ def _machine_remarks(report: DoctorReport, workers: int) -> Iterator[str]:
     if len(kinds) > 1:
         given = "; ".join(f"rank {host.rank}: {host.cores} cores{_gpus(host.gpus)}" for host in hosts)
         yield (
-            f"the machines differ ({given}), and the advice assumes that all compute as fast as this one. In lock step "
-            "the slowest one limits all others, and the gain is then a smaller part of a step"
+            f"the machines differ ({given}), and without --speeds the advice assumes that all compute as fast as this "
+            "one. Name their speeds, relative to this machine: --speeds 1,1,1,0.2"
         )
 
 

@@ -14,11 +14,11 @@ from gossamer.plan.advise.advice_file import Advice, CandidateRow, ContenderRow,
 
 AHEAD = 4  # if the baseline is this many times ahead of all others, the axis is limited to them
 COLORED = 6  # contenders with their own colors: the baseline and the best
-RACE_SAYS = (
+RACE_TEXT = (
     "Virtual seconds: estimated time of these steps on this network. All have the same seed and the same batches. "
     "Curves are thinned to means of neighbors; a gray one was eliminated at its end."
 )
-PARETO_SAYS = (
+PARETO_TEXT = (
     "Excess loss at as many steps as {baseline} has made, over the cost of a step. Lower and further left is better; "
     "the dotted line is the Pareto front. Bars: the interval of the difference, paired by step."
 )
@@ -63,6 +63,7 @@ def _answer(advice: Advice) -> str:
     facts = {
         "workers": str(advice.workers),
         "network": advice.network,
+        "speeds of the workers": ", ".join(short(each) for each in advice.speeds),
         "script": " ".join([advice.script, *advice.arguments]),
         "compute time of a step": seconds_text(advice.compute_seconds) if advice.compute_seconds else "",
         "recipes raced": str(len({each.recipe for each in advice.contenders})),
@@ -103,7 +104,7 @@ def _race(advice: Advice) -> str:
     picture = line_chart(lines, across, _loss_axis(advice.metric, lines), f"{advice.metric} over virtual seconds")
     others = len(lines) - COLORED
     named = [(line.style, line.name) for line in lines[:COLORED]] + [("rest", f"{others} others")] * (others > 0)
-    return card("The race", picture + key(named), RACE_SAYS, whole=True)
+    return card("The race", picture + key(named), RACE_TEXT, whole=True)
 
 
 def _seconds_axis(race_seconds: float, lines: Sequence[ChartLine]) -> Axis:
@@ -141,7 +142,7 @@ def _pareto(advice: Advice, amount: str, title: str, text: Callable[[float], str
     across = axis_around(title, [dot.across for dot in dots], logarithmic=True, text=text)
     up = axis_around(f"{advice.metric}, minus the first's", [dot.up for dot in dots], margin=0.12)
     picture = dot_chart(dots, across, up, f"cost in {advice.metric} over {title}")
-    return card(f"Loss against {title}", picture, PARETO_SAYS.format(baseline=advice.contenders[0].recipe))
+    return card(f"Loss against {title}", picture, PARETO_TEXT.format(baseline=advice.contenders[0].recipe))
 
 
 def _bar(value: float, low: float | None, high: float | None) -> tuple[float, float]:

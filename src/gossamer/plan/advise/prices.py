@@ -8,7 +8,6 @@ arXiv:2103.00543: true of most proposals; Han et al. 2024, arXiv:2407.01378: com
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,14 +20,16 @@ from torch.nn import Parameter
 from gossamer.algorithms.compressors import Compressor, Dense
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.algorithms.strategies import GossipStage, Stage
+from gossamer.base import system
 from gossamer.base.layout import Layout, dtype_name, dtype_of
 from gossamer.base.units import bytes_text, seconds_text
 from gossamer.comm.network import Network
 from gossamer.errors import GossamerError
 from gossamer.plan.advise.candidates import DENSE, Candidate
-from gossamer.plan.cost.calibration import ForecastInterval
-from gossamer.plan.cost.step_time import StepTimeEstimate, estimate_step_time
-from gossamer.plan.cost.workload_profile import BucketProfile, WorkloadProfile
+from gossamer.plan.estimate.calibration import ForecastInterval
+from gossamer.plan.estimate.step_cost import step_cost
+from gossamer.plan.estimate.step_time import StepTimeEstimate, estimate_step_time, is_predictable, peer_step_seconds
+from gossamer.plan.estimate.workload_profile import BucketProfile, WorkloadProfile
 from gossamer.plan.profile.gradient_statistics import GradientStatistics
 from gossamer.plan.profile.profile_runs import time_codec, worker_threads
 from gossamer.plan.profile.profiler import AT_ONCE
@@ -42,6 +43,7 @@ from gossamer.train.traffic.traffic import TrafficEstimate, estimate_traffic
 
 MOST_TIMED = 2**22  # entries of a bucket to time a codec; times of larger ones are proportional
 COUNTER_BYTES = 8  # of a scalar integer buffer, such as BatchNorm's count of batches
+PAIR = 2  # workers in an exchange of one with a server or with another worker
 AVERAGED_COUNTER_BYTES = 4  # counters are averaged along with numbers in float32
 
 
@@ -77,6 +79,15 @@ class StepPricer:
     def step_time(self, recipe: Recipe, network: Network) -> StepTimeEstimate:
         """Seconds of a steady step of a resolved recipe on a network."""
         return estimate_step_time(recipe, self.profile(recipe), network, self.workers)
+
+    def seconds(self, recipe: Recipe, network: Network) -> float:
+        """Seconds of a step; a lower bound if workers do not wait for each other: see `step_cost`."""
+        if is_predictable(recipe):
+            return self.step_time(recipe, network).step_seconds
+        profile = self.profile(recipe)
+        seconds, speeds = peer_step_seconds(recipe, profile, workers=1)[0], profile.speeds[: self.workers]
+        found = step_cost(recipe, profile.model, network, self.workers, seconds, lambda: profile, speeds)
+        return found.seconds
 
     def traffic(self, recipe: Recipe) -> TrafficEstimate:
         """Bytes that a resolved recipe sends and stores."""
@@ -146,7 +157,7 @@ class StepPricer:
     def _bucket(self, recipe: Recipe, stage: Stage, dtype: str, layout: Layout, place: int) -> BucketProfile:
         offering, landing = self._strategy_seconds(recipe, stage, dtype, layout)
         return replace(
-            self._timed(recipe, stage, dtype, layout, self.workers),
+            self._timed(recipe, stage, dtype, layout, self.workers if stage.in_lock_step else PAIR),
             fragment=place,
             offering_seconds=offering * layout.numel,
             landing_seconds=landing * layout.numel,
@@ -163,7 +174,7 @@ class StepPricer:
         )
 
     def _codec(self, recipe: Recipe, stage: Stage, dtype: str, layout: Layout, workers: int) -> _Codec:
-        gossip = isinstance(stage, GossipStage)
+        gossip = isinstance(stage, GossipStage) and stage.in_lock_step
         operations = 1 if gossip else len(trace_ops(recipe, layout, dtype_of(dtype), workers))
         kind = recipe.strategy if gossip else None
         key = (recipe.compressor, kind, dtype, operations, workers)
@@ -173,7 +184,7 @@ class StepPricer:
 
     def _strategy_seconds(self, recipe: Recipe, stage: Stage, dtype: str, layout: Layout) -> tuple[float, float]:
         """Seconds of the training thread before and after a round, per entry."""
-        if not stage.scheduled or isinstance(stage, GossipStage):
+        if not stage.scheduled or isinstance(stage, GossipStage) or not stage.in_lock_step:
             return 0.0, 0.0
         kind = (type(recipe.strategy), stage.local_parameters)
         if kind not in self._passing:
@@ -247,7 +258,7 @@ class Prediction:
 Progress = Callable[[int, int, str], None]  # priced candidates, all candidates, the next recipe
 
 
-def _say_nothing(done: int, of: int, recipe: str) -> None:
+def _ignore_progress(done: int, of: int, recipe: str) -> None:
     """Default for `on_progress`."""
 
 
@@ -256,7 +267,7 @@ def estimate_all(
     profile: WorkloadProfile,
     network: Network,
     workers: int,
-    on_progress: Progress = _say_nothing,
+    on_progress: Progress = _ignore_progress,
     *,
     pricer: StepPricer | None = None,
 ) -> list[Prediction]:
@@ -289,15 +300,16 @@ def estimate_all(
 def _priced(known: Prediction, pricer: StepPricer, network: Network) -> Prediction:
     recipe = resolve(known.recipe, pricer.workers)
     try:
-        step, traffic = pricer.step_time(recipe, network), pricer.traffic(recipe)
+        seconds, traffic = pricer.seconds(recipe, network), pricer.traffic(recipe)
+        interval = pricer.step_time(recipe, network).interval if is_predictable(recipe) else None
     except GossamerError as error:
         return replace(known, excluded=f"it could not be priced: {error}")
     schedule = recipe.strategy.steady_stage.schedule
     operations = max((len(bucket) for bucket in traffic.buckets), default=0)
     return replace(
         known,
-        step_seconds=step.step_seconds,
-        interval=step.interval,
+        step_seconds=seconds,
+        interval=interval,
         bytes_sent=traffic.bytes_sent,
         memory_bytes=traffic.memory_bytes,
         passes=traffic.passes // traffic.steps,
@@ -335,7 +347,7 @@ def judged(
     statistics: used by candidates() to exclude some already; None without any. memory_limit_bytes: limit of one
     worker's state without its model; None for half of this machine's memory.
     """
-    limit = machine_bytes() * MEMORY_SHARE if memory_limit_bytes is None else memory_limit_bytes
+    limit = system.memory_bytes() * MEMORY_SHARE if memory_limit_bytes is None else memory_limit_bytes
     left, out = _split(predicted, partial(_too_large, limit=limit))
     left, slow = _split(left, _gain(left))
     left, dominated = _split(left, partial(_dominated, others=left))
@@ -343,11 +355,6 @@ def judged(
     ordered = sorted(left, key=lambda each: (each.recipe != DENSE, each.expected_seconds))
     tried, later = _first(ordered, most)
     return [*tried, *later, *late, *dominated, *slow, *out]
-
-
-def machine_bytes() -> float:
-    """The memory of this machine in bytes."""
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _split(predicted: Iterable[Prediction], reason: Reason) -> tuple[list[Prediction], list[Prediction]]:

@@ -195,7 +195,7 @@ class Race:
         budget_seconds: wall time on this machine.
         most_steps: limit of steps of all jobs together.
         now: clock of this machine in seconds.
-        `say`: called with progress.
+        `print_text`: called with progress.
 
     Raises:
         RaceError: the race has no result.
@@ -208,7 +208,7 @@ class Race:
     most_steps: float = inf
     target: Target | None = None
     now: Callable[[], float] = time.monotonic
-    say: Callable[[str], None] = lambda sentence: None
+    print_text: Callable[[str], None] = lambda sentence: None
     _jobs: dict[str, RaceJob] = field(default_factory=dict, init=False)
     _everyone: list[Contender] = field(default_factory=list, init=False)
     _rungs: list[Rung] = field(default_factory=list, init=False)
@@ -341,7 +341,7 @@ class Race:
         for each in contenders:
             self._advance(each, seconds=seconds)
             if each.out is not None:
-                self.say(f"{each.name} {each.out}")
+                self.print_text(f"{each.name} {each.out}")
                 self._close(each)
 
     def _advance(self, contender: Contender, **limit: float) -> None:
@@ -396,7 +396,9 @@ class Race:
         losses = tuple(self._loss(each) for each in (first, *ranked))
         out = tuple(each.name for each in ranked[kept:])
         self._rungs.append(Rung(seconds=self._seconds, names=tuple(names), losses=losses, out=out))
-        self.say(f"{len(ranked)} recipes after {self._seconds:.3g} virtual seconds: {len(ranked[:kept])} continue")
+        self.print_text(
+            f"{len(ranked)} recipes after {self._seconds:.3g} virtual seconds: {len(ranked[:kept])} continue"
+        )
         return ranked[:kept]
 
     def _place(self, contender: Contender) -> tuple[float, float]:

@@ -48,7 +48,7 @@ def thresholds(
         """The best recipe for this value of the property."""
         at = changed(there, value)
         seconds = [
-            pricer.step_time(resolve(each.recipe, pricer.workers), at).step_seconds * needed
+            pricer.seconds(resolve(each.recipe, pricer.workers), at) * needed
             for each, needed in zip(finalists, steps, strict=True)
         ]
         return finalists[seconds.index(min(seconds))].recipe

@@ -28,6 +28,7 @@ KERNELS: Variants = {
     "RandomProjection": [],
     "Feedback": [],
     "Hierarchical": [],
+    "PerWorker": [],
     "Rotated": [],
     "Route": [],
     "Sharded": ["Sharded(TopK(density=0.01))", "Sharded(Int8())"],

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from gossamer.algorithms.compressors import Compressor
+from gossamer.base.compiled import LIBRARY
 from gossamer.base.kernels import encode_places, sparse_decode
-from gossamer.base.kernels.library import LIBRARY, wanted_kernels
+from gossamer.base.kernels.library import wanted_kernels
 from gossamer.base.layout import Layout
 from gossamer.plan.bench.interleave import Timer, seconds_of
 from gossamer.plan.bench.replay import ReplayedExchange, gradient, prepare

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from gossamer.base import system
 from gossamer.base.kernels.library import missing_kernels
 from gossamer.comm import environment
 from gossamer.comm.environment.store import RendezvousStore
@@ -50,10 +51,10 @@ def describe(job: environment.JobEnvironment) -> HostReport:
         torch=torch.__version__,
         python=platform.python_version(),
         nccl=_nccl(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        cores=system.cores(),
+        memory_bytes=system.memory_bytes(),
         gpus=tuple(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())),
-        load_average=os.getloadavg()[0],
+        load_average=system.load_average(),
         missing_kernels=missing_kernels(),
     )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path as File
 
+from gossamer.base import system
 from gossamer.comm.network import Network, Path
 from gossamer.plan.emulation.tun_switch import PROGRAM
 
@@ -56,8 +56,8 @@ def reentering(command: Sequence[str]) -> list[str]:
 
 
 def _missing() -> str:
-    if not sys.platform.startswith("linux"):
-        return "network namespaces need Linux"
+    if not system.IS_LINUX:
+        return f"network namespaces need Linux{system.OTHERWISE}"
     absent = [name for name in COMMANDS if shutil.which(name) is None]
     return f"missing commands: {', '.join(absent)} (install iproute2 and util-linux)" if absent else ""
 

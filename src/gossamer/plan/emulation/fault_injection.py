@@ -149,20 +149,20 @@ class Moment:
 
 
 class Schedule:
-    """Applies faults to a target when they are due, and reports each to `say`."""
+    """Applies faults to a target when they are due, and reports each to `report`."""
 
-    def __init__(self, faults: Iterable[Fault], target: FaultTarget, say: Callable[[str], None]) -> None:
+    def __init__(self, faults: Iterable[Fault], target: FaultTarget, report: Callable[[str], None]) -> None:
         moments = [moment for fault in faults for moment in _moments(fault)]
         self._coming = sorted(moments, key=lambda moment: moment.at)
         self._target = target
-        self._say = say
+        self._report = report
 
     def tick(self, seconds: float) -> None:
         """Apply all that is due `seconds` after training began."""
         while self._coming and self._coming[0].at <= seconds:
             moment = self._coming.pop(0)
             moment.action(self._target)
-            self._say(f"{moment.fault.text} {moment.verb} {seconds:.1f} s after training began.")
+            self._report(f"{moment.fault.text} {moment.verb} {seconds:.1f} s after training began.")
 
     @property
     def not_begun(self) -> list[str]:

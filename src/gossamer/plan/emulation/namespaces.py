@@ -47,7 +47,9 @@ SENT_BYTES, SENT_PACKETS = 8, 9  # after eight columns of received data
 
 def sent_bytes(header_bytes: int) -> int:
     """IP bytes sent by this process's host so far; header_bytes: additional bytes per packet in the counter."""
-    line = next(line for line in COUNTERS.read_text().splitlines() if line.strip().startswith(f"{INTERFACE}:"))
+    line = next(
+        line for line in COUNTERS.read_text(encoding="utf-8").splitlines() if line.strip().startswith(f"{INTERFACE}:")
+    )
     columns = [int(column) for column in line.partition(":")[2].split()]
     return columns[SENT_BYTES] - header_bytes * columns[SENT_PACKETS]
 
@@ -102,7 +104,7 @@ def emulated_hosts(tag: str, count: int) -> tuple[EmulatedHost, ...]:
 def start_ticks(pid: int) -> int:
     """Start time of a process in clock ticks since boot, which with its id identifies it; 0 if it does not exist."""
     try:
-        status = Path(f"/proc/{pid}/stat").read_text()
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except (FileNotFoundError, ProcessLookupError):
         return 0
     # The program's name is second, in brackets, and may contain anything

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.compressors import Codec, Compressor, PerWorker
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.algorithms.strategies import ALIGN, AveragingStage, GossipStage, Stage
+from gossamer.algorithms.recipes.wrapping import replace_tables
+from gossamer.algorithms.strategies import ALIGN, AveragingStage, GossipStage, GradientStage, Stage
 from gossamer.algorithms.topologies import Ring
 from gossamer.base.aggregation import STEADY
-from gossamer.comm.replay import ReplayTransport, ScriptSeconds, TimedCompressor
+from gossamer.comm.echo_transport import ReplayTransport, ScriptSeconds, TimedCompressor
 from gossamer.comm.runtime.comm_thread import CommThread, Work
 from gossamer.comm.runtime.transaction import Transaction
 from gossamer.train.engine.bucket import Bucket
@@ -68,15 +69,21 @@ def _medians(found: Sequence[BucketTiming]) -> dict[str, Any]:
     }
 
 
+def most_common(term: PerWorker, workers: int) -> Codec:
+    """The codec of most workers."""
+    return max(term.senders(workers), key=lambda sender: len(sender[1]))[0]
+
+
 @contextmanager
 def stage_timer(
     stage: Stage, fragments: Fragments, compressor: Compressor, workers: int, fresh: Gradients
 ) -> Iterator[StageTimer]:
     """A timer with a synchronizer. At the end it is closed, and parameters and gradients are restored."""
+    compressor = replace_tables(compressor, lambda term: most_common(term, workers))  # answers repeat one message
     parameters = {name: each for part in fragments for bucket in part for name, each in bucket.parameters.items()}
     kept = {name: each.detach().clone() for name, each in parameters.items() if stage.local_parameters}
     gradients = {name: each.grad for name, each in parameters.items()}
-    alone: Stage = AveragingStage(0, stage.strategy) if isinstance(stage, AveragingStage) else replace(stage, start=0)
+    alone = _timed_alone(stage)
     gossip = isinstance(stage, GossipStage)
     transport = ReplayTransport(2 if gossip else workers)  # gossip: with one neighbor
     threads, timed = _InlineCommThread(transport), TimedCompressor(compressor, transport)
@@ -95,6 +102,17 @@ def stage_timer(
                 parameter.grad = gradients[name]
                 if name in kept:
                     parameter.copy_(kept[name])
+
+
+def _timed_alone(stage: Stage) -> Stage:
+    """The stage from its beginning, without sites, and with as many passes per step for any number of workers."""
+    match stage:
+        case AveragingStage(strategy=strategy):
+            return AveragingStage(0, strategy)
+        case GradientStage(accumulate=accumulate, delay=delay):
+            return GradientStage(0, accumulate, delay)
+        case _:
+            return replace(stage, start=0)
 
 
 def _loop() -> LoopState:
@@ -146,7 +164,7 @@ class _InlineCommThread:
         self.jobs.append((began, time.perf_counter()))
         return work
 
-    def beside(self) -> _InlineCommThread:
+    def sibling(self) -> _InlineCommThread:
         return self
 
     def close(self) -> None:

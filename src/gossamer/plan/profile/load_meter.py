@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from gossamer.plan.cost.workload_profile import OtherLoad
+from gossamer.base import system
+from gossamer.plan.estimate.workload_profile import OtherLoad
 
 PROC = Path("/proc")
 IDLE, WAITS_FOR_DISK, STOLEN = 3, 4, 7  # columns of /proc/stat's first line: proc_stat(5)
@@ -64,10 +65,12 @@ class LoadMeter:
 
     def _read(self) -> Counters | None:
         try:
-            ticks = [int(each) for each in (self.proc / "stat").read_text().split("\n", 1)[0].split()[1:]][:COUNTED]
-            running, ready, *_ = map(int, (self.proc / "self" / "schedstat").read_text().split())
+            ticks = [
+                int(each) for each in (self.proc / "stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:]
+            ][:COUNTED]
+            running, ready, *_ = map(int, (self.proc / "self" / "schedstat").read_text(encoding="utf-8").split())
             own = family_ticks(self.proc, self.family)
-            second = os.sysconf("SC_CLK_TCK")
+            second = system.clock_ticks_per_second()
             busy = sum(ticks) - ticks[IDLE] - ticks[WAITS_FOR_DISK] - ticks[STOLEN]
             return Counters(
                 time.monotonic(), busy / second, ticks[STOLEN] / second, own / second, running / 1e9, ready / 1e9
@@ -82,7 +85,7 @@ def family_ticks(proc: Path, ancestor: int) -> int:
     for folder in proc.iterdir():
         if folder.name.isdecimal():
             try:
-                stat = (folder / "stat").read_text().rpartition(")")[2].split()
+                stat = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             except OSError:  # it has ended meanwhile
                 continue
             parents[int(folder.name)] = int(stat[PARENT])

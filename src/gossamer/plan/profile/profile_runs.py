@@ -38,7 +38,7 @@ from gossamer.base.ops import (
 from gossamer.comm.network.cost.step_simulator import ready_seconds
 from gossamer.errors import GossamerError
 from gossamer.events import Attached
-from gossamer.plan.cost.workload_profile import BucketProfile, WorkloadProfile
+from gossamer.plan.estimate.workload_profile import BucketProfile, WorkloadProfile
 from gossamer.plan.profile.exchange_timer import time_stage
 from gossamer.plan.profile.gradient_statistics import GradientStatistics
 from gossamer.plan.profile.load_meter import mean_load
@@ -84,9 +84,14 @@ def _profiled(
     with tempfile.TemporaryDirectory(prefix="gossamer-measure-") as name:
         directory = Path(name)
         _run_copies(directory, script, arguments, recipe, workers, copies, batches)
-        found = [WorkloadProfile.from_json(json.loads(path.read_text())) for path in results(directory, copies)]
+        found = [
+            WorkloadProfile.from_json(json.loads(path.read_text(encoding="utf-8")))
+            for path in results(directory, copies)
+        ]
         file = statistics_file(directory)
-        statistics = GradientStatistics.from_json(json.loads(file.read_text())) if file.exists() else None
+        statistics = (
+            GradientStatistics.from_json(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+        )
     return _mean(found), statistics
 
 
@@ -284,17 +289,19 @@ def _spread_over(found: dict[str, Any], ops: int) -> dict[str, Any]:
 
 def received_bytes(op: CollectiveOp, world: int) -> int:
     """Payload bytes that a worker receives and decodes one by one; means arrive summed."""
-    return sum(_heard(each, world) for each in op.concurrent())
+    return sum(_bytes_received(each, world) for each in op.concurrent())
 
 
-def _heard(op: CollectiveOp, world: int) -> int:
+def _bytes_received(op: CollectiveOp, world: int) -> int:
     match op:
+        case AllGather(forms=tuple(forms)) | AllToAll(forms=tuple(forms)):
+            return sum(map(payload_bytes, forms))
         case AllGather(payload):
             return world * payload_bytes(payload)
         case AllToAll(parts):
             return world * payload_bytes(parts[0])
         case InGroup(ranks, inner):
-            return _heard(inner, len(ranks))
+            return _bytes_received(inner, len(ranks))
         case AllReduceMean() | NeighborAllGather() | Coalesced():
             return 0
 

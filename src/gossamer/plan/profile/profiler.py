@@ -28,7 +28,7 @@ from gossamer.base.aggregation import STEADY, AggregationContext
 from gossamer.base.layout import FlatTensors, dtype_name
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.comm.simulated import SimulatedGroup
-from gossamer.plan.cost.workload_profile import ENOUGH_STEPS, BucketProfile, OtherLoad, WorkloadProfile
+from gossamer.plan.estimate.workload_profile import ENOUGH_STEPS, BucketProfile, OtherLoad, WorkloadProfile
 from gossamer.plan.profile.exchange_timer import Gradients, time_stage
 from gossamer.plan.profile.gradient_statistics import GradientObserver
 from gossamer.plan.profile.load_meter import LoadMeter
@@ -155,12 +155,12 @@ class _StepProfiler:
             observer.steps_before = observer.steps_before or self.steps - 1
             observer.observe(self._gradients())
         if observer.batches >= self.batches:
-            self._tell(observer)
+            self._write_statistics(observer)
             raise _Done
 
-    def _tell(self, observer: GradientObserver) -> None:
+    def _write_statistics(self, observer: GradientObserver) -> None:
         text = json.dumps(observer.statistics().to_json(), allow_nan=False)
-        statistics_file(self.barrier.directory).write_text(text)
+        statistics_file(self.barrier.directory).write_text(text, encoding="utf-8")
 
     def after_script(self) -> None:
         """The script has ended: use the steps that it made, if any could be timed."""
@@ -176,7 +176,7 @@ class _StepProfiler:
         if self.batches and self.barrier.copy == 0:
             if not observer.batches:
                 observer.observe(self._gradients())  # the last step's, if there is no other
-            self._tell(observer)
+            self._write_statistics(observer)
 
     def _watch(self, session: Session) -> None:
         self.session, self.stage = session, session.recipe.strategy.steady_stage
@@ -228,7 +228,7 @@ class _StepProfiler:
         while not self.barrier.all_at(CODECS):
             self._buckets(session, fresh)
         path = results(self.barrier.directory, self.barrier.copies)[self.barrier.copy]
-        path.write_text(json.dumps(measured.to_json()))
+        path.write_text(json.dumps(measured.to_json()), encoding="utf-8")
 
     def _gradients(self) -> Gradients:
         """The gradients of this step, or random numbers if the loop has cleared all of them."""
@@ -262,8 +262,10 @@ class _StepProfiler:
         notes = begun(session.model, session.optimizer, session.recipe, self.fragments, SimulatedGroup(1).transports[0])
         self.meter.start()
         buckets, site_buckets = self._buckets(session, fresh)
-        beside, slowdown = self.meter.stop().slowdown, self.load.slowdown
-        buckets, site_buckets = ([_alone(each, slowdown, beside) for each in some] for some in (buckets, site_buckets))
+        load_slowdown, slowdown = self.meter.stop().slowdown, self.load.slowdown
+        buckets, site_buckets = (
+            [_alone(each, slowdown, load_slowdown) for each in some] for some in (buckets, site_buckets)
+        )
         return WorkloadProfile(
             recipe=repr(session.recipe),
             backward_seconds=median(step.backward - step.begin for step in self.kept) / slowdown,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import sys
@@ -35,6 +36,7 @@ def attached_by(script: Path, arguments: Sequence[str], recipe: Recipe) -> Attac
         pass
     finally:
         unsubscribe()
+        gc.collect()  # else a simulated worker may collect the session, and wait for its thread within a lock
     if not seen:
         raise AttachError(
             f"{script} ended before it called gossamer.attach, so there is no model to explain. Pass the "

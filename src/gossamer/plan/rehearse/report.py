@@ -9,7 +9,7 @@ from typing import Any
 
 from gossamer.base.units import bytes_text, seconds_text, share_text
 from gossamer.observe.record import Record
-from gossamer.plan.cost.step_time import StepTimeEstimate
+from gossamer.plan.estimate.step_time import StepTimeEstimate
 from gossamer.plan.rehearse.model_shapes import Shapes
 from gossamer.version import __version__
 
@@ -43,7 +43,7 @@ class RehearsalRow:
         return float(self.record["seconds_per_step"]["median"]) / self.passes
 
     @property
-    def foretold_seconds(self) -> float | None:
+    def estimated_seconds(self) -> float | None:
         return None if self.estimate is None else self.estimate.step_seconds / self.passes
 
     @property
@@ -115,7 +115,7 @@ def _cells(plan: RehearsalPlan, row: RehearsalRow) -> tuple[str, ...]:
     return (
         row.recipe,
         seconds_text(row.seconds_per_step),
-        "-" if row.foretold_seconds is None else seconds_text(row.foretold_seconds),
+        "-" if row.estimated_seconds is None else seconds_text(row.estimated_seconds),
         f"{row.seconds_per_step / plan.step_seconds:.2f}",
         share_text(row.waiting_share),
         *map(seconds_text, row.comm_seconds),

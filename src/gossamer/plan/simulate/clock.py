@@ -12,13 +12,14 @@ from typing import Protocol
 import torch
 
 from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.strategies import GossipStage, GradientStage, ServerStage
 from gossamer.base.ops import AllGather
 from gossamer.comm.network import Network, read_network
 from gossamer.comm.network.cost.op_cost import seconds
 from gossamer.comm.network.parse import SECONDS, NetworkError
-from gossamer.plan.cost.step_time import NOT_PREDICTABLE, estimate_step_time, is_predictable
-from gossamer.plan.cost.workload_profile import WorkloadProfile
-from gossamer.plan.simulate.shared_process import SimulationError
+from gossamer.plan.estimate.step_time import estimate_step_time, is_predictable, part_seconds, peer_step_seconds
+from gossamer.plan.estimate.workload_profile import WorkloadProfile
+from gossamer.plan.simulate.worker_isolation import SimulationError
 from gossamer.train.traffic.traffic import estimate_traffic
 
 CHANGE = re.compile(r"^(?P<network>.*?)\s+at\s+(?P<moment>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+)$", re.IGNORECASE)
@@ -80,31 +81,39 @@ class StepTimes:
     codec_seconds: float = 0.0  # communication thread compressing and decoding, hidden or not
     bytes_sent: float = 0.0  # payload
     exchange_seconds: float = 0.0  # of a short text from each worker to all others, between two steps
+    part_seconds: tuple[
+        float, ...
+    ] = ()  # compute time of one part of a step, by rank; empty: as measured while it runs
+    #: between the workers, and servers after them; for recipes without common steps. None: without limits
+    lines: Network | None = None
 
 
 class StepClock(Protocol):
     """Provides the step times of a simulated job."""
 
-    def step(self, recipe: Recipe, at: float) -> StepTimes:
-        """A step that begins at virtual second `at`. Raises GossamerError if its time is unknown."""
+    def step(self, recipe: Recipe, at: float, shares: tuple[int, ...] | None = None) -> StepTimes:
+        """A step that begins at virtual second `at`. Raises GossamerError if its time is unknown.
+
+        shares: of all workers, by rank, of a recipe that divides the work by speed; None: those for their speeds.
+        """
 
 
 class ForecastClock:
     """Estimates of steady steps on the network at their begin.
 
-    profile: measures one worker's step of a recipe, once per recipe.
+    profile: measures one worker's step of a recipe, once per recipe; with the speeds of all workers.
     """
 
     def __init__(self, profile: Callable[[Recipe], WorkloadProfile], network: NetworkSchedule, workers: int) -> None:
         self._profile, self._network, self._workers = profile, network, workers
         self._profiles: dict[str, WorkloadProfile] = {}
-        self._steps: dict[tuple[str, str], StepTimes] = {}
+        self._steps: dict[tuple[str, str, tuple[int, ...] | None], StepTimes] = {}
 
-    def step(self, recipe: Recipe, at: float) -> StepTimes:
+    def step(self, recipe: Recipe, at: float, shares: tuple[int, ...] | None = None) -> StepTimes:
         network = self._network.at(at)
-        key = repr(recipe), network.text
+        key = repr(recipe), network.text, shares
         if key not in self._steps:
-            self._steps[key] = self._estimated(recipe, network)
+            self._steps[key] = self._estimated(recipe, network, shares)
         return self._steps[key]
 
     def profile(self, recipe: Recipe) -> WorkloadProfile:
@@ -113,10 +122,17 @@ class ForecastClock:
             self._profiles[repr(recipe)] = self._profile(recipe)
         return self._profiles[repr(recipe)]
 
-    def _estimated(self, recipe: Recipe, network: Network) -> StepTimes:
-        refuse_unpredictable(recipe)
+    def _estimated(self, recipe: Recipe, network: Network, shares: tuple[int, ...] | None) -> StepTimes:
         measured = self.profile(recipe)
-        found = estimate_step_time(recipe, measured, network, self._workers)
+        if runs_apart(recipe):
+            seconds = peer_step_seconds(recipe, measured, self._workers)
+            return StepTimes(
+                seconds=min(seconds),
+                exchange_seconds=self._exchange_seconds(network),
+                part_seconds=seconds,
+                lines=network,
+            )
+        found = estimate_step_time(recipe, measured, network, self._workers, shares=shares)
         return StepTimes(
             seconds=found.step_seconds,
             waiting_seconds=found.waiting_seconds,
@@ -124,6 +140,7 @@ class ForecastClock:
             codec_seconds=found.codec_seconds,
             bytes_sent=estimate_traffic(recipe, measured.model, workers=self._workers).bytes_sent,
             exchange_seconds=self._exchange_seconds(network),
+            part_seconds=part_seconds(recipe.strategy.steady_stage, measured, self._workers),
         )
 
     def _exchange_seconds(self, network: Network) -> float:
@@ -134,10 +151,17 @@ class ForecastClock:
         return sum(seconds(AllGather((torch.empty(size // 4, device="meta"),)), there) for size in TEXT_BYTES)
 
 
-def refuse_unpredictable(recipe: Recipe) -> None:
-    """Raise SimulationError for a recipe that is not in lock step."""
-    if not is_predictable(recipe):
-        raise SimulationError(f"{recipe} cannot be simulated: {NOT_PREDICTABLE}")
+def runs_apart(recipe: Recipe) -> bool:
+    """Whether workers of a recipe exchange messages with servers or single peers, each in its own time.
+
+    Raises SimulationError for a recipe that has neither these nor common steps.
+    """
+    stage = recipe.strategy.steady_stage
+    if is_predictable(recipe):
+        return False
+    if isinstance(stage, ServerStage | GossipStage):
+        return True
+    raise SimulationError(f"{recipe} cannot be simulated: its clients are. Write gossamer federate SCRIPT")
 
 
 # -- a job -------------------------------------------------------------------------------------------------------------
@@ -146,13 +170,16 @@ def refuse_unpredictable(recipe: Recipe) -> None:
 class JobClock:
     """One time for all workers, which are in lock step. `clock` gives the duration of a step at its begin.
 
+    A step is one of the common schedule. Where local steps follow the speeds, a step of a slow worker covers several.
+
     recipe: the current one, which a session may change between two steps.
     """
 
-    def __init__(self, clock: StepClock, recipe: Recipe) -> None:
-        self._clock, self.recipe = clock, recipe
+    def __init__(self, clock: StepClock, recipe: Recipe, workers: int = 1) -> None:
+        self._clock, self.recipe, self._workers = clock, recipe, workers
         self._steps: list[StepTimes] = []
         self._moments = [0.0]  # end times of steps, in virtual seconds
+        self._shares: list[tuple[int, tuple[int, ...]]] = []  # (step after which they apply, by rank), in order
         self._exchanges: list[float] = []  # seconds of each exchange of all workers between steps
         self._counted = 0  # number of exchanges included in step times
         self._lock = threading.RLock()
@@ -161,11 +188,39 @@ class JobClock:
         """The virtual second at which a step ends."""
         with self._lock:
             while len(self._moments) <= step:
-                self._steps.append(self._clock.step(self.recipe, self._moments[-1]))
+                shares = self.shares(len(self._moments))
+                self._steps.append(self._clock.step(self.recipe, self._moments[-1], shares))
                 between = sum(self._exchanges[self._counted :])
                 self._counted = len(self._exchanges)
                 self._moments.append(self._moments[-1] + between + self._steps[-1].seconds)
             return self._moments[step]
+
+    def shares(self, step: int) -> tuple[int, ...] | None:
+        """The parts of a step of each worker, by rank; None for a recipe that does not divide the work by speed."""
+        stage = self.recipe.strategy.steady_stage
+        if not stage.follows_speed:
+            return None
+        equal = stage.parts_at([1.0] * self._workers)  # until the speeds are measured
+        return next((shares for since, shares in reversed(self._shares) if since < step), equal)
+
+    def change_shares(self, number: int, step: int, shares: tuple[int, ...]) -> None:
+        """Every worker reports the same changes, in the same order. number: of the change, from 0."""
+        with self._lock:
+            if number == len(self._shares):
+                self._shares.append((step, shares))
+
+    @property
+    def local_period(self) -> int | None:
+        """The period of local steps by speed; None for another recipe."""
+        stage = self.recipe.strategy.steady_stage
+        return stage.schedule.period if stage.follows_speed and stage.local_parameters else None
+
+    def parts(self, rank: int, step: int) -> int:
+        """Parts of a step that a worker computes."""
+        stage, shares = self.recipe.strategy.steady_stage, self.shares(step)
+        if shares is None:
+            shares = stage.shares(self._workers, step - 1) if isinstance(stage, GradientStage) else None
+        return 1 if shares is None else shares[rank]
 
     def times(self, step: int) -> StepTimes:
         """Times of a step; the first one is 1."""
@@ -177,5 +232,6 @@ class JobClock:
         """Seconds of the exchange with this number, from 0, of all workers between two steps."""
         with self._lock:
             if len(self._exchanges) <= number:
-                self._exchanges.append(self._clock.step(self.recipe, self._moments[-1]).exchange_seconds)
+                shares = self.shares(len(self._moments))
+                self._exchanges.append(self._clock.step(self.recipe, self._moments[-1], shares).exchange_seconds)
             return self._exchanges[number]

@@ -16,17 +16,34 @@ from statistics import fmean
 from typing import Any, NoReturn, TextIO
 
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gossamer.algorithms.recipes.recipe import Recipe, automatic, resolve
-from gossamer.base.bounded_mean import mean_of
+from gossamer.base.global_hooks import OPTIMIZER_STEP, OPTIMIZER_STEPPED
 from gossamer.base.layout import dtype_of
 from gossamer.base.units import bytes_text
 from gossamer.comm.runtime.worker_scope import current_worker
-from gossamer.events import Attached, Closed, Event, Logged, Noticed, RecipeSwitched, StepEnded, subscribe
-from gossamer.plan.simulate.clock import JobClock, StepClock, refuse_unpredictable
-from gossamer.plan.simulate.shared_process import Baton, ProcessState, SimulationError, guarded, routed
-from gossamer.plan.simulate.virtual_worker import JobClosed, JobGate, VirtualGroups, VirtualWorker, VirtualWorld
+from gossamer.events import (
+    Attached,
+    Closed,
+    Event,
+    Logged,
+    Noticed,
+    RecipeSwitched,
+    SharesChanged,
+    StepEnded,
+    subscribe,
+)
+from gossamer.plan.simulate.clock import StepClock
+from gossamer.plan.simulate.peer_time import job_time
+from gossamer.plan.simulate.virtual_worker import (
+    ATTACHED,
+    JobClosed,
+    JobGate,
+    VirtualGroups,
+    VirtualWorker,
+    VirtualWorld,
+)
+from gossamer.plan.simulate.worker_isolation import Baton, ProcessState, SimulationError, guarded, routed
 from gossamer.train.traffic.traffic import estimate_traffic
 
 # -- learning rates ----------------------------------------------------------------------------------------------------
@@ -43,8 +60,8 @@ class LearningRateFactor:
         self._factor, self._here = factor, here
         self._before: dict[int, list[tuple[dict[str, Any], Any]]] = {}  # groups and their own rates, by optimizer
         self._hooks = (
-            register_optimizer_step_pre_hook(self._multiply),
-            register_optimizer_step_post_hook(self._put_back),
+            OPTIMIZER_STEP.subscribe(self._multiply),
+            OPTIMIZER_STEPPED.subscribe(self._put_back),
         )
 
     def _multiply(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
@@ -134,18 +151,17 @@ def free_bytes(root: Path = Path("/")) -> float:
 
 
 def _machine_bytes(file: Path) -> float:
-    lines = dict(line.split(":", 1) for line in file.read_text().splitlines()) if file.exists() else {}
+    lines = dict(line.split(":", 1) for line in file.read_text(encoding="utf-8").splitlines()) if file.exists() else {}
     return 1024 * float(lines["MemAvailable"].split()[0]) if "MemAvailable" in lines else float("inf")
 
 
 def _number(file: Path) -> float | None:
-    text = file.read_text().strip() if file.exists() else ""
+    text = file.read_text(encoding="utf-8").strip() if file.exists() else ""
     return float(text) if text.isdigit() else None
 
 
 # -- the job -----------------------------------------------------------------------------------------------------------
 
-ATTACHED = 0  # used as a step number
 NOT_ALONE = ("GOSSAMER_COORDINATOR", "GOSSAMER_REJOIN", "GOSSAMER_PACED", "GOSSAMER_RUN_DIRECTORY")
 Metrics = dict[str, list[tuple[int, float, float]]]  # by name: (step, virtual seconds, value)
 
@@ -158,20 +174,24 @@ class JobProgress:
     seconds: float  # virtual, since the first step began
     metrics: Metrics  # logged by workers, means over those that logged, as in a run's record
     bytes_sent: float  # payload of all steps so far, mean over workers
+    parts: int  # backward passes of all workers so far; samples, if each makes one pass of its share of a step
+    speed_use: float | None  # samples per second, as a part of those of the workers without communication, if known
     ended: bool  # whether the script has ended on every worker
     failure: str | None  # reason of a failure
     recipe: str  # the current one
     digest: str | None = None  # of the merged parameters, after rank 0's session is closed
+    diverged: bool = False  # whether the failure is a loss that is not finite
 
 
 @dataclass
-class _Told:
+class _WorkerReports:
     """Reports of workers so far."""
 
-    logged: dict[str, dict[int, list[float]]] = field(default_factory=dict)  # by name and step
+    logged: dict[str, dict[float, list[float]]] = field(default_factory=dict)  # by name and VirtualWorker.point
     notices: list[str] = field(default_factory=list)
     digest: str | None = None
     failure: str | None = None
+    diverged: bool = False
     model: Attached | None = None
 
 
@@ -188,10 +208,12 @@ class SimulatedJob:
         workers: number of workers.
         clock: step times in virtual seconds.
         learning_rate_factor: multiplies the learning rate of every step of the script's optimizers.
+        servers: processes that hold the parameters of a recipe with servers, on hosts after the workers'; 0: workers
+            host them.
         output: stream of rank 0's output; output of other ranks is discarded.
 
     Raises:
-        SimulationError: the recipe is not in lock step.
+        SimulationError: the recipe is of federated learning.
     """
 
     def __init__(
@@ -203,25 +225,25 @@ class SimulatedJob:
         *,
         clock: StepClock,
         learning_rate_factor: float = 1.0,
+        servers: int = 0,
         output: TextIO | None = None,
     ) -> None:
         self._script, self._clock, self._count = script, clock, workers
         self._recipe = resolve(recipe, workers)  # the first one, for a recipe that is chosen while training
         self._written = recipe if automatic(recipe) else repr(self._recipe)
-        refuse_unpredictable(self._recipe)
-        self._time = JobClock(clock, self._recipe)
-        self._gate, self._groups, self._told = JobGate(self._time.moment), VirtualGroups(workers), _Told()
-        self._nowhere = Path(os.devnull).open("w")  # noqa: SIM115 - closed by close()
+        self._servers = servers
+        self._time = job_time(clock, self._recipe, workers, servers)
+        self._gate, self._groups, self._reports = JobGate(self._time.moment), VirtualGroups(workers), _WorkerReports()
+        self._nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - closed by close()
         self._output = output or self._nowhere
         self._baton = Baton(ProcessState(script.resolve().parent))
         self._workers = [
-            VirtualWorker(
+            self._time.worker(
                 rank,
                 script,
                 ProcessState.of_worker(script, arguments, self._environment(rank), rank),
                 self._baton,
                 self._gate,
-                self._time,
                 self._output if rank == 0 else self._nowhere,
             )
             for rank in range(workers)
@@ -229,6 +251,7 @@ class SimulatedJob:
         self._handlers: Mapping[type[Event], Callable[[VirtualWorker, Any], None]] = {
             Attached: self._attached,
             StepEnded: self._step_ended,
+            SharesChanged: self._shares_changed,
             Logged: self._logged,
             Noticed: self._noticed,
             RecipeSwitched: self._switched,
@@ -244,6 +267,7 @@ class SimulatedJob:
             **{name: str(number) for name, number in place.items()},
             **dict.fromkeys(NOT_ALONE),
             "GOSSAMER_RECIPE": self._written,
+            "GOSSAMER_SERVERS": ",".join(f"server-{number}:1" for number in range(self._servers)),
             "GOSSAMER_RECORD": "",
             "GOSSAMER_LOG_TO": "",
             "GOSSAMER_QUIET": "1",
@@ -258,13 +282,13 @@ class SimulatedJob:
         """
         if self._unsubscribe is None:
             self._clock.step(self._recipe, 0.0)  # may profile, which must not be disturbed
-            self._unsubscribe = subscribe(self._hear)
+            self._unsubscribe = subscribe(self._handle)
             first, *others = self._workers
             self._go_on(-1, 0.0, start=[first], until=lambda: first.settled or first.met)
             if not first.settled:  # its script communicates before it attaches
                 self._go_on(-1, 0.0, start=others)
-            if self._told.model is not None and not first.ended:
-                self.memory = estimate_memory(self._recipe, self._told.model, self._count)
+            if self._reports.model is not None and not first.ended:
+                self.memory = estimate_memory(self._recipe, self._reports.model, self._count)
                 self.memory.refuse_beyond(free_bytes())
                 self._go_on(ATTACHED, 0.0, start=[worker for worker in others if not worker.begun])
         return self.memory
@@ -277,20 +301,21 @@ class SimulatedJob:
 
     @property
     def progress(self) -> JobProgress:
-        first = self._workers[0]
+        steps, seconds = self._time.position(self._workers)
+        parts = sum(worker.parts for worker in self._workers)
         return JobProgress(
-            steps=first.steps,
-            seconds=self._time.moment(first.steps),
-            metrics={name: self._points(steps) for name, steps in self._told.logged.items()},
+            steps=steps,
+            seconds=seconds,
+            metrics={name: self._time.points(logged) for name, logged in self._reports.logged.items()},
             bytes_sent=fmean(worker.bytes_sent for worker in self._workers),
+            parts=parts,
+            speed_use=self._time.speed_use(parts, self._workers),
             ended=all(worker.ended for worker in self._workers if worker.begun),
-            failure=self._told.failure,
+            failure=self._reports.failure,
             recipe=repr(self._time.recipe),
-            digest=self._told.digest,
+            digest=self._reports.digest,
+            diverged=self._reports.diverged,
         )
-
-    def _points(self, steps: Mapping[int, Sequence[float]]) -> list[tuple[int, float, float]]:
-        return [(step, self._time.moment(step), mean_of(values)) for step, values in sorted(steps.items())]
 
     def close(self) -> None:
         """End all workers by an exception in their scripts that is not an Exception."""
@@ -319,12 +344,12 @@ class SimulatedJob:
             for worker in start:
                 worker.start(VirtualWorld(worker.rank, self._groups), self._worker_ended)
             self._gate.open(last_step, last_second)
-            with self._gate.changed:
-                self._gate.changed.wait_for(until or self._all_settled)
-            self._baton.lay_down()
-
-    def _all_settled(self) -> bool:
-        return all(worker.settled for worker in self._workers if worker.begun)
+            try:
+                self._time.run([worker for worker in self._workers if worker.begun], self._gate, until)
+            except SimulationError as stuck:
+                self._reports.failure = str(stuck)
+                self._end_all()
+            self._baton.retire()
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -339,7 +364,7 @@ class SimulatedJob:
 
     # -- reported by workers, in their threads -------------------------------------------------------------------------
 
-    def _hear(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         handler = self._handlers.get(type(event))
         worker = next((worker for worker in self._workers if worker is current_worker()), None)
         if handler is not None and worker is not None:
@@ -353,34 +378,35 @@ class SimulatedJob:
                 "trains one, or train by gossamer run --network SPEC",
             )
         worker.attached = True
-        if self._told.model is None:
-            self._told.model, self._time.recipe = event, resolve(event.recipe, self._count)
-        worker.ask(ATTACHED)
+        if self._reports.model is None:
+            self._reports.model, self._time.recipe = event, resolve(event.recipe, self._count)
+        worker.begin_training()
 
     def _step_ended(self, worker: VirtualWorker, event: StepEnded) -> None:
-        """A step counts when its time has come; until then the worker waits here, just before the end of the step."""
-        worker.ask(worker.steps + 1)
-        worker.steps += 1
-        worker.bytes_sent += event.bytes_sent
+        worker.step_ended(event)
+
+    def _shares_changed(self, worker: VirtualWorker, event: SharesChanged) -> None:
+        worker.change_shares(event.step, event.shares)
 
     def _logged(self, worker: VirtualWorker, event: Logged) -> None:
         for name, value in event.values.items():
             if "loss" in name and not math.isfinite(value):
+                self._reports.diverged = self._reports.failure is None
                 self._fail(worker, f"{name} is {value}")
-            self._told.logged.setdefault(name, {}).setdefault(worker.steps, []).append(value)
+            self._reports.logged.setdefault(name, {}).setdefault(worker.point(), []).append(value)
 
     def _noticed(self, worker: VirtualWorker, event: Noticed) -> None:
         if worker.rank == 0:
             self._notice(event.message)
 
     def _notice(self, message: str) -> None:
-        if message not in self._told.notices:
-            self._told.notices.append(message)
+        if message not in self._reports.notices:
+            self._reports.notices.append(message)
             print(f"gossamer: {message}", file=self._output)
 
     def _closed(self, worker: VirtualWorker, event: Closed) -> None:
         if worker.rank == 0 and event.ended == "finished":
-            self._told.digest = event.digest
+            self._reports.digest = event.digest
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -400,8 +426,8 @@ class SimulatedJob:
 
     def _note_failure(self, worker: VirtualWorker, failure: str) -> None:
         """The first failure ends the job; later ones are its consequences."""
-        if self._told.failure is None and not self._gate.closed:
-            self._told.failure = f"rank {worker.rank} failed after step {worker.steps}: {failure}"
+        if self._reports.failure is None and not self._gate.closed:
+            self._reports.failure = f"rank {worker.rank} failed after step {worker.steps}: {failure}"
             self._end_all()
 
     def _end_all(self) -> None:

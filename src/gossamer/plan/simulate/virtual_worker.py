@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from traceback import extract_tb
@@ -17,8 +18,8 @@ from gossamer.comm.runtime import worker_scope
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
 from gossamer.comm.simulated import SimulatedGroup, SimulatedTransport
-from gossamer.plan.simulate.clock import JobClock
-from gossamer.plan.simulate.shared_process import Baton, ProcessState, sink
+from gossamer.events import StepEnded
+from gossamer.plan.simulate.worker_isolation import Baton, ProcessState, sink
 from gossamer.train.world_state import WorldState, place
 
 # -- its world ---------------------------------------------------------------------------------------------------------
@@ -85,8 +86,9 @@ class VirtualWorld(WorldState):
 
 # -- the worker --------------------------------------------------------------------------------------------------------
 
+ATTACHED = 0  # used as a step number
 JOIN_SECONDS = 1.0
-MOST_TOLD = 100  # exceptions for a script that catches everything
+MOST_REPORTED = 100  # exceptions for a script that catches everything
 
 
 class JobClosed(BaseException):
@@ -102,8 +104,10 @@ class JobGate:
         self.last_step, self.last_second = -1.0, 0.0
         self.closed = False
 
-    def allows(self, step: int) -> bool:
-        return step <= self.last_step and self._moment(step) <= self.last_second
+    def allows(self, due: tuple[int, int]) -> bool:
+        """Whether a worker may end the steps between two positions."""
+        begin, end = due
+        return begin < self.last_step and self._moment(end) <= self.last_second
 
     def open(self, last_step: float, last_second: float) -> None:
         """Let all workers continue up to this limit."""
@@ -117,20 +121,18 @@ class JobGate:
             self.changed.notify_all()
 
 
-class VirtualWorker(WorkerScope):
-    """One worker: a thread that runs while it holds the baton, and stops at the limit of the gate."""
+class VirtualWorker(WorkerScope, ABC):
+    """One worker: a thread that runs while it holds the baton. Subclasses add its time, and stop it at the gate."""
 
     def __init__(
-        self, rank: int, script: Path, state: ProcessState, baton: Baton, gate: JobGate, clock: JobClock, output: TextIO
+        self, rank: int, script: Path, state: ProcessState, baton: Baton, gate: JobGate, output: TextIO
     ) -> None:
         self.rank, self.steps, self.bytes_sent = rank, 0, 0.0
-        self._clock, self._timed = clock, 0  # number of steps with known costs
-        self._exchanges, self._since = 0, 0.0  # number so far, and seconds of those since its last step
-        self.due: int | None = None  # the step for which it waits at the gate
+        self.parts = 0  # backward passes so far, or samples of a recipe with one pass per step
         self.begun = self.attached = self.ended = False
         self.met = False  # whether it has waited for others, so that they must have started
         self._script, self._state, self._baton, self._gate, self._output = script, state, baton, gate, output
-        self._told = 0
+        self._reported = 0
 
     def start(self, world: WorldState, end: Callable[[VirtualWorker, str | None], None]) -> None:
         """Start its script. `end` is called with None, or the failure."""
@@ -144,10 +146,9 @@ class VirtualWorker(WorkerScope):
             self._thread.join(JOIN_SECONDS)
 
     @property
+    @abstractmethod
     def settled(self) -> bool:
         """Whether it has ended, or waits at the gate."""
-        waits = not self._gate.closed and self.due is not None and not self._gate.allows(self.due)
-        return self.ended or waits
 
     # -- in its thread -------------------------------------------------------------------------------------------------
 
@@ -156,7 +157,7 @@ class VirtualWorker(WorkerScope):
         sink.set(self._output)
         place(world)
         failure: str | None = None
-        self._baton.take(self._state)
+        self._await_turn()
         try:
             self._leave_if_closed()
             self._run()
@@ -167,6 +168,10 @@ class VirtualWorker(WorkerScope):
             _leave_sessions()
         end(self, failure)
         self._end()
+
+    def _await_turn(self) -> None:
+        """Wait until this worker may begin, and take the baton."""
+        self._baton.take(self._state)
 
     def _end(self) -> None:
         self._baton.give()
@@ -184,64 +189,26 @@ class VirtualWorker(WorkerScope):
         for session in open_sessions():
             session.close()
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        if threading.current_thread() is not self._thread:  # a communication thread needs no baton
-            yield
-            return
-        self._meet_others()
-        self._baton.give()
-        try:
-            yield
-        finally:
-            self._baton.take(self._state)
-            self._leave_if_closed()
+    @abstractmethod
+    def begin_training(self) -> None:
+        """The script has attached its model: continue when the gate allows it."""
 
-    def now(self) -> float:
-        return self._clock.moment(self._timed) + self._since
+    @abstractmethod
+    def step_ended(self, event: StepEnded) -> None:
+        """A step of the session has ended."""
 
-    def step_costs(self, measured: Mapping[str, float]) -> Mapping[str, float]:
-        """Costs of an estimated step; its bytes are real."""
-        self._timed, self._since = self._timed + 1, 0.0
-        times = self._clock.times(self._timed)
-        predicted = {
-            "waiting_seconds": times.waiting_seconds,
-            "encode_seconds": times.codec_seconds,
-            "wire_seconds": times.wire_seconds,
-            "decode_seconds": 0.0,
-        }
-        return {**measured, **predicted}
+    def change_shares(self, step: int, shares: tuple[int, ...]) -> None:
+        """The recipe divides the work in another way after step `step` of the session."""
 
-    def exchanged(self) -> None:
-        """All workers have exchanged a short text. Before training this takes no virtual time."""
-        if self._timed:
-            self._since += self._clock.exchange(self._exchanges)
-            self._exchanges += 1
-
-    def _meet_others(self) -> None:
-        if not self.met:
-            with self._gate.changed:
-                self.met = True
-                self._gate.changed.notify_all()
-
-    def ask(self, step: int) -> None:
-        """Continue to this step, now or when the gate allows it."""
-        with self._gate.changed:
-            self.due = step
-            allowed = self._gate.allows(step)
-            if not allowed:
-                self._gate.changed.notify_all()
-        if not allowed:
-            with self.waiting(), self._gate.changed:
-                self._gate.changed.wait_for(lambda: self._gate.closed or self._gate.allows(step))
-        self._leave_if_closed()
-        self.due = None
+    @abstractmethod
+    def point(self) -> float:
+        """The place of a logged value on the time of the job."""
 
     def _leave_if_closed(self) -> None:
         if not self._gate.closed:
             return
-        self._told += 1
-        if self._told > MOST_TOLD:  # it catches everything, and would never end
+        self._reported += 1
+        if self._reported > MOST_REPORTED:  # it catches everything, and would never end
             self._end()
             threading.Event().wait()
         raise JobClosed

@@ -72,7 +72,7 @@ def decide(
         state = replace(state, closed_from=state.rung, closed_until=step + closed)
     target = _target(rule, state.rung, _open(state, costs, step), costs, prices)
     due = first or overgrown or state.lost[target] >= change_cost(rule, state, here, prices, target, step)
-    if not (due and _speaks_for(rule, state.rung, target, prices)):
+    if not (due and _favors(rule, state.rung, target, prices)):
         return state, None
     why = change_text(window, line, prices[state.rung], prices[target])
     change = RungChange(before=state.rung, after=target, reason=why + "; residuals are too large" * overgrown)
@@ -155,7 +155,7 @@ def _target(rule: Rule, here: int, among: Sequence[int], costs: Sequence[RungCos
     return min(near, key=lambda place: (costs[place].steps, place != 0, place != here, place))
 
 
-def _speaks_for(rule: Rule, here: int, target: int, prices: Sequence[RungPrice]) -> bool:
+def _favors(rule: Rule, here: int, target: int, prices: Sequence[RungPrice]) -> bool:
     return target < here or (target > here and _saved(prices, here, target) > rule.worth)
 
 

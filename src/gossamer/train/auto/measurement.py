@@ -29,7 +29,7 @@ class Measurement:
     """Measurements of one rank. None: not known on it."""
 
     steps: Sequence[StepSeconds] = ()  # since the last look, or only slow ones; empty if the rank is out of data
-    stands_for: int = 0  # number of steps, which may be more than are listed
+    covers_steps: int = 0  # number of steps, which may be more than are listed
     bytes_sent: float = 0.0  # payload of one step, on average
     look_seconds: float | None = None  # of the training thread, for the last look
     exchange_seconds: float | None = None  # part of it in the exchange: a round trip

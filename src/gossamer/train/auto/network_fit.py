@@ -64,7 +64,7 @@ def observe(measurements: Sequence[Measurement], period: int, believed: Chooser 
         wire=median_low(rank.wire for rank in least),
         codec=median_low(rank.codec for rank in least),
         bytes_sent=max(each.bytes_sent for each in measurements if each.steps),
-        steps=min(each.stands_for for each in measurements if each.steps),
+        steps=min(each.covers_steps for each in measurements if each.steps),
     )
 
 

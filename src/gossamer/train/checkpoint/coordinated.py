@@ -321,15 +321,15 @@ def refusal(directory: str | os.PathLike[str]) -> str:
     path = Path(directory)
     if not path.exists() or path.is_dir():
         return ""
-    told = f"{os.fspath(directory)!r} is a file, but session.load reads a folder written by session.save(FOLDER). "
+    message = f"{os.fspath(directory)!r} is a file, but session.load reads a folder written by session.save(FOLDER). "
     if path.suffix == ".safetensors":
-        return told + f"Write model.load_state_dict(safetensors.torch.load_file({os.fspath(directory)!r}))."
+        return message + f"Write model.load_state_dict(safetensors.torch.load_file({os.fspath(directory)!r}))."
     if path.suffix in TORCH_SUFFIXES or zipfile.is_zipfile(path):
-        return told + (
+        return message + (
             f"For a file of torch.save write model.load_state_dict(torch.load({os.fspath(directory)!r})) before "
             "gossamer.attach, or pass the entry in it with the model's state."
         )
-    return told + "Pass the folder."
+    return message + "Pass the folder."
 
 
 def start_notice(directory: str | os.PathLike[str]) -> str:

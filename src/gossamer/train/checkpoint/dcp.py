@@ -170,7 +170,9 @@ def load(directory: str | os.PathLike[str]) -> State:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            _load_state_dict(state, _PlainReader(directory), planner=_PlainPlanner(), no_dist=True)  # type: ignore[no-untyped-call]
+            reader, planner = _PlainReader(directory), _PlainPlanner()  # type: ignore[no-untyped-call]
+            reader.read_metadata()  # in torch 2.10 the next line hides why metadata is refused
+            _load_state_dict(state, reader, planner=planner, no_dist=True)
     except (OSError, pickle.UnpicklingError, EOFError, CheckpointException, *MALFORMED) as error:
         raise CheckpointError(
             f"{os.fspath(directory)} cannot be read as torch's distributed checkpoint ({type(error).__name__}: "

@@ -16,11 +16,11 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gossamer.base import bounded_file
+from gossamer.base import bounded_file, system
 from gossamer.base.json_text import read_json
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
-from gossamer.train.checkpoint.fsync import link_file, make_folder, sync_folder, write_file
+from gossamer.train.checkpoint.fsync import link_file, make_folder, write_file
 from gossamer.train.checkpoint.pytree import DIGEST_BYTES, FORMAT_DTYPES, chunks, unflatten
 from gossamer.train.checkpoint.snapshot import Flat
 
@@ -151,7 +151,7 @@ def keep_replaced(directory: str | os.PathLike[str], step: int, rank: int) -> No
         make_folder(place)
         for path in (_data, _manifest):  # in this order: no manifest without its data
             link_file(path(folder, rank), path(place, rank))
-            sync_folder(place)
+            system.sync_folder(place)
 
 
 def complete(
@@ -185,12 +185,12 @@ def put_in_place(directory: str | os.PathLike[str], step: int, rank: int, descri
         write_file(_temporary(manifest), [description])
         if manifest.exists():
             manifest.unlink()
-            sync_folder(folder)
+            system.sync_folder(folder)
         _temporary(data).replace(data)
-        sync_folder(folder)
+        system.sync_folder(folder)
         _temporary(manifest).replace(manifest)
-        sync_folder(folder)
-        sync_folder(folder.parent)
+        system.sync_folder(folder)
+        system.sync_folder(folder.parent)
 
 
 def prune(directory: str | os.PathLike[str], step: int, rank: int, world: int, keep: int) -> None:

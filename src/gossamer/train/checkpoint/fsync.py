@@ -13,18 +13,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from gossamer.base import system
 from gossamer.train.checkpoint.pytree import DIGEST_BYTES
 
 # Errors of file systems without hard links
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def make_folder(folder: Path) -> None:
@@ -34,20 +27,20 @@ def make_folder(folder: Path) -> None:
     make_folder(folder.parent)
     with suppress(FileExistsError):  # made by another rank; if it is a file, writing into it fails
         folder.mkdir()
-    sync_folder(folder.parent)
+    system.sync_folder(folder.parent)
 
 
 def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
     """Write and sync a new file. Returns its digest. Its name is durable after the folder is synced."""
     running = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    handle = system.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         for piece in pieces:
             running.update(piece)
             rest = memoryview(piece)
             while rest:
                 rest = rest[os.write(handle, rest) :]
-        os.fsync(handle)
+        system.sync_file(handle)
     finally:
         os.close(handle)
     return running.hexdigest()
@@ -62,9 +55,9 @@ def link_file(path: Path, to: Path) -> None:
         if error.errno not in NO_LINKS:
             raise
         shutil.copyfile(path, to)
-        handle = os.open(to, os.O_RDONLY)
+        handle = system.open_file(to, os.O_RDONLY)
         try:
-            os.fsync(handle)
+            system.sync_file(handle)
         finally:
             os.close(handle)
 
@@ -73,5 +66,5 @@ def move_folder(folder: Path, to: Path) -> None:
     """Rename a folder. Raises FileNotFoundError if it does not exist any more."""
     make_folder(to.parent)
     folder.rename(to)
-    sync_folder(to.parent)
-    sync_folder(folder.parent)
+    system.sync_folder(to.parent)
+    system.sync_folder(folder.parent)

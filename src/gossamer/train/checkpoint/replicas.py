@@ -76,7 +76,7 @@ class ReplicaExchange:
     run: Callable[[Callable[[], Script]], Any]
     all_gather_text: AllGatherText
     device: Callable[[], torch.device]
-    _told: bool = False
+    _noticed: bool = False
 
     @property
     def rank(self) -> int:
@@ -85,13 +85,13 @@ class ReplicaExchange:
     def plan(self, directory: str | os.PathLike[str], replicas: int) -> dict[int, tuple[int, ...]]:
         """`targets` in this directory. Collective."""
         groups = directories(directory, self.rank, self.all_gather_text)
-        if len(groups) <= replicas and not self._told and self.rank == 0:
+        if len(groups) <= replicas and not self._noticed and self.rank == 0:
             notice(
                 f"{os.fspath(directory)} is one folder for all workers, so no part is written twice"
                 if len(groups) == 1
                 else f"parts are kept in only {len(groups)} directories, not {replicas + 1}, since there are no more"
             )
-        self._told = True
+        self._noticed = True
         return targets(groups, replicas)
 
     def exchange(self, tree: Any, sizes: Sequence[int], plan: Mapping[int, Sequence[int]]) -> dict[int, list[bytes]]:
@@ -115,12 +115,12 @@ def _exchange(
     found: dict[int, list[bytes]] = {rank: [] for rank in senders}
     for start in range(0, most, CHUNK_BYTES):
         sent = torch.zeros(min(CHUNK_BYTES, most - start), dtype=torch.uint8)
-        own = next(chunks, b"")
-        if own:
-            sent[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        chunk = next(chunks, b"")
+        if chunk:
+            sent[: len(chunk)] = torch.frombuffer(bytearray(chunk), dtype=torch.uint8)
         edges = tuple((rank, 1.0) for rank in senders)
-        received = yield NeighborAllGather((sent.to(device),), edges, receivers)
-        for rank, (remote,) in zip(senders, received, strict=True):
+        answers = yield NeighborAllGather((sent.to(device),), edges, receivers)
+        for rank, (remote,) in zip(senders, answers, strict=True):
             count = max(0, min(len(remote), sizes[rank] - start))
             if count:
                 found[rank].append(_bytes(remote[:count]))
@@ -238,8 +238,8 @@ def _take_out_damaged(
 ) -> None:
     """Remove a rank's own part of the newest step from `held` if the rank finds it damaged."""
     newest = max((step for parts in held for step, *_ in parts), default=0)
-    own = any((step, part) == (newest, exchange.rank) for step, part, *_ in held[exchange.rank])
-    fine = not own or intact(directory, newest, exchange.rank)
+    holds_newest = any((step, part) == (newest, exchange.rank) for step, part, *_ in held[exchange.rank])
+    fine = not holds_newest or intact(directory, newest, exchange.rank)
     for rank, text in enumerate(exchange.all_gather_text("" if fine else "damaged")):
         for each in next(group for group in groups if rank in group) if text else ():
             held[each].difference_update({part for part in held[each] if part[:2] == (newest, rank)})
@@ -259,7 +259,7 @@ def _fetch(
 
     def write() -> str:
         if exchange.rank in takers:
-            whole = b"".join(received[each.holder])
+            whole = b"".join(parts[each.holder])
             stage_pieces(directory, each.step, each.part, [memoryview(whole)[length:]])
             put_in_place(directory, each.step, each.part, whole[:length])
         return ""
@@ -267,7 +267,7 @@ def _fetch(
     sizes = [[int(part) for part in text.split()] for text in on_all_ranks(exchange.all_gather_text, each.step, read)]
     length = sizes[each.holder][0]
     senders, receivers = ((each.holder,), ()) if exchange.rank in takers else ((), takers if pieces else ())
-    received = exchange.run(
+    parts = exchange.run(
         partial(_exchange, pieces, [sum(size) for size in sizes], senders, receivers, exchange.device())
     )
     on_all_ranks(exchange.all_gather_text, each.step, write, "could be fetched")

@@ -17,6 +17,7 @@ from gossamer import events
 from gossamer.algorithms.compressors.error_feedback import Feedback
 from gossamer.algorithms.compressors.feedback_rules import begins_from, debtor
 from gossamer.algorithms.compressors.hierarchical import Hierarchical
+from gossamer.algorithms.compressors.per_worker import PerWorker
 from gossamer.algorithms.compressors.sharded import UNSENT, Sharded, is_group_residual
 from gossamer.algorithms.compressors.sparse_allreduce import SparseSum
 from gossamer.algorithms.recipes.recipe import resolve
@@ -157,7 +158,9 @@ def _in_one_node(recipe: str, world: int) -> bool:
 
 
 def alike(written: str, now: str) -> bool:
-    """Whether two recipes, as text, differ only in wrappers chosen by the world size."""
+    """Whether two recipes, as text, differ only in wrappers chosen by the world size, or in the workers that a
+    PerWorker selects.
+    """
     try:
         return written == now or _plain(written) == _plain(now)
     except RecipeError:  # written by another version
@@ -165,7 +168,7 @@ def alike(written: str, now: str) -> bool:
 
 
 def _plain(text: str) -> Sequence[Term]:
-    """A recipe without Sharded and SparseSum, which share the residual of their inner compressor."""
+    """A recipe without Sharded, SparseSum and tables of codecs, which share the residual of their inner compressor."""
     return [_unsharded(term) for term in resolve(text).terms]
 
 
@@ -176,6 +179,8 @@ def _shapes(state: Mapping[str, Mapping[str, Tensor]]) -> dict[tuple[str, str], 
 def _unsharded(term: Term) -> Term:
     if isinstance(term, Sharded | SparseSum):
         return _unsharded(term.inner)
+    if isinstance(term, PerWorker):
+        term = replace(term, ranks="", hosts=None, below=None)
     held = {item.name: getattr(term, item.name) for item in fields(term)}  # type: ignore[arg-type]
     return replace(  # type: ignore[type-var]
         term, **{name: _unsharded(value) for name, value in held.items() if isinstance(value, Term)}

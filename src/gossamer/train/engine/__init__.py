@@ -3,13 +3,13 @@
 One step passes through these, in this order:
 
     loop                 the training loop as seen by the engine: source of gradients, values of a step, reports
-    torch_hooks          autograd as a source of gradients; refuses CUDA graphs
+    autograd_hooks       autograd as a source of gradients; refuses CUDA graphs
     extension            features of a session that act in its steps, registered only while they are on
     bucket               flat buffers per device and dtype: assignment of parameters, copying gradients in, sums over
                          several backward passes, copies of inputs for a repeated exchange
-    reduction            one step's reduction: begin, send, wait, commit on the training thread (PendingReduction);
+    bucket_reduction     one step's reduction: begin, send, wait, commit on the training thread (PendingReduction);
                          encode, communicate, decide on the communication thread (StepReduction)
-    report               a rank's report at the end of a step, and the common decision derived from all reports
+    step_decision        a rank's report at the end of a step, and the common decision derived from all reports
     parameter_check      detects from the reports that parameters or step counts of the ranks differ; refuses parameters
                          that were cast, moved or resized
 

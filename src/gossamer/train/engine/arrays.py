@@ -13,7 +13,7 @@ from torch.utils.dlpack import from_dlpack
 
 from gossamer.base.layout import dtype_name
 from gossamer.errors import AttachError, LayoutError
-from gossamer.train.engine.torch_hooks import LoopControls
+from gossamer.train.engine.autograd_hooks import LoopControls
 
 Array = Any  # a numpy array, a torch tensor, or another array with __dlpack__
 
@@ -91,7 +91,7 @@ def as_tensor(array: Array) -> Tensor:
         return array.detach()
     if isinstance(array, np.ndarray):
         own = array if array.flags.writeable and array.flags.c_contiguous else array.copy()
-        if array.dtype.name == "bfloat16":  # of the package ml_dtypes; torch does not know it
+        if array.dtype.kind == "V" and array.dtype.name == "bfloat16":  # of ml_dtypes; torch does not know it
             return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(own)
     if hasattr(array, "__dlpack__"):

@@ -33,6 +33,7 @@ class Bucket:
         self.mean_buffer = self.flat  # receives the mean; overwrites the gradients unless inputs are kept
         self.parameters = {slot.name: parameters[slot.name] for slot in self.layout}
         self.views = dict(self.packed.items())
+        self._rows = [(name, each, self.views[name], self.views[name].shape) for name, each in self.parameters.items()]
         self.state: State = compressor.init(self.packed, at)
         self._before: State | None = None  # the state that the last commit replaced
         self._rooms: list[Tensor] = []  # buffers for means, used in turn
@@ -91,13 +92,13 @@ class Bucket:
         whether some were in the bucket before this pass. Views without a gradient are set to zero."""
         new: list[tuple[Tensor, Tensor]] = []
         held = False
-        for name, parameter in self.parameters.items():
-            gradient, view = parameter.grad, self.views[name]
+        for name, parameter, view, shape in self._rows:  # runs for every parameter, so it must be cheap
+            gradient = parameter.grad
             if gradient is view:
                 held = held or name not in self._taken
             elif gradient is None:
                 view.zero_()
-            elif gradient.shape != view.shape or gradient.layout != torch.strided:
+            elif gradient.shape != shape or gradient.layout is not torch.strided:
                 raise _misfit(name, view, gradient)
             else:
                 new.append((view, gradient))
@@ -148,8 +149,8 @@ class Bucket:
 
     def point(self, used: Set[str]) -> None:
         """Make the gradients of `used` parameters views of this buffer, and remove those of all others."""
-        for name, parameter in self.parameters.items():
-            parameter.grad = self.views[name] if name in used else None
+        for name, parameter, view, _ in self._rows:
+            parameter.grad = view if name in used else None
         self._shown = self.flat._version
 
     @property
@@ -169,7 +170,7 @@ class Bucket:
             for key, packed in self.state.items():
                 if name in packed.layout.by_name:
                     following[key][name].copy_(packed[name])
-        self._before, self.state = self.state, following.after(self.state)
+        self._before, self.state = self.state, following.after(self.state) if following else following
         if mean is None:
             mean = self.flat
         if correction != 1.0:

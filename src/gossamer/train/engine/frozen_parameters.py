@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from gossamer.base.ops import AllGather
 from gossamer.events import notice
 from gossamer.train.engine.parameter_views import state_places
-from gossamer.train.engine.report import Flags
+from gossamer.train.engine.step_decision import Flags
 
 ENTRIES = 64  # entries of each parameter that are compared with those at attach
 FLAGS_PER_NUMBER = 48  # float64 represents integers below 2^53 exactly
@@ -77,15 +77,15 @@ class FrozenParameters:
         differs: Flags = (now.view(torch.int64) != self._noted.view(torch.int64)).any(1).cpu().numpy()
         return differs
 
-    def average(self, moved: Flags, *, says: bool) -> None:
-        """Average those that have changed on any rank, from now on. `says`: whether this rank prints the notice."""
+    def average(self, moved: Flags, *, gives_notice: bool) -> None:
+        """Average those that have changed on any rank, from now on. `gives_notice`: whether this rank prints it."""
         names = [name for name, has_moved in zip(self._holders, moved, strict=True) if has_moved]
         new = [name for name in names if name not in self._averaged]
         if not new:
             return
         self._averaged = tuple(name for name in self._holders if name in {*self._averaged, *new})
-        if says:
-            notice(_told(new, sum(tensor.numel() for tensor in self.averaged.values())))
+        if gives_notice:
+            notice(_notice_text(new, sum(tensor.numel() for tensor in self.averaged.values())))
 
     @property
     def names(self) -> list[str]:
@@ -118,7 +118,7 @@ def _places(tensor: Tensor) -> Tensor:
     return torch.arange(ENTRIES, device=tensor.device) * (tensor.numel() - 1) // (ENTRIES - 1)
 
 
-def _told(names: list[str], numel: int) -> str:
+def _notice_text(names: list[str], numel: int) -> str:
     listed = ", ".join(f'"{name}"' for name in names[:NAMED]) + (
         f" and {len(names) - NAMED} more" if names[NAMED:] else ""
     )

@@ -9,12 +9,12 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from gossamer.base.aggregation import NO_MOMENTS, Moments
+from gossamer.train.engine.autograd_hooks import BackwardMonitor, LoopControls
 from gossamer.train.engine.extension import Extensions
 from gossamer.train.engine.frozen_parameters import FrozenParameters
 from gossamer.train.engine.parameter_check import ParameterCheck
-from gossamer.train.engine.report import Agreement, NonFiniteOrigin, unchanged
+from gossamer.train.engine.step_decision import Agreement, NonFiniteOrigin, unchanged
 from gossamer.train.engine.tensor_sampler import TensorSampler
-from gossamer.train.engine.torch_hooks import BackwardMonitor, LoopControls
 from gossamer.train.engine.weight_copies import WeightCopies
 
 
@@ -70,6 +70,7 @@ class LoopState:
     ended: Callable[[bool, StepCosts], None]  # a step ended: whether it was skipped, and its costs
     judged: Callable[[JudgedAt, NonFiniteOrigin | None], None]  # an exchange or pass ended, with the non-finite tensor
     check: ParameterCheck  # of parameters and steps, among all ranks in lock step
+    divide_data: Callable[[Sequence[int]], None] = lambda shares: None  # by the ranks' new shares of a step
     agree: Agreement = unchanged  # combines non-finite origins of all ranks that hold parts of this replica
     agree_in_round: Agreement = unchanged  # the same on the communication thread
     sparse: Callable[[], Collection[str]] = frozenset  # names of parameters with sparse gradients

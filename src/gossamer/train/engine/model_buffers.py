@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gossamer.base.kernels import all_finite
 from gossamer.train.engine.frozen_parameters import FrozenParameters
 from gossamer.train.engine.parameter_views import plain_name
-from gossamer.train.engine.report import Flags
+from gossamer.train.engine.step_decision import Flags
 
 
 class ModelBuffers:

@@ -22,7 +22,7 @@ from torch.nn import Parameter
 from gossamer.base.kernels.crc import crc32
 from gossamer.base.layout import dense_stride
 from gossamer.errors import AttachError, LayoutError, LoopError, MismatchError, require
-from gossamer.events import Parted, emit, notice
+from gossamer.events import ParametersDiffer, emit, notice
 from gossamer.train.engine.extension import Extension
 
 Verify = Literal["warn", "stop", "off"]
@@ -75,7 +75,7 @@ class ParameterCheck(Extension):
         self._parameters = parameters
         self._numel = sum(parameter.numel() for parameter in parameters.values())
         self._holders = _holders(self._model, parameters)
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._alike: dict[int, int] = {}  # by part: the last step at which its checksum was equal on all ranks
 
     @property
@@ -107,7 +107,7 @@ class ParameterCheck(Extension):
     def _due(self, step: int) -> Sequence[Tensor]:
         """Parameters that are compared at a step."""
         parts = self._parts(step)
-        if not parts or self._verify == "off" or "parameters" in self._told:
+        if not parts or self._verify == "off" or "parameters" in self._reported:
             return ()
         size = -(-self._numel // PARTS)
         return list(self._between(parts.start * size, parts.stop * size))
@@ -160,9 +160,9 @@ class ParameterCheck(Extension):
         differing = [name for name, *sums in sums_by_tensor if len(set(sums)) > 1]
         agreed = self._last_alike(differing[0]) if kind == "parameters" else None
         held = _held(by_rank, [*self._parameters].index(differing[0]))
-        if self._rank == 0 and kind not in self._told:
-            emit(Parted(when=when, tensor=differing[0], held=held, agreed=agreed))
-        self._tell(
+        if self._rank == 0 and kind not in self._reported:
+            emit(ParametersDiffer(when=when, tensor=differing[0], held=held, agreed=agreed))
+        self._report(
             kind,
             f"the parameters of {_odd(by_rank)} {when}: {listed(differing)}. {_first(differing[0], held, agreed)} "
             "All ranks apply the same averages, so parameters stay equal bit for bit unless one rank alone changes "
@@ -179,7 +179,7 @@ class ParameterCheck(Extension):
         differ and verify="stop"."""
         if len(set(made.values())) > 1 and self._verify != "off":
             counts = ", ".join(f"{steps} on rank {self._first_rank + rank}" for rank, steps in made.items())
-            self._tell(
+            self._report(
                 f"steps {sorted(made.items())}",
                 f"the ranks have made different numbers of steps: {counts}. Every rank applies the averages itself, so "
                 "parameters differ when one rank skips a step or makes it twice. Call optimizer.step() once after "
@@ -191,9 +191,9 @@ class ParameterCheck(Extension):
 
     def note_apart_in_data(self, epochs: Mapping[int, float]) -> None:
         """Warn once that ranks train on different epochs of their data. epochs: lead of each rank over the others."""
-        if self._verify == "off" or "data" in self._told:
+        if self._verify == "off" or "data" in self._reported:
             return
-        self._told.add("data")
+        self._reported.add("data")
         behind = min(epochs.values())
         ahead = [self._first_rank + rank for rank, epoch in epochs.items() if epoch > behind]
         if self._rank == 0:  # all ranks detect the same
@@ -222,15 +222,15 @@ class ParameterCheck(Extension):
                 )
                 if self._verify == "stop":
                     raise LoopError(message)
-                if name not in self._told:
-                    self._told.add(name)
+                if name not in self._reported:
+                    self._reported.add(name)
                     notice(message)
 
     def note_missing_pass(self) -> None:
         """Report an optimizer step without new gradients. Raises LoopError with verify="stop"."""
-        if self._verify == "off" or "missing pass" in self._told:
+        if self._verify == "off" or "missing pass" in self._reported:
             return
-        self._told.add("missing pass")
+        self._reported.add("missing pass")
         message = (
             f"optimizer.step() was called on rank {self._first_rank + self._rank} without a backward() before it. The "
             "other ranks average with this rank once per step, so from now on it is one step ahead of them and "
@@ -241,12 +241,12 @@ class ParameterCheck(Extension):
             raise LoopError(message)
         notice(message)
 
-    def _tell(self, kind: str, message: str) -> None:
+    def _report(self, kind: str, message: str) -> None:
         if self._verify == "stop":
             raise MismatchError(message)
-        if kind not in self._told and self._rank == 0:  # all ranks detect the same
+        if kind not in self._reported and self._rank == 0:  # all ranks detect the same
             notice(message)
-        self._told.add(kind)
+        self._reported.add(kind)
 
 
 def _holders(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,14 @@ from gossamer.base.transport import Transport
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import LoopError
 from gossamer.train.engine.frozen_parameters import FrozenParameters, pack_flags, unpack_flags
-from gossamer.train.engine.report import NO_FLAGS, Flags, Presence
+from gossamer.train.engine.step_decision import NO_FLAGS, Flags, Presence
+
+
+class StepPace(NamedTuple):
+    """A rank's speed, where local steps follow it."""
+
+    step_seconds: float  # compute time of a local step; 0 if unknown
+    steps: float  # local steps since the fragment's last round
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,7 @@ class Participants:
     passes: tuple[int, ...]  # optimizer steps so far; with delayed gradients, backward passes
     presences: tuple[Presence, ...]
     members: tuple[int, ...] = ()  # by rank: numbers that do not change with the group
+    paces: tuple[StepPace, ...] = ()  # empty unless local steps follow the workers' speeds
     awaited: bool = False  # new workers wait for admission
     moved: Flags = field(default_factory=lambda: NO_FLAGS)  # frozen parameters that a script has changed on any rank
 
@@ -38,6 +46,7 @@ class Participants:
             tuple(self.passes[rank] for rank in here),
             tuple(self.presences[rank] for rank in here),
             tuple(self.members[rank] for rank in here),
+            tuple(self.paces[rank] for rank in here if self.paces),
             self.awaited,
             self.moved,
         )
@@ -45,6 +54,12 @@ class Participants:
     @property
     def weight(self) -> float:
         return sum(self.weights)
+
+    @property
+    def mean_steps(self) -> float:
+        """Mean number of local steps since the last round, weighted as their parameters; 0 if unknown."""
+        pairs = zip(self.weights, self.paces, strict=False)
+        return sum(weight * pace.steps for weight, pace in pairs) / (self.weight or 1.0)
 
     @property
     def active(self) -> bool:
@@ -58,22 +73,28 @@ class Participants:
 
 
 POLL_BYTES = 24
+PACE_BYTES = 16
 
 
 def gather_participants(
-    weight: float, passes: int, presence: Presence, moved: Flags = NO_FLAGS
+    weight: float, passes: int, presence: Presence, moved: Flags = NO_FLAGS, pace: StepPace | None = None
 ) -> Generator[AllGather, Any, Participants]:
     """The first operation of a round of parameter averaging.
 
     Args:
         moved: a flag per frozen parameter, equally many on every rank.
+        pace: of this rank, if local steps follow the speeds, on every rank.
     """
-    own = [weight, passes, presence, *pack_flags(moved)]
-    received = yield AllGather((torch.tensor(own, dtype=torch.float64, device="cpu"),))
-    rows = [remote.tolist() for (remote,) in received]
-    union = np.any([unpack_flags(flags, len(moved)) for _, _, _, *flags in rows], axis=0)
+    local = [weight, passes, presence, *(pace or ()), *pack_flags(moved)]
+    gathered = yield AllGather((torch.tensor(local, dtype=torch.float64, device="cpu"),))
+    rows = [row.tolist() for (row,) in gathered]
+    flags_at = 3 if pace is None else 3 + len(pace)
+    union = np.any([unpack_flags(row[flags_at:], len(moved)) for row in rows], axis=0)
     weights, clocks, presences = zip(*(row[:3] for row in rows), strict=True)
-    return Participants(tuple(weights), tuple(map(int, clocks)), tuple(map(Presence, presences)), moved=union)
+    paces = () if pace is None else tuple(StepPace(*row[3:flags_at]) for row in rows)
+    return Participants(
+        tuple(weights), tuple(map(int, clocks)), tuple(map(Presence, presences)), moved=union, paces=paces
+    )
 
 
 def refuse_apart(presences: Sequence[Presence]) -> None:
@@ -125,31 +146,36 @@ class ParticipationPoll:
         self, transport: Transport, comm_thread: CommThread, *, apart: bool, frozen: FrozenParameters | None = None
     ) -> None:
         apart = apart and comm_thread.is_fixed  # two groups would have to change together
-        self._comm_thread = comm_thread.beside() if apart else comm_thread
+        self._comm_thread = comm_thread.sibling() if apart else comm_thread
         self._transport = transport.part(transport.world) if apart else transport
         self._apart, self._frozen = apart, frozen
         self._still = NO_FLAGS if frozen is None else frozen.none_moved
 
-    def ask(self, weight: float, passes: int, presence: Presence) -> Callable[[], ScriptCost]:
+    def ask(
+        self, weight: float, passes: int, presence: Presence, pace: StepPace | None = None
+    ) -> Callable[[], ScriptCost]:
         """Start a poll. The returned function waits for it on the communication thread, and may raise LoopError."""
-        meet = partial(self._meet, weight, passes, presence, self._still)
+        meet = partial(self._meet, weight, passes, presence, self._still, pace)
         return self._comm_thread.submit(meet).wait if self._apart else self._comm_thread.as_transaction(meet)
 
     def looks(self, number: int) -> bool:
-        """Whether frozen parameters are compared before round `number`; all ranks must then call `hear`."""
+        """Whether frozen parameters are compared before round `number`; all ranks must then call `poll`."""
         return self._frozen is not None and self._frozen.looked_at(number)
 
-    def hear(self, weight: float, passes: int, presence: Presence, number: int) -> ScriptCost:
+    def poll(
+        self, weight: float, passes: int, presence: Presence, number: int, pace: StepPace | None = None
+    ) -> ScriptCost:
         """Poll before round `number`, or in place of it, and wait for the result on this thread. Raises LoopError."""
         if self._frozen is None or not self.looks(number):
-            return self._comm_thread.exchange(partial(self._meet, weight, passes, presence, self._still)).wait()
-        meet = partial(self._meet, weight, passes, presence, self._frozen.moved())
+            meet = partial(self._meet, weight, passes, presence, self._still, pace)
+            return self._comm_thread.exchange(meet).wait()
+        meet = partial(self._meet, weight, passes, presence, self._frozen.moved(), pace)
         polled = self._comm_thread.exchange(meet).wait()
-        self._frozen.average(polled.result.moved, says=self._transport.rank == 0)
+        self._frozen.average(polled.result.moved, gives_notice=self._transport.rank == 0)
         return polled
 
-    def _meet(self, weight: float, passes: int, presence: Presence, moved: Flags) -> ScriptCost:
-        met = run_script(gather_participants(weight, passes, presence, moved), self._transport)
+    def _meet(self, weight: float, passes: int, presence: Presence, moved: Flags, pace: StepPace | None) -> ScriptCost:
+        met = run_script(gather_participants(weight, passes, presence, moved, pace), self._transport)
         refuse_apart(met.result.presences)
         members = tuple(self._comm_thread.members(self._transport.world))
         return replace(met, result=replace(met.result, members=members, awaited=self._comm_thread.is_awaited))

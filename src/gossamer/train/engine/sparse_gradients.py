@@ -54,8 +54,8 @@ class Rows:
     def padded(self, count: int) -> tuple[Tensor, Tensor]:
         """The payload: (count,) and (count, ...)."""
         missing = count - len(self)
-        beside = (0, 0) * (self.values.dim() - 1)
-        return pad(self.numbers, (0, missing)), pad(self.values, (*beside, 0, missing)).contiguous()
+        padding = (0, 0) * (self.values.dim() - 1)
+        return pad(self.numbers, (0, missing)), pad(self.values, (*padding, 0, missing)).contiguous()
 
     def sparse(self, table: Tensor) -> Tensor:
         """As a coalesced sparse gradient of the table."""
@@ -115,7 +115,7 @@ class SparseGradients:
             return Rows.none_of(table)
         if gradient.layout != torch.sparse_coo or gradient.sparse_dim() != 1:
             raise LoopError(
-                f'"{name}" belongs to a module built with sparse=True, but its gradient is {_told(gradient)}, not '
+                f'"{name}" belongs to a module built with sparse=True, but its gradient is {_layout(gradient)}, not '
                 "rows: another module uses it as well, such as a tied output layer. All of its rows would be sent in "
                 "every step. Build the module with sparse=False."
             )
@@ -182,7 +182,7 @@ def entries(gradient: Tensor) -> Tensor:
     return gradient._values() if gradient.layout == torch.sparse_coo else gradient
 
 
-def _told(gradient: Tensor) -> str:
+def _layout(gradient: Tensor) -> str:
     if gradient.layout != torch.sparse_coo:
         return "dense"
     return f"sparse in {gradient.sparse_dim()} dimensions"

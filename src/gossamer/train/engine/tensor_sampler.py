@@ -43,7 +43,7 @@ Energy = Tensor | float  # a sum of squares, on the device of its inputs
 
 
 class TensorSampler:
-    """Chooses buckets, measures them, and emits events.TensorsTold. steps: returns the number of steps made."""
+    """Chooses buckets, measures them, and emits events.TensorsMeasured. steps: returns the number of steps made."""
 
     def __init__(self, steps: Callable[[], int], clock: Callable[[], float] = time.perf_counter) -> None:
         self._steps, self._clock = steps, clock
@@ -84,7 +84,7 @@ class TensorSampler:
             self._due = inf
             events.notice(f"the costs of tensors are no longer measured ({type(error).__name__}: {error})")
             return
-        events.emit(events.TensorsTold(step=self._steps(), tensors=rows))
+        events.emit(events.TensorsMeasured(step=self._steps(), tensors=rows))
         ended = self._clock()
         least = SAMPLE_SECONDS if self._went_round or self._cold else 0.0
         took = 0.0 if self._cold else ended - began  # the first sample runs with cold caches and is not representative

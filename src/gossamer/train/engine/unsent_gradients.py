@@ -58,9 +58,9 @@ def unsent_gradients(buckets: Iterable[Bucket], compressor: Compressor, at: Aggr
     return found
 
 
-def take_up(owed: Mapping[str, Tensor], buckets: Iterable[Bucket]) -> Unsent:
+def take_up(gradients: Mapping[str, Tensor], buckets: Iterable[Bucket]) -> Unsent:
     """Write unsent values into the residuals of `buckets`, bit for bit. Returns those without a residual there."""
-    left = dict(owed)
+    left = dict(gradients)
     for bucket in buckets:
         for key, packed in bucket.state.items():
             if _is_residual(key) and place_of(key) is None:

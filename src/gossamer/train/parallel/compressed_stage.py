@@ -115,6 +115,11 @@ class CompressedStage(nn.Module):
     Args:
         module: the stage.
         before, after: its boundaries; None before the first stage and after the last one.
+
+    Example:
+        >>> edge = gossamer.parallel.boundary("Int8()", shape=(4, 1))
+        >>> stage = gossamer.parallel.CompressedStage(model, before=None, after=edge)
+        >>> carrier = stage(batch)
     """
 
     def __init__(self, module: nn.Module, *, before: Boundary | None, after: Boundary | None) -> None:

@@ -25,7 +25,12 @@ DIFFERENCE = "difference"
 
 @dataclass(frozen=True, kw_only=True)
 class Boundary:
-    """Message format between two stages, equal on both sides; made by `boundary`."""
+    """Message format between two stages, equal on both sides; made by `boundary`.
+
+    Attributes:
+        codec, shape, dtype, feedback, samples: the arguments of `boundary`.
+        memory_bytes: host memory of feedback on each of the two sides.
+    """
 
     codec: Compressor
     shape: tuple[int, ...]
@@ -95,6 +100,11 @@ def boundary(
         RecipeError: the codec has messages of varying size, keeps state, or needs a group; or, with feedback, its error
             is larger than its input.
         ValueError: an argument is invalid.
+
+    Example:
+        >>> edge = gossamer.parallel.boundary("Int8()", shape=(8, 512))
+        >>> edge.memory_bytes
+        0
 
     source: Wang et al. 2022, NeurIPS (differences); Bian et al. 2024, MLSys (which codecs suit activations)
     """

@@ -49,12 +49,6 @@ def remote(
 ) -> RemoteModule:
     """Place a module on one rank, its owner, and call it from any rank. Collective, in the same order on every rank.
 
-        layer = remote(nn.Linear(64, 10) if world.rank == 1 else None, rank=1, optimizer=torch.optim.SGD)
-        loss = layer(x).sum()        # sends x to rank 1, returns the output
-        loss.backward()              # sends its gradient to rank 1, returns x.grad
-        layer.optimizer.step()       # rank 1 steps its own optimizer
-        layer.serve()                # on rank 1: until the scripts of all other ranks have ended
-
     The owner keeps the graph of a forward pass until its backward pass, or until the client has freed the outputs;
     within torch.no_grad() it keeps nothing. Random numbers, for example of dropout, are drawn on the owner.
 
@@ -76,6 +70,13 @@ def remote(
         LoopError: in a simulated or elastic run.
         RemoteError: in calls: an error raised on the owner.
         PeerLost: in calls: the owner has left, or has not answered within GOSSAMER_TIMEOUT.
+
+    Example:
+        layer = remote(nn.Linear(64, 10) if world.rank == 1 else None, rank=1, optimizer=torch.optim.SGD)
+        loss = layer(x).sum()  # sends x to rank 1, returns the output
+        loss.backward()  # sends its gradient to rank 1, returns x.grad
+        layer.optimizer.step()  # rank 1 steps its own optimizer
+        layer.serve()  # on rank 1: until the scripts of all other ranks have ended
 
     source: Gupta & Raskar 2018, J. Netw. Comput. Appl. (split learning); torch.distributed.rpc (distributed autograd)
     """
@@ -122,9 +123,13 @@ def place_remotely(
 class RemoteModule(nn.Module):
     """Proxy of a module on another rank; made by `remote`. It has no parameters here.
 
-    owner: the rank with the parameters.
-    local_module: the module itself on the owner, else None. Only its service may run it; read or save it after `serve`
-        has returned.
+    Attributes:
+        owner: the rank with the parameters.
+        local_module: the module itself on the owner, else None. Only its service may run it; read or save it after
+            `serve` has returned.
+        optimizer: the RemoteOptimizer of the owner's parameters.
+        bytes_sent, bytes_received: of tensors, by calls of this rank.
+        parameter_sizes: number of elements by parameter name.
     """
 
     def __init__(self, hub: RemoteHub, owner: int, settings: ServiceSettings, local_module: nn.Module | None) -> None:
@@ -210,7 +215,15 @@ class RemoteModule(nn.Module):
 
 
 class RemoteOptimizer:
-    """The owner's optimizer, stepped by a module's clients."""
+    """The owner's optimizer, stepped by a module's clients: `layer.optimizer` of a RemoteModule.
+
+    Args:
+        layer: the RemoteModule whose owner holds the optimizer.
+
+    Example:
+        loss.backward()
+        layer.optimizer.step(lr=0.01)
+    """
 
     def __init__(self, layer: RemoteModule) -> None:
         self._layer = layer

@@ -15,7 +15,7 @@ from gossamer.base import rng
 from gossamer.base.aggregation import AggregationContext, State
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.ops import Payload
-from gossamer.comm.wire.tensor_codec import DTYPES
+from gossamer.comm.rpc_protocol.tensor_codec import DTYPES
 from gossamer.errors import MalformedError, NotFinite, RecipeError
 from gossamer.train.parallel.remote_messages import ABSENT, TensorRecord
 

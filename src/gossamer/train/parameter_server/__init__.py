@@ -12,6 +12,9 @@ A push to a server and back:
  9  update_policy           settle: answers pushes at once, pulls once their clock is reached
 10  client/client           pull: replicas apply the deltas; apply_pull writes them to the parameters
 
+AsyncDiLoCo: client/periodic_client sends the change of several local steps, and the quorum policy merges changes with
+delayed_nesterov, the outer optimizer.
+
 shard_spec describes a shard as text, from_recipe builds it; standby is a spare server process. shard_state transfers a
 shard's state into a checkpoint and back, in pieces.
 """

@@ -16,9 +16,8 @@ from gossamer.comm.environment.run_settings import LARGEST_FRAME_BYTES, dedicate
 from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.sockets import Tls
+from gossamer.comm.rpc_protocol.credentials import Credentials
 from gossamer.comm.runtime.signal_handlers import is_ignored
-from gossamer.comm.wire.authentication import Credentials
 from gossamer.errors import ConnectError
 from gossamer.train.parameter_server.server import host
 from gossamer.train.parameter_server.standby import wait_for_role, warm_up
@@ -47,10 +46,9 @@ def serve() -> None:
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())  # how the launcher ends servers
     if not is_ignored(signal.SIGINT):
         signal.signal(signal.SIGINT, lambda *_: stopped.set())
-    contexts = run_tls()
     endpoint = TcpEndpoint(
         Credentials(me=Peer(SERVER, number), token=token, run=run_name(), largest_frame_bytes=LARGEST_FRAME_BYTES),
-        EndpointOptions(address=address, port=port, tls=None if contexts is None else Tls(*contexts)),
+        EndpointOptions(address=address, port=port, tls=run_tls()),
     )
     service = endpoint.start(host(number, os.environ.get("GOSSAMER_JOURNAL"), keep_serving=True))
     launcher = os.environ.get("GOSSAMER_LAUNCHER_PID")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gossamer.base.peer_ops import Stamp
 
 REMEMBERED = 64  # answers kept per worker
+REMEMBERED_OF_LOST = 4  # of a lost worker, which has at most one unanswered contribution
 LATE = -1  # the version of a contribution that arrived too late to be applied
 
 
@@ -37,6 +38,11 @@ class AnswerLog:
         answers[stamp.step] = version
         if len(answers) > REMEMBERED:
             del answers[min(answers)]
+
+    def shorten(self, worker: int) -> None:
+        """Keep the newest answers only: of a worker that may not return, but whose contributions may be repeated."""
+        answers = self._answers.get(worker, {})
+        self._answers[worker] = {step: answers[step] for step in sorted(answers)[-REMEMBERED_OF_LOST:]}
 
     def state_dict(self) -> dict[int, list[tuple[int, int]]]:
         return {worker: list(answers.items()) for worker, answers in self._answers.items()}

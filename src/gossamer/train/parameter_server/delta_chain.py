@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,8 +29,12 @@ class PublicParameters(ABC):
     version: int
 
     @abstractmethod
-    def publish(self, version: int, values: Sequence[FlatTensors]) -> None:
-        """Make `values` of `version` available to pulls, as exactly as the codec can."""
+    def publish(self, version: int, values: Sequence[FlatTensors], changed: Collection[int] | None = None) -> None:
+        """Make `values` of `version` available to pulls, as exactly as the codec can.
+
+        Args:
+            changed: numbers of the blocks that changed since the last publication; None: all.
+        """
 
     @abstractmethod
     def publish_interval(self, workers: int) -> int:
@@ -54,14 +58,28 @@ class PublicParameters(ABC):
 
 
 class Snapshot(PublicParameters):
-    """Uncompressed publication: one copy, shared by all pulls of the same version."""
+    """Uncompressed publication: one copy of each block, shared by all pulls that do not have it."""
 
     def __init__(self, values: Sequence[FlatTensors]) -> None:
+        self._snapshot: Payload = tuple(block.flat for block in values)
+        self._changed_at = [0] * len(values)  # by block, the version of its last change
         self.publish(0, values)
 
-    def publish(self, version: int, values: Sequence[FlatTensors]) -> None:
+    def publish(self, version: int, values: Sequence[FlatTensors], changed: Collection[int] | None = None) -> None:
         self.version = version
-        self._snapshot = tuple(block.flat.clone() for block in values)
+        replaced = range(len(values)) if changed is None else changed
+        self._snapshot = tuple(
+            block.flat.clone() if number in replaced else self._snapshot[number] for number, block in enumerate(values)
+        )
+        for number in replaced:
+            self._changed_at[number] = version
+
+    def pulled_since(self, known: int) -> Pulled:
+        missing = [number for number, changed_at in enumerate(self._changed_at) if changed_at > known]
+        if known == self.version or len(missing) == len(self._snapshot):
+            return super().pulled_since(known)
+        payload = tuple(self._snapshot[number] for number in missing)
+        return Pulled(version=self.version, payload=payload, about=json.dumps({"links": None, "blocks": missing}))
 
     def publish_interval(self, workers: int) -> int:
         return 1
@@ -70,7 +88,9 @@ class Snapshot(PublicParameters):
         return self._snapshot
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The blocks' versions are not in the state: all count as changed at the last publication."""
         self.version, self._snapshot = state["version"], tuple(state["whole"])
+        self._changed_at = [self.version] * len(self._snapshot)
 
 
 class Delta(NamedTuple):
@@ -106,7 +126,7 @@ class DeltaChain(PublicParameters):
         self._deltas: list[Delta] = []
         self._snapshot: Payload | None = None
 
-    def publish(self, version: int, values: Sequence[FlatTensors]) -> None:
+    def publish(self, version: int, values: Sequence[FlatTensors], changed: Collection[int] | None = None) -> None:
         try:
             self._append_delta(version, values)
         except NotFinite:  # training diverged; workers must receive these values
@@ -162,8 +182,8 @@ class DeltaChain(PublicParameters):
         for block, flat in zip(self._blocks, state["whole"], strict=True):
             block.flat.copy_(flat)
         self._deltas = [Delta(*delta) for delta in state["links"]]
-        for own, saved in zip(self._states, state["states"], strict=True):
-            for key, packed in own.items():
+        for compressor_state, saved in zip(self._states, state["states"], strict=True):
+            for key, packed in compressor_state.items():
                 packed.flat.copy_(saved[key])
 
 
@@ -191,28 +211,30 @@ class Replica:
     def update(self, pulled: Pulled) -> None:
         """Apply a pull. Raises MalformedError for an invalid one."""
         try:
-            deltas = json.loads(pulled.about)["links"]
+            description = json.loads(pulled.about)
+            deltas, numbers = description["links"], description.get("blocks")
+            own = self.values if numbers is None else [self.values[number] for number in numbers]
             chain = None if deltas is None else [(int(k), int(v), tuple(map(int, counts))) for k, v, counts in deltas]
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, LookupError) as error:
             raise MalformedError(
                 f"{self._sender} described its parameters by {pulled.about[:200]!r}, which cannot be read; nothing was "
                 "applied. Install the same version of Gossamer everywhere"
             ) from error
         if chain is None:
-            self._replace(pulled.payload)
+            self._replace(own, pulled.payload)
         else:
             self._apply_deltas(chain, pulled.payload)
         self.version = pulled.version
 
-    def _replace(self, payload: Payload) -> None:
-        due = [(own.flat.shape, own.flat.dtype) for own in self.values]
+    def _replace(self, blocks: Sequence[FlatTensors], payload: Payload) -> None:
+        due = [(own.flat.shape, own.flat.dtype) for own in blocks]
         if due != [(tensor.shape, tensor.dtype) for tensor in payload]:
             came = [(tuple(tensor.shape), tensor.dtype) for tensor in payload]
             raise MalformedError(
                 f"{self._sender} sent parameters of sizes {came}, but this worker expects {due}: the server was "
                 "started with another model or recipe. Run the same script with the same recipe on every worker"
             )
-        for own, tensor in zip(self.values, payload, strict=True):
+        for own, tensor in zip(blocks, payload, strict=True):
             own.flat.copy_(tensor)
 
     def _apply_deltas(self, chain: Sequence[tuple[int, int, tuple[int, ...]]], payload: Payload) -> None:
@@ -224,6 +246,6 @@ class Replica:
                     f"{self.version} {'without' if self._compressor is None else 'with'} pull compression: the server "
                     "runs another recipe, or lost its journal. Run the same recipe everywhere"
                 )
-            own, rest = rest[: sum(counts)], rest[sum(counts) :]
-            apply_delta(self.values, self._compressor, Delta(known, version, counts, tuple(own)), self._seed)
+            message, rest = rest[: sum(counts)], rest[sum(counts) :]
+            apply_delta(self.values, self._compressor, Delta(known, version, counts, tuple(message)), self._seed)
             self.version = version

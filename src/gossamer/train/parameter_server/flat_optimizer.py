@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer.base.layout import FlatTensors
-from gossamer.train.parameter_server.shard_spec import Options, ShardSpec
+from gossamer.train.parameter_server.shard_spec import Options, ShardSpec, optimizer_class
 
 
 class FlatOptimizer:
@@ -26,7 +26,7 @@ class FlatOptimizer:
         self._velocities = velocities
         self._parameters = [Parameter(block.flat) for block in blocks]
         self._groups = [block.group for block in spec.blocks]
-        kind: Callable[..., Optimizer] = getattr(torch.optim, spec.optimizer)
+        kind = optimizer_class(spec.optimizer)
         given = [_given(kind, group) for group in spec.groups]
         self._optimizer = kind(
             [
@@ -36,20 +36,27 @@ class FlatOptimizer:
             **_arguments(kind, given[0]),  # Adagrad takes its initial sums from these, not from the groups
         )
 
-    def step(self, gradients: Sequence[Tensor], options: Sequence[Options], lr_factor: float = 1.0) -> None:
-        """Make one step with the groups' hyperparameters `options`, with learning rates multiplied by `lr_factor`."""
+    def step(self, gradients: Sequence[Tensor | None], options: Sequence[Options], lr_factor: float = 1.0) -> None:
+        """Make one step with the groups' hyperparameters `options`, with learning rates multiplied by `lr_factor`.
+
+        A delayed momentum has a share instead, which multiplies the gradients. Blocks without a gradient do not change.
+        """
         for group, number in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update({name: value for name, value in options[number].items() if name in group})
-            group["lr"] = group["lr"] * lr_factor if lr_factor != 1.0 else group["lr"]
+            scaled = "share" if "share" in group else "lr"
+            group[scaled] = group[scaled] * lr_factor if lr_factor != 1.0 else group[scaled]
         for parameter, gradient, group, ready in self._with_groups(gradients):
-            parameter.grad = self._decay_only(parameter, group) if ready else gradient.to(parameter.dtype)
+            if gradient is not None:
+                parameter.grad = self._decay_only(parameter, group) if ready else gradient.to(parameter.dtype)
         self._optimizer.step()
         for parameter, gradient, group, ready in self._with_groups(gradients):
             parameter.grad = None
-            if ready:
+            if ready and gradient is not None:
                 parameter.detach().sub_(gradient.to(parameter.dtype), alpha=group["lr"])
 
-    def _with_groups(self, gradients: Sequence[Tensor]) -> Iterator[tuple[Parameter, Tensor, dict[str, Any], bool]]:
+    def _with_groups(
+        self, gradients: Sequence[Tensor | None]
+    ) -> Iterator[tuple[Parameter, Tensor | None, dict[str, Any], bool]]:
         return zip(self._parameters, gradients, self._optimizer.param_groups, self._velocities, strict=True)
 
     def _decay_only(self, parameter: Parameter, group: dict[str, Any]) -> Tensor | None:

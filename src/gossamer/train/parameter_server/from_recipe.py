@@ -1,4 +1,4 @@
-"""Shards from recipes: the codecs, the shard and the update policy for a recipe with a ParameterServer."""
+"""Shards from recipes: the codecs, the shard and the update policy for a recipe with servers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gossamer.algorithms.compressors import Compressor, Route
 from gossamer.algorithms.recipes.parser import UnknownTerm
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.algorithms.recipes.registry import unknown_to_servers
-from gossamer.algorithms.strategies.parameter_server import ParameterServer
+from gossamer.algorithms.strategies.base import ServerStrategy
 from gossamer.base.ops import Payload
 from gossamer.errors import MalformedError, RecipeError
 from gossamer.train.parameter_server.shard import ServerShard
@@ -19,15 +19,15 @@ from gossamer.train.parameter_server.update_policy import UpdatePolicy, policy_o
 class PushPullCodecs(NamedTuple):
     """The strategy of a recipe and the compressors of both directions."""
 
-    strategy: ParameterServer
+    strategy: ServerStrategy
     push: Compressor  # of gradients; supports every shape, with error feedback if it is biased
     pull: Compressor | None  # of parameter deltas; None sends parameters uncompressed
 
 
 def push_pull_codecs(recipe: Recipe) -> PushPullCodecs:
-    """The codecs of workers and servers for a resolved recipe. Raises RecipeError without a ParameterServer."""
+    """The codecs of workers and servers for a resolved recipe. Raises RecipeError without servers."""
     strategy = recipe.strategy
-    if not isinstance(strategy, ParameterServer):
+    if not isinstance(strategy, ServerStrategy):
         raise RecipeError(f"{recipe} uses no servers. Write ParameterServer() + {recipe.compressor!r}.")
     push = recipe.compressor if strategy.push is None else resolve(strategy.push).compressor
     pull = strategy.pull

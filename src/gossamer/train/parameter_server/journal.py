@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from gossamer.base import system
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
 from gossamer.train import checkpoint
@@ -35,7 +36,7 @@ class Log:
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         self.nbytes = keep_bytes
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._handle = system.open_file(path, os.O_RDWR | os.O_CREAT, 0o666)
         os.truncate(self._handle, keep_bytes)
         os.lseek(self._handle, 0, os.SEEK_END)
 
@@ -49,7 +50,7 @@ class Log:
 
     def sync(self) -> None:
         """Make appended entries durable against power failures."""
-        os.fsync(self._handle)
+        system.sync_file(self._handle)
 
     def close(self) -> None:
         os.close(self._handle)
@@ -107,7 +108,7 @@ class FileJournal:
             if path != _open_log(self._folder, number):
                 path.unlink()
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Write the shard's state after it was replaced. Failures are handled as in `write`."""
         try:
             self.save()

@@ -43,7 +43,7 @@ class Journal(Protocol):
     def write(self, entry: Entry) -> None:
         """Append an entry. Never raises; a journal that cannot be written prints one notice."""
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Start again after the state was replaced. Never raises."""
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class NullJournal:
     def write(self, entry: Entry) -> None:
         pass
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         pass
 
     def close(self) -> None:

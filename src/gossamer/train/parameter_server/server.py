@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence, Set
 from math import inf
 from typing import Any
 
@@ -20,6 +20,7 @@ from gossamer.base.peer_ops import (
     PeerOp,
     PeerScript,
     Pull,
+    Pulled,
     Push,
     Reply,
 )
@@ -29,7 +30,7 @@ from gossamer.errors import MalformedError
 from gossamer.train.parameter_server.from_recipe import make_shard, policy_for
 from gossamer.train.parameter_server.journal import keep, restore
 from gossamer.train.parameter_server.shard import ServerShard
-from gossamer.train.parameter_server.update_policy import BEGIN, UpdatePolicy, forgot, refusal
+from gossamer.train.parameter_server.update_policy import BEGIN, WANTED, UpdatePolicy, forgot, refusal, wanted
 
 Shown = Callable[[ServerShard], None]
 START_SECONDS = 60.0  # a worker that has not connected by then, after the first one, counts as absent
@@ -89,7 +90,9 @@ def serve(
     present, silent = set[Peer](), {Peer(WORKER, worker) for worker in {*shard.members, *shard.leaving, *shard.left}}
     until = events[-1].moment + absent_after_seconds
     while keep_serving or present or shard.members:
-        event = events.popleft() if events else (yield Await(until=until if silent and until < inf else None))
+        deadlines = [*([until] if silent and until < inf else []), policy.wake_at(shard)]
+        wake = min((each for each in deadlines if each is not None), default=None)
+        event = events.popleft() if events else (yield Await(until=wake))
         match event:
             case PeerLeft(peer=peer):
                 present.discard(peer)
@@ -110,10 +113,26 @@ def serve(
 
 
 def _begin(number: int | None) -> Generator[PeerOp, Any, tuple[ServerShard, list[PeerEvent]]]:
-    """Wait until a worker sends a shard. Returns it, and all other events, which are answered later."""
+    """Wait until a worker sends a shard. Returns it, and all other events, which are answered later.
+
+    In an elastic run, workers ask whether they should send one. One of them at a time is asked to, so that only one
+    sends the whole model.
+    """
     queued: list[PeerEvent] = []
+    asked: Peer | None = None
+    away: set[Peer] = set()
     while True:
+        if (candidate := _candidate(queued, asked, away)) is not None:
+            queued = [each for each in queued if each is not candidate]
+            asked = candidate.sender
+            yield Reply(token=candidate.token, answer=Pulled(version=0, about=wanted(now=True)))
         event = yield Await()
+        match event:
+            case PeerLeft(peer=peer):
+                away.add(peer)
+                asked = None if asked == peer else asked
+            case PeerJoined(peer=peer):
+                away.discard(peer)
         match event:
             case Arrived(token=token, op=Push(key=key) as push) if key == BEGIN:
                 try:
@@ -125,10 +144,21 @@ def _begin(number: int | None) -> Generator[PeerOp, Any, tuple[ServerShard, list
                     return shard, [*queued, event]
             case Arrived(token=token, op=Push() as push):
                 yield Reply(token=token, answer=forgot(push))
-            case Arrived(token=token, op=Pull(known=known) as pull) if known >= 0:
+            case Arrived(token=token, op=Pull(known=known, key=key) as pull) if known >= 0 and key != WANTED:
                 yield Reply(token=token, answer=forgot(pull))
             case _:
                 queued.append(event)
+
+
+def _candidate(queued: Sequence[PeerEvent], asked: Peer | None, away: Set[Peer]) -> Arrived | None:
+    """The next question of a worker that should send a shard: of the one that was asked to, which may not have received
+    that answer; or, if none was, of the first one that is connected."""
+    for event in queued:
+        match event:
+            case Arrived(sender=peer, op=Pull(key=key)) if key == WANTED:
+                if peer == asked or (asked is None and peer not in away):
+                    return event
+    return None
 
 
 def _check_number(shard: ServerShard, number: int | None) -> None:

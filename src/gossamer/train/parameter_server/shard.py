@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -33,6 +36,37 @@ class Contribution(NamedTuple):
     weight: float  # in the mean
     options: tuple[Options, ...]  # the optimizer's hyperparameters by group
     staleness: int  # versions applied since the parameters that it was computed from
+    fragment: int | None = None  # the group of its blocks; None: all blocks
+    steps: int = 1  # local steps that it is the result of
+
+
+@dataclass
+class ArrivalTimes:
+    """When contributions arrived, by the server's clock in seconds. It is not journaled."""
+
+    now: float = -inf  # of the last event
+    opened: dict[int, float] = field(default_factory=dict)  # by version: arrival of its first contribution
+    last: dict[int, float] = field(default_factory=dict)  # by worker: its last contribution
+    step_seconds: dict[int, float] = field(default_factory=dict)  # by worker: seconds per local step, measured last
+
+    def add(self, worker: int, version: int, steps: int) -> None:
+        """Note that a contribution to `version` arrived now."""
+        self.opened.setdefault(version, self.now)
+        if worker in self.last and steps:
+            self.step_seconds[worker] = (self.now - self.last[worker]) / steps
+        self.last[worker] = self.now
+
+    def close(self, version: int) -> None:
+        """Forget a version, after it was made."""
+        self.opened.pop(version, None)
+
+    def restart(self, worker: int) -> None:
+        """Measure a worker again from its next contribution on, after it was disconnected."""
+        self.last.pop(worker, None)
+
+    def fastest_step(self, workers: Iterable[int]) -> float:
+        """Seconds of a local step of the fastest of these workers; 0 if none was measured."""
+        return min((self.step_seconds[each] for each in workers if each in self.step_seconds), default=0.0)
 
 
 class PendingPull(NamedTuple):
@@ -67,12 +101,16 @@ class ServerShard:
             block.flat.copy_(value)
         self.version = 0
         self.answer_log = AnswerLog()
-        self.members = dict.fromkeys(range(spec.world), 0)  # workers that rounds wait for: the next step of each
+        self.members = dict.fromkeys(range(spec.world), 0)  # workers that rounds wait for: the next step of each;
+        # in an elastic run, those that have joined
         self.announced: dict[int, tuple[int, int]] = {}  # by worker: step and number of its last join or leave
         self.weights: dict[int, float] = {}  # by worker: weight of its last contribution
         self.pending: dict[int, dict[int, Contribution]] = {}  # by the version they are applied to, and by worker
         self.staleness: Counter[int] = Counter()  # number of contributions by staleness
         self.dropped = 0  # number of late contributions
+        self._changed: set[int | None] = set()  # fragments that changed since the last publication; None: all
+        self.merged = 0.0  # sum of the weights of applied contributions; of a fragment, divided by their number
+        self.arrivals = ArrivalTimes()
         self.pending_pulls: list[PendingPull] = []
         self.stopping = False  # a worker requested the end of the run
         self.leaving: set[int] = set()  # workers that announced their leave
@@ -108,14 +146,24 @@ class ServerShard:
         self.dropped += 1
         self._record(stamp, LATE)
 
-    def apply(self, lr_factor: float = 1.0) -> None:
-        """Step with the weighted mean of the due contributions, if any, and learning rates times `lr_factor`."""
-        self.journal.write(Entry(command="apply", lr_factor=lr_factor))
+    def apply(self, lr_factor: float = 1.0, weights: Sequence[float] | None = None) -> None:
+        """Step with the weighted mean of the due contributions, if any, and learning rates times `lr_factor`.
+
+        weights: by worker with gradients, in ascending order; None: those of the contributions.
+        """
+        about = "" if weights is None else json.dumps(list(weights))
+        self.journal.write(Entry(command="apply", lr_factor=lr_factor, about=about))
         due = self.pending.pop(self.version, {})
         due_contributions = [due[worker] for worker in sorted(due) if due[worker].gradients]
         if due_contributions:
-            self._optimizer.step(_mean(due_contributions), due_contributions[0].options, lr_factor)
+            given = [each.weight for each in due_contributions] if weights is None else weights
+            mean = self._spread(_mean(due_contributions, given), due_contributions[0].fragment)
+            self._optimizer.step(mean, due_contributions[0].options, lr_factor)
+            self._changed.add(due_contributions[0].fragment)
+            parts = 1 if due_contributions[0].fragment is None else len(self.spec.fragments)
+            self.merged += sum(each.weight for each in due_contributions) / parts
         self.version += 1
+        self.arrivals.close(self.version)
 
     def skip(self, version: int) -> None:
         """End all rounds before `version`, which have no contributions."""
@@ -125,7 +173,8 @@ class ServerShard:
     def publish(self) -> None:
         """Make the current parameters available to pulls."""
         self.journal.write(Entry(command="publish"))
-        self.public.publish(self.version, self.blocks)
+        self.public.publish(self.version, self.blocks, None if None in self._changed else self._changed_blocks())
+        self._changed.clear()
 
     def join(self, stamp: Stamp) -> None:
         """Add a worker with next contribution for stamp.step; stamp.known counts its joins and leaves."""
@@ -140,6 +189,7 @@ class ServerShard:
         self.announced[stamp.worker] = (stamp.step, stamp.known)
         self._returned(stamp.worker)
         self.leaving.add(stamp.worker)
+        self._shorten(stamp.worker)
         if ends:
             self.ended.add(stamp.worker)
 
@@ -147,6 +197,8 @@ class ServerShard:
         """Remove a worker until it contributes or joins again."""
         self.journal.write(Entry(command="lose", stamp=Stamp(worker, -1)))
         self.members.pop(worker, None)
+        self._shorten(worker)
+        self.arrivals.restart(worker)
 
     def all_left(self) -> None:
         """Record that all members have announced their leave."""
@@ -157,7 +209,12 @@ class ServerShard:
     def finish(self) -> None:
         """End the run for all connected workers, which receive the parameters; the others have missed the end."""
         self.journal.write(Entry(command="finish"))
-        self.released, self.missed = set(self.ended), set(range(self.spec.world)) - self.ended
+        self.released, self.missed = set(self.ended), {*range(self.spec.world), *self.announced} - self.ended
+
+    def miss(self, worker: int) -> None:
+        """Record that a worker came after the end of an elastic run, and contributes nothing."""
+        self.journal.write(Entry(command="miss", stamp=Stamp(worker, -1)))
+        self.missed.add(worker)
 
     def catch_up(self, worker: int) -> None:
         """Release the parameters to a worker that missed the end."""
@@ -180,7 +237,7 @@ class ServerShard:
             case "drop":
                 self.drop(stamp)
             case "apply":
-                self.apply(entry.lr_factor)
+                self.apply(entry.lr_factor, json.loads(entry.about) if entry.about else None)
             case "skip":
                 self.skip(entry.version)
             case "publish":
@@ -195,6 +252,8 @@ class ServerShard:
                 self.all_left()
             case "finish":
                 self.finish()
+            case "miss":
+                self.miss(stamp.worker)
             case "catch up":
                 self.catch_up(stamp.worker)
             case "reopen":
@@ -215,7 +274,7 @@ class ServerShard:
                 "model, optimizer, recipe and number of servers of the run that saved it"
             ) from error
         self.stopping = False
-        self.journal.begin_anew()
+        self.journal.start_over()
 
     # -- reading
 
@@ -228,6 +287,15 @@ class ServerShard:
     def next_version(self) -> int:
         """The next round with contributions, now or in the future."""
         return min((*self.pending, *self.members.values()))
+
+    @property
+    def furthest_step(self) -> int:
+        """The largest next step of a member; without members, of all workers."""
+        return max(self.members.values(), default=self.answer_log.next_step)
+
+    def _shorten(self, worker: int) -> None:
+        if self.spec.is_elastic:
+            self.answer_log.shorten(worker)
 
     def _returned(self, worker: int) -> None:
         for each in (self.leaving, self.left, self.ended, self.released):
@@ -242,6 +310,8 @@ class ServerShard:
         try:
             header = read_json(about)
             weight, counts = float(header["weight"]), [int(count) for count in header["tensors"]]
+            fragment, steps = header.get("fragment"), int(header.get("steps", 1))
+            blocks = [self.blocks[number] for number in self.spec.blocks_of(fragment)]
             options = tuple(checked_options(group) for group in header["groups"])
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise MalformedError(
@@ -258,9 +328,19 @@ class ServerShard:
         gradients: tuple[Tensor, ...] = ()
         if weight:
             at = push_context(self._seed, stamp)
-            read = shard_message.decode(self._push, payload, counts, self.blocks, at)
+            read = shard_message.decode(self._push, payload, counts, blocks, at)
             gradients = tuple(each.to(accumulation_dtype(each.dtype)) for each in read)
-        return Contribution(gradients, weight, options, version - 1 - stamp.known)
+        return Contribution(gradients, weight, options, version - 1 - stamp.known, fragment, max(steps, 0))
+
+    def _changed_blocks(self) -> set[int]:
+        return {number for fragment in self._changed for number in self.spec.blocks_of(fragment)}
+
+    def _spread(self, values: Sequence[Tensor], fragment: int | None) -> list[Tensor | None]:
+        """The values of a fragment by block, with None for all other blocks."""
+        spread: list[Tensor | None] = [None] * len(self.blocks)
+        for number, value in zip(self.spec.blocks_of(fragment), values, strict=True):
+            spread[number] = value
+        return spread
 
     # -- state
 
@@ -278,6 +358,8 @@ class ServerShard:
             "pending": {v: {w: tuple(each) for w, each in due.items()} for v, due in self.pending.items()},
             "staleness": dict(self.staleness),
             "dropped": self.dropped,
+            "merged": self.merged,
+            "changed": list(self._changed),
             "public": self.public.state_dict(),
             "optimizer": self._optimizer.state_dict(),
         }
@@ -289,6 +371,7 @@ class ServerShard:
         self.answer_log.load_state_dict(state["ledger"])
         self.members, self.announced = dict(state["members"]), dict(state["announced"])
         self.weights = dict(state.get("weights", {}))  # missing in older journals
+        self.merged, self._changed = float(state.get("merged", 0.0)), set(state.get("changed", [None]))
         self.staleness = Counter(state["staleness"])
         self.leaving, self.left = set(state["leaving"]), set(state["met"])
         self.ended, self.released, self.missed = map(set, state.get("end", [[], [], []]))
@@ -297,13 +380,13 @@ class ServerShard:
         self._optimizer.load_state_dict(state["optimizer"])
 
 
-def _mean(due_contributions: Sequence[Contribution]) -> tuple[Tensor, ...]:
+def _mean(contributions: Sequence[Contribution], weights: Sequence[float]) -> tuple[Tensor, ...]:
     """The weighted mean, summed in the given order; a single contribution is returned unchanged."""
-    if len(due_contributions) == 1:
-        return due_contributions[0].gradients
-    total = sum(each.weight for each in due_contributions)
-    sums = tuple(gradient * due_contributions[0].weight for gradient in due_contributions[0].gradients)
-    for each in due_contributions[1:]:
+    if len(contributions) == 1:
+        return contributions[0].gradients
+    total = sum(weights)
+    sums = tuple(gradient * weights[0] for gradient in contributions[0].gradients)
+    for each, weight in zip(contributions[1:], weights[1:], strict=True):
         for mean, gradient in zip(sums, each.gradients, strict=True):
-            mean.add_(gradient, alpha=each.weight)
+            mean.add_(gradient, alpha=weight)
     return tuple(mean.div_(total) for mean in sums)

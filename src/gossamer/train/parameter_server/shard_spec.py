@@ -20,12 +20,14 @@ from gossamer.base.json_text import read_json
 from gossamer.base.layout import FlatTensors, Layout, dtype_name
 from gossamer.base.ops import Payload
 from gossamer.errors import AttachError, MalformedError
+from gossamer.train.parameter_server.delayed_nesterov import DelayedNesterov
 
 DTYPES = {dtype_name(dtype): dtype for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
 Options = dict[str, Any]  # an optimizer group's hyperparameters, without its parameters
 ELEMENTWISE = (
     "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD",
 )  # fmt: skip
+ELASTIC = 0  # in place of the number of workers: they come and go, each with a number of its own
 IMPLEMENTATION_OPTIONS = ("foreach", "fused", "capturable", "differentiable")  # chosen by each server
 
 
@@ -53,10 +55,15 @@ class ShardSpec:
     optimizer: str  # name of its class in torch.optim
     groups: tuple[Options, ...]  # its hyperparameters
     recipe: str
-    world: int  # number of workers
+    world: int  # number of workers; ELASTIC: it changes
     seed: int
     number: int  # of this shard
     shards: int
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether workers come and go. Each process then has a number of its own, which is never used again."""
+        return self.world == ELASTIC
 
     def to_json(self) -> str:
         """As JSON; equal specs have equal texts."""
@@ -83,6 +90,15 @@ class ShardSpec:
 
     def zeros(self, device: torch.device | str = "cpu") -> tuple[FlatTensors, ...]:
         return tuple(block.zeros(device) for block in self.blocks)
+
+    def blocks_of(self, fragment: int | None) -> list[int]:
+        """The numbers of the blocks of a fragment, which is a group of the optimizer; None: of all blocks."""
+        return [number for number, block in enumerate(self.blocks) if fragment in (None, block.group)]
+
+    @property
+    def fragments(self) -> list[int]:
+        """The fragments of which this shard has blocks."""
+        return sorted({block.group for block in self.blocks})
 
     def check_values(self, payload: Payload) -> None:
         """Raise MalformedError unless the payload has one flat tensor per block, with its size and dtype."""
@@ -120,14 +136,24 @@ def _count(number: int) -> int:
 
 
 def _elementwise(name: str) -> str:
-    if name not in ELEMENTWISE:
+    if name not in (*ELEMENTWISE, DelayedNesterov.__name__):
         raise ValueError(f"{name!r} is not an elementwise optimizer of torch")
     return name
+
+
+def optimizer_class(name: str) -> Callable[..., Optimizer]:
+    """The class of an optimizer that servers can rebuild."""
+    found: Callable[..., Optimizer] = (
+        DelayedNesterov if name == DelayedNesterov.__name__ else getattr(torch.optim, name)
+    )
+    return found
 
 
 def name_of(optimizer: Optimizer) -> str:
     """The name of the optimizer's class, from which servers rebuild it. Raises AttachError if they cannot."""
     kind = type(optimizer)
+    if kind is DelayedNesterov:
+        return kind.__name__
     if kind.__name__ not in ELEMENTWISE or kind is not getattr(torch.optim, kind.__name__, None):
         raise AttachError(
             f"{kind.__module__}.{kind.__name__} cannot run on parameter servers: each server holds some rows of some "
@@ -197,7 +223,7 @@ def check_taken(optimizer: str, options: Options, begun_with: Options) -> None:
 @lru_cache(maxsize=64)
 def _try_step(optimizer: str, options: tuple[tuple[str, Any], ...]) -> None:
     """Make a step with one parameter. Raises the optimizer's errors."""
-    kind: Callable[..., Optimizer] = getattr(torch.optim, optimizer)
+    kind = optimizer_class(optimizer)
     one = Parameter(torch.zeros(1))
     tried = kind([one], **{name: value for name, value in options if name in signature(kind).parameters})
     one.grad = torch.ones(1)

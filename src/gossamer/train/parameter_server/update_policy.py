@@ -9,8 +9,12 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import inf
 
+from gossamer.algorithms.strategies.async_diloco import AsyncDiLoCo
+from gossamer.algorithms.strategies.base import ServerStrategy
 from gossamer.algorithms.strategies.parameter_server import ASYNC, ParameterServer
+from gossamer.base.json_text import read_json
 from gossamer.base.peer_ops import (
     WORKER,
     Answer,
@@ -26,7 +30,7 @@ from gossamer.base.peer_ops import (
     Reply,
     Stamp,
 )
-from gossamer.errors import MalformedError
+from gossamer.errors import MalformedError, RecipeError
 from gossamer.train.parameter_server.deduplication import LATE
 from gossamer.train.parameter_server.shard import PendingPull, ServerShard
 from gossamer.train.parameter_server.shard_spec import ShardSpec
@@ -38,10 +42,12 @@ PARAMETERS, EXACT = "parameters", "exact"  # keys of pulls: by the recipe's code
 LEFT, END = "left", "end"  # uncompressed, once all workers have left, or have left for good
 STATE = "state"  # of pushes and pulls: a piece of the shard's state; a pull numbers it by `at_least`
 AGREED, TOGETHER = "agreed", "together"  # the common settings; the same once all workers that left are back
+WANTED = "wanted"  # of pulls: whether this worker should send the initial parameters, see server.py
 SILENT = "silent"  # of pulls: the numbers of disconnected workers
 
 FORGOT = json.dumps({"forgot": True})
 STEPS = 2**53  # upper bound of a worker's steps
+NUMBERS = 2**63  # upper bound of a worker's number in an elastic run
 NEVER_ANNOUNCED = (-1, 0)  # step and number of a worker's last join or leave, before the first one
 
 
@@ -53,7 +59,7 @@ class UpdatePolicy(ABC):
         """The first step to which a worker that joins now may contribute."""
 
     @abstractmethod
-    def version_of(self, shard: ServerShard, stamp: Stamp) -> int:
+    def version_of(self, shard: ServerShard, push: Push) -> int:
         """The version that a contribution makes, alone or with others; LATE if that version exists already."""
 
     @abstractmethod
@@ -68,12 +74,21 @@ class UpdatePolicy(ABC):
     def should_publish(self, shard: ServerShard) -> bool:
         """Whether to publish parameters before pulls are answered."""
 
+    def apply(self, shard: ServerShard) -> None:
+        """Apply the due contributions."""
+        shard.apply(self.lr_factor(shard))
+
+    def wake_at(self, shard: ServerShard) -> float | None:
+        """The moment at which due contributions are applied without another event; None: an event decides."""
+        return None
+
     def is_reached(self, shard: ServerShard, pull: Pull) -> bool:
         """Whether a pull's clock is reached."""
         return shard.public.version >= pull.at_least
 
     def react(self, shard: ServerShard, event: PeerEvent) -> Iterator[Reply]:
         """Handle an event; yields replies. A contribution is journaled before its receipt is sent."""
+        shard.arrivals.now = event.moment
         match event:
             case Arrived(token=token, sender=sender, op=Push() as push):
                 yield Reply(token=token, answer=self.receive(shard, sender, push))
@@ -118,7 +133,7 @@ class UpdatePolicy(ABC):
             if stamp.known > shard.public.version:  # its parameters are newer than the journal
                 return forgot_push()
             self._reopen(shard, stamp.worker)
-            version = LATE if stamp.worker in shard.missed else self.version_of(shard, stamp)
+            version = LATE if stamp.worker in shard.missed else self.version_of(shard, push)
             if version == LATE:
                 shard.drop(stamp)
             else:
@@ -133,6 +148,8 @@ class UpdatePolicy(ABC):
         """
         worker, step, announcements = push.stamp
         _check_agreed(push.about, shard)
+        if shard.spec.is_elastic and shard.released and worker not in shard.missed:  # it has one session, which is over
+            shard.miss(worker)
         if worker in shard.missed:
             return Receipt(version=shard.version)
         self._reopen(shard, worker)
@@ -147,7 +164,7 @@ class UpdatePolicy(ABC):
         return Receipt(version=shard.version)
 
     def _reopen(self, shard: ServerShard, worker: int) -> None:
-        if shard.missed and worker in shard.ended:
+        if shard.missed and worker in shard.ended and not shard.spec.is_elastic:
             shard.reopen()
 
     def leave(self, shard: ServerShard, push: Push) -> Receipt:
@@ -186,7 +203,7 @@ class UpdatePolicy(ABC):
         self._publish(shard)
         while self.should_apply(shard) or (self._all_left(shard) and shard.pending):
             if shard.due:
-                shard.apply(self.lr_factor(shard))
+                self.apply(shard)
             else:
                 shard.skip(shard.next_version)
             self._publish(shard)
@@ -231,10 +248,11 @@ class UpdatePolicy(ABC):
 
 
 def _check_stamp(shard: ServerShard, sender: Peer, stamp: Stamp) -> None:
-    if not 0 <= stamp.worker < shard.spec.world or not 0 <= stamp.step < STEPS or stamp.known < 0:
+    numbers = shard.spec.world or NUMBERS
+    if not 0 <= stamp.worker < numbers or not 0 <= stamp.step < STEPS or stamp.known < 0:
         raise MalformedError(
             f"{sender} sent a push stamped {tuple(stamp)}, but server {shard.spec.number} has workers 0 to "
-            f"{shard.spec.world - 1}, steps 0 to {STEPS - 1} and no negative versions; it was not applied. Run the "
+            f"{numbers - 1}, steps 0 to {STEPS - 1} and no negative versions; it was not applied. Run the "
             "same script with the same number of workers everywhere"
         )
 
@@ -256,7 +274,9 @@ def _pulled(shard: ServerShard, worker: int, pull: Pull) -> Pulled:
             replace(answer, about=json.dumps({**json.loads(answer.about), **pulled_state})) if pulled_state else answer
         )
     if pull.key == STATE:
-        return _told(shard, pull.at_least)
+        return _first_state(shard, pull.at_least)
+    if pull.key == WANTED:
+        return Pulled(version=shard.version, about=wanted(now=False))
     if pull.key == SILENT:
         silent = sorted(peer.number for peer in shard.lost if peer.kind == WORKER)
         return Pulled(version=shard.version, about=json.dumps({"silent": silent}))
@@ -264,12 +284,13 @@ def _pulled(shard: ServerShard, worker: int, pull: Pull) -> Pulled:
         return Pulled(version=shard.version, about=shard.spec.agreed_settings())
     about = {
         "applied": shard.staleness.total(), "late": shard.dropped, "staleness": shard.staleness, "missed": missed,
+        "samples": shard.merged,
     }  # fmt: skip
     values = tuple(block.flat.clone() for block in shard.blocks)
     return Pulled(version=shard.version, payload=values, about=json.dumps(about))
 
 
-def _told(shard: ServerShard, index: int) -> Pulled:
+def _first_state(shard: ServerShard, index: int) -> Pulled:
     """A piece of the shard's state at the time when the first piece was pulled."""
     if index <= 0 or not shard.receivers:
         shard.receivers = file_of(shard.state_dict())
@@ -277,6 +298,11 @@ def _told(shard: ServerShard, index: int) -> Pulled:
     if index + 1 >= count_of(nbytes):
         shard.receivers = b""
     return Pulled(version=shard.version, payload=(pulled_state,), about=json.dumps({"nbytes": nbytes}))
+
+
+def wanted(*, now: bool) -> str:
+    """The text of an answer about the initial parameters."""
+    return json.dumps({WANTED: now})
 
 
 def forgot(op: Push | Pull) -> Answer:
@@ -302,8 +328,8 @@ class SynchronousPolicy(UpdatePolicy):
     def first_open_step(self, shard: ServerShard) -> int:
         return shard.version
 
-    def version_of(self, shard: ServerShard, stamp: Stamp) -> int:
-        return stamp.step + 1 if stamp.step >= shard.version else LATE
+    def version_of(self, shard: ServerShard, push: Push) -> int:
+        return push.stamp.step + 1 if push.stamp.step >= shard.version else LATE
 
     def should_apply(self, shard: ServerShard) -> bool:
         """Whether to end the round; one without contributions ends once all members have joined at a later one."""
@@ -326,7 +352,7 @@ class AsynchronousPolicy(UpdatePolicy):
     def first_open_step(self, shard: ServerShard) -> int:
         return 0
 
-    def version_of(self, shard: ServerShard, stamp: Stamp) -> int:
+    def version_of(self, shard: ServerShard, push: Push) -> int:
         return shard.version + 1
 
     def should_apply(self, shard: ServerShard) -> bool:
@@ -357,9 +383,9 @@ class StaleSynchronousPolicy(UpdatePolicy):
         """The slowest member's step; if all have left, the one after the last, which they start together."""
         return min(shard.members.values(), default=shard.answer_log.next_step)
 
-    def version_of(self, shard: ServerShard, stamp: Stamp) -> int:
+    def version_of(self, shard: ServerShard, push: Push) -> int:
         """A contribution from before the slowest member's clock, by a lost worker, would exceed the bound: LATE."""
-        return LATE if stamp.step < min(shard.members.values(), default=0) else shard.version + 1
+        return LATE if push.stamp.step < min(shard.members.values(), default=0) else shard.version + 1
 
     def is_reached(self, shard: ServerShard, pull: Pull) -> bool:
         return min(shard.members.values(), default=pull.at_least) >= pull.at_least
@@ -372,8 +398,8 @@ class StaleSynchronousPolicy(UpdatePolicy):
         workers, the weight of their last contribution is used."""
         given = sum(each.weight for each in shard.due.values())
         step = min(map(shard.answer_log.last_step, shard.due))
-        beside = [worker for worker in range(shard.spec.world) if worker not in shard.due]
-        taking_part = (each for each in beside if each in shard.members or shard.answer_log.last_step(each) >= step)
+        absent = [worker for worker in range(shard.spec.world) if worker not in shard.due]
+        taking_part = (each for each in absent if each in shard.members or shard.answer_log.last_step(each) >= step)
         others = sum(shard.weights.get(worker, given) for worker in taking_part)
         return given / (given + others) if given else 1.0
 
@@ -383,8 +409,98 @@ class StaleSynchronousPolicy(UpdatePolicy):
         return asked and shard.public.version < shard.version
 
 
-def policy_of(strategy: ParameterServer) -> UpdatePolicy:
+@dataclass(frozen=True)
+class QuorumPolicy(UpdatePolicy):
+    """Merges pseudo-gradients of a fragment once a quorum of workers has sent them, and the grace is over.
+
+    Contributions to the same fragment are merged together, at most one of each worker; the next ones make the next
+    version. A worker with a contribution that waits sends no other one, so a quorum does not count on it.
+    source: arXiv:2604.21428; algorithms/strategies/async_diloco defines quorum, weights and factors
+    """
+
+    strategy: AsyncDiLoCo
+
+    def first_open_step(self, shard: ServerShard) -> int:
+        return 0
+
+    def join(self, shard: ServerShard, push: Push) -> Receipt:
+        """A newcomer to an elastic run begins at the largest number of steps of a member, so that loops up to a number
+        of steps end together."""
+        worker, step, _ = push.stamp
+        is_new = shard.spec.is_elastic and not step and worker not in shard.announced
+        if is_new and shard.furthest_step and not shard.released:
+            return Receipt(version=LATE, about=json.dumps({"least": shard.furthest_step}))
+        return super().join(shard, push)
+
+    def version_of(self, shard: ServerShard, push: Push) -> int:
+        """The next version of the same fragment without this worker, or a new one."""
+        fragment, version = fragment_of(push.about), shard.version
+        while slot := shard.pending.get(version):
+            if push.stamp.worker not in slot and next(iter(slot.values())).fragment == fragment:
+                break
+            version += 1
+        return version + 1
+
+    def receive_gradient(self, shard: ServerShard, push: Push) -> Receipt:
+        is_new = shard.answer_log.version_of(push.stamp) is None
+        receipt = super().receive_gradient(shard, push)
+        if is_new and receipt.version != LATE:
+            steps = shard.pending[receipt.version - 1][push.stamp.worker].steps
+            shard.arrivals.add(push.stamp.worker, receipt.version, steps)
+        return receipt
+
+    def should_apply(self, shard: ServerShard) -> bool:
+        return self._has_quorum(shard) and (not self._awaited(shard) or shard.arrivals.now >= self._deadline(shard))
+
+    def wake_at(self, shard: ServerShard) -> float | None:
+        return self._deadline(shard) if self._has_quorum(shard) else None
+
+    def _has_quorum(self, shard: ServerShard) -> bool:
+        due = len(shard.due)
+        return due > 0 and due >= self.strategy.needed(due + len(self._awaited(shard)))
+
+    def _awaited(self, shard: ServerShard) -> set[int]:
+        """Present workers that may still contribute to the next version."""
+        return set(shard.members).difference(*shard.pending.values())
+
+    def _deadline(self, shard: ServerShard) -> float:
+        """The end of the grace; the measurements of a restarted server begin again, and it does not wait."""
+        step_seconds = shard.arrivals.fastest_step({*shard.members, *shard.due})
+        return shard.arrivals.opened.get(shard.version + 1, -inf) + self.strategy.grace * step_seconds
+
+    def apply(self, shard: ServerShard) -> None:
+        merged = [shard.due[worker] for worker in sorted(shard.due) if shard.due[worker].gradients]
+        weights, factor = self.strategy.merge(
+            [self.strategy.weight(each.weight, each.steps) for each in merged],
+            [each.staleness for each in merged],
+            len({*shard.members, *shard.due}),
+        )
+        shard.apply(factor, weights)
+
+    def lr_factor(self, shard: ServerShard) -> float:
+        return 1.0
+
+    def should_publish(self, shard: ServerShard) -> bool:
+        """Before each answered pull, so that a worker receives the merge of its own contribution."""
+        asked = any(each.op.key == PARAMETERS and each.op.at_least <= shard.version for each in shard.pending_pulls)
+        return asked and shard.public.version < shard.version
+
+
+def fragment_of(about: str) -> int | None:
+    """The fragment of a contribution. Raises MalformedError."""
+    try:
+        fragment: int | None = read_json(about).get("fragment")
+    except (ValueError, AttributeError) as error:
+        raise MalformedError(f"a contribution was described by {about[:200]!r}, which cannot be read") from error
+    return fragment
+
+
+def policy_of(strategy: ServerStrategy) -> UpdatePolicy:
     """The policy of a strategy's servers. With staleness 0, stale synchronous parallel is lock step."""
+    if isinstance(strategy, AsyncDiLoCo):
+        return QuorumPolicy(strategy)
+    if not isinstance(strategy, ParameterServer):
+        raise RecipeError(f"servers have no update policy for {strategy!r}. Write ParameterServer().")
     if strategy.mode == ASYNC:
         return AsynchronousPolicy(strategy.damping)
     return StaleSynchronousPolicy() if strategy.rounds_ahead else SynchronousPolicy(strategy.backup)

@@ -18,6 +18,7 @@ class EpochMarks:
 
     def __init__(self) -> None:
         self._marks: weakref.WeakKeyDictionary[WorldShard, Any] = weakref.WeakKeyDictionary()
+        self._begins: weakref.WeakKeyDictionary[WorldShard, Any] = weakref.WeakKeyDictionary()  # marks before moves
         self._progress: list[Callable[[], object]] = []  # by session: the value changes with each training step
         self._within, self._used = False, False  # whether session.epoch() is active, and whether it ever was
         self._marked_at = self._now()
@@ -39,12 +40,18 @@ class EpochMarks:
 
     def add(self, shard: WorldShard) -> None:
         """Register a new shard, with its beginning as the mark."""
-        self._marks[shard] = shard.mark()
+        self._marks[shard] = self._begins[shard] = shard.mark()
 
-    def set(self, shards: Iterable[WorldShard]) -> None:
-        """Set the marks. From here, draws count only if they are trained on or within session.epoch()."""
+    def set(self, shards: Iterable[WorldShard], *, moved: bool = False) -> None:
+        """Set the marks. From here, draws count only if they are trained on or within session.epoch().
+
+        Args:
+            moved: whether it was a change of the workers that has modified the positions, and not draws.
+        """
         for shard in shards:
-            self.add(shard)
+            self._marks[shard] = shard.mark()
+            if not moved:
+                self._begins[shard] = self._marks[shard]
         self._marked_at = self._now()
 
     def rewind(self, shards: Iterable[WorldShard]) -> None:
@@ -62,6 +69,10 @@ class EpochMarks:
         """Called when session.epoch() ends."""
         self._within, self._used = False, True
         self.set(shards)
+
+    def drawn(self, shard: WorldShard) -> bool:
+        """Whether entries of the shard were drawn in this session.epoch() block; without such a block, ever."""
+        return shard.state_at(self._begins[shard]) != shard.state_dict()
 
     def states(self, shards: Iterable[WorldShard]) -> list[dict[str, Any]]:
         """Positions for a checkpoint, without draws that do not count. Without session.epoch() all draws count."""

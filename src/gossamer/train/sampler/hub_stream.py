@@ -111,7 +111,18 @@ class HubStreamShard(IterableDataset[Any]):
     def position(self) -> dict[str, Any]:
         return self.state_dict()
 
-    def regroup(self, rank: int, size: int, positions: Sequence[State | None], *, stayed: Sequence[int] = ()) -> None:
+    def follows_speed(self, rank: int, size: int) -> bool:
+        return False
+
+    def regroup(
+        self,
+        rank: int,
+        size: int,
+        positions: Sequence[State | None],
+        *,
+        stayed: Sequence[int] = (),
+        widths: Sequence[int] = (),
+    ) -> None:
         """Raises CheckpointError: partly read files cannot be divided again."""
         raise CheckpointError(
             f"workers joined or left, but the rest of a Hugging Face stream that {self._size} ranks read by shards "

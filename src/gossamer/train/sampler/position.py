@@ -15,6 +15,20 @@ UNKNOWN_TOTAL = sys.maxsize  # number of entries if it is not known
 EPOCHS_APART = 1000  # upper bound; in lock step workers are one batch apart
 
 
+def dealt_among(
+    sharers: Sequence[int], rank: int, widths: Sequence[int], *, total: int, drawn: tuple[tuple[int, ...], ...] = ()
+) -> Deal:
+    """The deal of the worker `rank`, if the workers `sharers` divide an epoch's rest. widths: by rank; empty: equal."""
+    if rank not in sharers:
+        place, width = NO_PLACE, 1
+    elif widths:
+        place, width = sum(widths[each] for each in sharers if each < rank), widths[rank]
+    else:
+        place, width = sharers.index(rank), 1
+    places = sum(widths[each] for each in sharers) if widths else len(sharers)
+    return Deal(total=total, place=place, places=places, width=width, drawn=drawn)
+
+
 @dataclass(kw_only=True, eq=False)
 class Position:
     """One worker's place in its data. It is replaced as a whole, except for the counts of draws."""
@@ -23,6 +37,9 @@ class Position:
     size: int
     epoch: int
     deal: Deal
+    widths: tuple[
+        int, ...
+    ] = ()  # places of each worker in the deals of this and later epochs, by rank; empty: one each
     drawn: int = 0  # number of drawn entries of the newest deal
     in_last_batch: bool = False  # all entries are drawn, but the loop has not ended the epoch yet
     before: int = 0  # number of entries that this worker drew in the epoch under earlier deals
@@ -44,14 +61,18 @@ class Position:
     @property
     def plain(self) -> bool:
         """Whether the deal is that of an epoch without changes of the workers."""
-        return self.deal == Deal(total=self.deal.total, place=self.rank, places=self.size)
+        return self.deal == self.plain_deal
+
+    @property
+    def plain_deal(self) -> Deal:
+        """The deal of an epoch without changes of the workers."""
+        return dealt_among(range(self.size), self.rank, self.widths, total=self.deal.total)
 
     def deal_in(self, epoch: int) -> Deal | None:
         """The newest deal of an epoch; None if this worker has passed it."""
         if epoch < self.epoch:
             return None
-        plain = Deal(total=self.deal.total, place=self.rank, places=self.size)
-        return self.deal if epoch == self.epoch else self.later.get(epoch, plain)
+        return self.deal if epoch == self.epoch else self.later.get(epoch, self.plain_deal)
 
     def drawn_in(self, epoch: int) -> int:
         return min(self.drawn, self.deal.part) if epoch == self.epoch else 0
@@ -59,13 +80,15 @@ class Position:
     def is_over(self, epoch: int) -> bool:
         return self.over if epoch == self.epoch else epoch < self.epoch
 
-    def state(self, *, says_over: bool) -> dict[str, Any]:
+    def state(self, *, marks_end: bool) -> dict[str, Any]:
         """The state for a checkpoint. says_over: include whether the loop has ended the epoch."""
         seen = replace(self)  # another thread may draw at the same time
         state: dict[str, Any] = {"epoch": self.epoch, "drawn": seen.drawn}
+        if self.widths:
+            state["widths"] = list(self.widths)
         if not self.plain:
             state |= _dealt_state(self.deal)
-        if says_over or seen.in_last_batch or not self.plain:
+        if marks_end or seen.in_last_batch or not self.plain:
             state["over"] = seen.over
         if self.before:
             state["before"] = self.before
@@ -79,10 +102,13 @@ class Position:
         try:
             rank, size = state.get("own", (rank, size))  # with non_iid, the rank that the samples were split for
             trained = int(state["trained"]) if "trained" in state else None
-            later = {int(epoch): _dealt(each, total, rank, size) for epoch, each in state.get("later", {}).items()}
-            deal, drawn = _dealt(state, total, rank, size), int(state["drawn"])
+            widths = _widths(state, size)
+            later = {
+                int(epoch): _dealt(each, total, rank, size, widths) for epoch, each in state.get("later", {}).items()
+            }
+            deal, drawn = _dealt(state, total, rank, size, widths), int(state["drawn"])
             position = cls(
-                rank=rank, size=size, epoch=int(state["epoch"]), deal=deal, drawn=drawn, later=later,
+                rank=rank, size=size, epoch=int(state["epoch"]), deal=deal, widths=widths, drawn=drawn, later=later,
                 before=int(state.get("before", 0)), trained=trained,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
@@ -96,16 +122,19 @@ class Position:
         return position
 
 
-def regrouped(positions: Sequence[Position], *, rank: int, size: int, stayed: Sequence[int]) -> Position:
+def regrouped(
+    positions: Sequence[Position], *, rank: int, size: int, stayed: Sequence[int], widths: Sequence[int] = ()
+) -> Position:
     """The position from which the worker that is now `rank` of `size` continues.
 
-    New workers begin in the newest epoch of the remaining workers; each gets an equal part of its rest. Workers that
-    have ended an epoch get nothing of it; if all have, its rest is skipped.
+    New workers begin in the newest epoch of the remaining workers; each gets a part of its rest in proportion to its
+    width. Workers that have ended an epoch get nothing of it; if all have, its rest is skipped.
 
     Args:
         positions: of the workers before the change, by rank.
         stayed: former ranks of the remaining workers, in the order of their new ranks, which come first; all others
             are new.
+        widths: number of places of each worker from now on, by new rank; empty: one each.
     """
     if len({*stayed}) != len(stayed) or not {*stayed} <= {*range(len(positions))} or len(stayed) > size:
         raise ValueError(
@@ -122,10 +151,10 @@ def regrouped(positions: Sequence[Position], *, rank: int, size: int, stayed: Se
             f"workers that trained together are in epochs {epoch} to {last}, so these positions are not of one group "
             "at one moment. Pass those of the previous view."
         )
-    deals = {each: _deal_again(positions, each, newest, rank, size, stayed) for each in range(epoch, last + 1)}
+    deals = {each: _deal_again(positions, each, newest, rank, size, stayed, widths) for each in range(epoch, last + 1)}
     deal = deals.pop(epoch)
-    plain = Deal(total=deal.total, place=rank, places=size)
-    position = Position(rank=rank, size=size, epoch=epoch, deal=deal)
+    position = Position(rank=rank, size=size, epoch=epoch, deal=deal, widths=tuple(widths))
+    plain = position.plain_deal
     position.later = {each: later for each, later in deals.items() if later != plain}
     if all(each.is_over(epoch) for each in guides):  # as without any change
         position.deal, position.drawn = plain, plain.part
@@ -139,8 +168,8 @@ def supposed(known: Sequence[Position | None], *, total: int) -> list[Position]:
     """Positions of all workers; for lost workers without a position (None) the one of the foremost remaining worker.
 
     This is correct in lock step with one batch size: a lost worker had trained on as many samples as the foremost other
-    worker (or drawn, if `trained` is not recorded). If it had trained on fewer, the difference is skipped; if on more,
-    it is used twice.
+    worker (or drawn, if `trained` is not recorded), in proportion to their widths. If it had trained on fewer, the
+    difference is skipped; if on more, it is used twice.
     """
     there = [each for each in known if each is not None]
     if not there:
@@ -150,24 +179,29 @@ def supposed(known: Sequence[Position | None], *, total: int) -> list[Position]:
         )
     newest = max(each.epoch for each in there)
     foremost = [each for each in there if each.epoch == newest]
-    drawn = max(each.drawn if each.trained is None else each.trained for each in foremost)
+    rates = [((each.drawn if each.trained is None else each.trained), each.deal.width) for each in foremost]
     begun = {newest} | {epoch for each in there for epoch in each.later if epoch > newest}
     unclaimed = {epoch: _unclaimed(there, epoch, len(known), total) for epoch in begun}
     found = []
     for rank, each in enumerate(known):
         if each is None:
             later = {epoch: deals.pop(0) for epoch, deals in unclaimed.items()}
-            each = Position(rank=rank, size=len(known), epoch=newest, deal=later.pop(newest), drawn=drawn, later=later)
+            deal = later.pop(newest)
+            drawn = max(drawn * deal.width // width for drawn, width in rates)
+            each = Position(rank=rank, size=len(known), epoch=newest, deal=deal, drawn=drawn, later=later)
         found.append(each)
     return found
 
 
 def _unclaimed(there: Sequence[Position], epoch: int, size: int, total: int) -> list[Deal]:
-    """Parts of an epoch that belong to no known worker, followed by enough empty ones."""
+    """Parts of an epoch that belong to no known worker, followed by enough empty ones. Adjacent places are one part,
+    since lost workers of any widths are assumed to have drawn equally many entries per place."""
     deals = [deal for each in there if (deal := each.deal_in(epoch)) is not None]
-    taken = {deal.place for deal in deals}
-    free = [place for place in range(deals[0].places) if place not in taken]
-    return [replace(deals[0], place=place, total=total) for place in (*free, *[NO_PLACE] * size)]
+    known = sorted((deal.place, deal.place + deal.width) for deal in deals if deal.place != NO_PLACE)
+    begins, ends = [0, *(end for _, end in known)], [*(begin for begin, _ in known), deals[0].places]
+    gaps = [(begin, end - begin) for begin, end in zip(begins, ends, strict=True) if begin < end]
+    parts = [replace(deals[0], total=total, place=place, width=width) for place, width in gaps]
+    return [*parts, *[replace(deals[0], total=total, place=NO_PLACE, width=1)] * size]
 
 
 def taken_up(states: Sequence[State], rank: int, size: int) -> dict[str, Any]:
@@ -192,7 +226,13 @@ def taken_up(states: Sequence[State], rank: int, size: int) -> dict[str, Any]:
 
 
 def _deal_again(
-    positions: Sequence[Position], epoch: int, newest: int, rank: int, size: int, stayed: Sequence[int]
+    positions: Sequence[Position],
+    epoch: int,
+    newest: int,
+    rank: int,
+    size: int,
+    stayed: Sequence[int],
+    widths: Sequence[int] = (),
 ) -> Deal:
     """The deal for the rest of an epoch. newest: the epoch in which new workers begin."""
     known = [(each, deal) for each in positions if (deal := each.deal_in(epoch)) is not None]
@@ -206,28 +246,35 @@ def _deal_again(
                 "samples drawn so far are unknown. Pass the positions of one group at one moment."
             )
         if deal.place != NO_PLACE:
-            counts[deal.place] = each.drawn_in(epoch)
+            counts[deal.place : deal.place + deal.width] = deal.counts(each.drawn_in(epoch))
     sharers = [new for new, old in enumerate(stayed) if not positions[old].is_over(epoch)]
     if epoch >= newest and (sharers or not stayed):
         sharers += range(len(stayed), size)
-    return Deal(
-        total=total,
-        place=sharers.index(rank) if rank in sharers else NO_PLACE,
-        places=len(sharers),
-        drawn=(*before.drawn, tuple(counts)) if any(counts) else before.drawn,
-    )
+    drawn = (*before.drawn, tuple(counts)) if any(counts) else before.drawn
+    return dealt_among(sharers, rank, widths, total=total, drawn=drawn)
 
 
 def _dealt_state(deal: Deal) -> dict[str, Any]:
-    return {"deals": [list(counts) for counts in deal.drawn], "place": deal.place, "places": deal.places}
+    width = {"width": deal.width} if deal.width != 1 else {}
+    return {"deals": [list(counts) for counts in deal.drawn], "place": deal.place, "places": deal.places, **width}
 
 
-def _dealt(state: State, total: int, rank: int, size: int) -> Deal:
+def _widths(state: State, size: int) -> tuple[int, ...]:
+    """Parse the widths of a state. Raises ValueError if they are invalid."""
+    widths = tuple(map(int, state.get("widths", ())))
+    require(len(widths) in (0, size) and all(each >= 1 for each in widths), f"widths {widths} of {size} workers")
+    return widths
+
+
+def _dealt(state: State, total: int, rank: int, size: int, widths: Sequence[int]) -> Deal:
     """Parse the deal of a state. Raises ValueError if it is invalid."""
     if "deals" not in state:
-        return Deal(total=total, place=rank, places=size)
-    deal = Deal(total=total, place=state["place"], places=state["places"], drawn=tuple(map(tuple, state["deals"])))
-    require(0 <= deal.places <= size and NO_PLACE <= deal.place < deal.places, f"place {deal.place} of {deal.places}")
+        return dealt_among(range(size), rank, widths, total=total)
+    drawn = tuple(map(tuple, state["deals"]))
+    deal = Deal(total=total, place=state["place"], places=state["places"], width=state.get("width", 1), drawn=drawn)
+    most, end = sum(widths) or size, deal.place + deal.width
+    require(deal.places <= most and deal.width >= 1, f"{deal.width} of {deal.places} places, for {most}")
+    require(NO_PLACE <= deal.place < deal.places and end <= deal.places, f"place {deal.place} of {deal.places}")
     require(all(count >= 0 for counts in deal.drawn for count in counts), "counts of draws below 0")
     require(deal.left >= 0, f"{total - deal.left} were drawn")
     return deal

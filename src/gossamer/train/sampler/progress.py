@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.comm import environment
-from gossamer.train.sampler.deal import Deal
-from gossamer.train.sampler.position import Position, State, regrouped, supposed
+from gossamer.train.sampler.position import Position, State, dealt_among, regrouped, supposed
 
 COMEBACK_EPOCHS = 10**6  # more than any run has, so that a returning worker draws in a new order
 
@@ -29,8 +28,17 @@ class WorldShard(Protocol):
     def load_state_dict(self, state: Mapping[str, Any], /) -> None: ...
     def note_trained(self) -> None: ...
     def position(self) -> dict[str, Any]: ...
+    def follows_speed(self, rank: int, size: int) -> bool:
+        """Whether its parts may be unequal, and it belongs to `rank` of `size`."""
+
     def regroup(
-        self, rank: int, size: int, positions: Sequence[State | None], *, stayed: Sequence[int] = ()
+        self,
+        rank: int,
+        size: int,
+        positions: Sequence[State | None],
+        *,
+        stayed: Sequence[int] = (),
+        widths: Sequence[int] = (),
     ) -> None: ...
     def mark(self) -> Any:
         """The current position, for `rewind` and `state_at`."""
@@ -63,15 +71,15 @@ class ShardProgress:
         self._counted_by_loader = False
         self.tracked = False  # whether a loader stores the position, although its workers draw ahead
         # Replaced as one reference, since a change of the workers is applied on another thread
-        self._at = self._beginning(COMEBACK_EPOCHS * environment.comebacks(), rank, size)
+        self._at = self._beginning(COMEBACK_EPOCHS * environment.data_order(), rank, size)
 
     def _total(self) -> int:
         """Number of entries of an epoch."""
         raise NotImplementedError
 
-    def _beginning(self, epoch: int, rank: int, size: int) -> Position:
-        deal = Deal(total=self._total(), place=rank, places=size)
-        return Position(rank=rank, size=size, epoch=epoch, deal=deal)
+    def _beginning(self, epoch: int, rank: int, size: int, widths: tuple[int, ...] = ()) -> Position:
+        deal = dealt_among(range(size), rank, widths, total=self._total())
+        return Position(rank=rank, size=size, epoch=epoch, deal=deal, widths=widths)
 
     @property
     def rank(self) -> int:
@@ -104,7 +112,7 @@ class ShardProgress:
 
     def _epoch_after(self, at: Position, epoch: int) -> Position:
         """The beginning of `epoch`, a later one than that of `at`."""
-        fresh = self._beginning(epoch, at.rank, at.size)
+        fresh = self._beginning(epoch, at.rank, at.size, at.widths)
         fresh.deal = at.later.get(fresh.epoch, fresh.deal)
         fresh.later = {epoch: deal for epoch, deal in at.later.items() if epoch > fresh.epoch}
         fresh.changes, fresh.trained = at.changes, None if at.trained is None else 0
@@ -190,7 +198,7 @@ class ShardProgress:
     def state_dict(self) -> dict[str, Any]:
         """The epoch and the position in it. With a counting loader it includes whether the loop has ended the epoch;
         after changes of the workers within the epoch, also the draws before each."""
-        return self._at.state(says_over=self._counted_by_loader)
+        return self._at.state(marks_end=self._counted_by_loader)
 
     def note_trained(self) -> None:
         """Record that all workers have trained on the samples drawn so far."""
@@ -202,6 +210,9 @@ class ShardProgress:
         trained = self._at.trained
         return self.state_dict() if trained is None else {**self.state_dict(), "trained": trained}
 
+    def follows_speed(self, rank: int, size: int) -> bool:
+        return (self._at.rank, self._at.size) == (rank, size)
+
     def load_state_dict(self, state: State) -> None:
         """Continue from a saved state. Raises CheckpointError if it does not fit this data."""
         self._take_up(self._position(state, self._at.rank, self._at.size))
@@ -212,8 +223,17 @@ class ShardProgress:
     def _position(self, state: State, rank: int, size: int) -> Position:
         return Position.of(state, total=self._total(), rank=rank, size=size)
 
-    def regroup(self, rank: int, size: int, positions: Sequence[State | None], *, stayed: Sequence[int] = ()) -> None:
-        """Continue as `rank` of `size` after a change of the workers, with an equal part of the epoch's rest.
+    def regroup(
+        self,
+        rank: int,
+        size: int,
+        positions: Sequence[State | None],
+        *,
+        stayed: Sequence[int] = (),
+        widths: Sequence[int] = (),
+    ) -> None:
+        """Continue as `rank` of `size` after a change of the workers or of their shares, with a part of the epoch's
+        rest.
 
         An active iterator follows at its next entry, also on new workers. With non_iid, remaining workers keep their
         samples, those of lost workers are dropped, and those of new workers may be used by others as well. Call it
@@ -224,18 +244,28 @@ class ShardProgress:
                 None: it is then assumed to have kept up with the others.
             stayed: former ranks of the remaining workers, in the order of their new ranks, which come first; the
                 others are new and continue in the same epoch. Empty if all are new, as after a checkpoint.
+            widths: each worker's share of the rest and of later epochs, by new rank, relative to their sum; empty if
+                all are equal. Shares are equal if an epoch has fewer entries than the sum, since some would have none.
 
         Raises:
             CheckpointError: the positions contradict each other.
         """
         before = self._at
-        at = self._regrouped(rank, size, positions, stayed)
+        widths = widths if sum(widths) <= self._total() else ()
+        at = self._regrouped(rank, size, positions, stayed, widths)
         at.run, at.changes, at.trained = before.run, before.changes + 1, None if before.trained is None else at.drawn
         if at.epoch != before.epoch or (stayed and rank >= len(stayed)):
             self._continues, self._random_state = True, None
         self._at = at
 
-    def _regrouped(self, rank: int, size: int, positions: Sequence[State | None], stayed: Sequence[int]) -> Position:
+    def _regrouped(
+        self,
+        rank: int,
+        size: int,
+        positions: Sequence[State | None],
+        stayed: Sequence[int],
+        widths: Sequence[int],
+    ) -> Position:
         count = len(positions)
         known = [None if each is None else self._position(each, old, count) for old, each in enumerate(positions)]
-        return regrouped(supposed(known, total=self._total()), rank=rank, size=size, stayed=stayed)
+        return regrouped(supposed(known, total=self._total()), rank=rank, size=size, stayed=stayed, widths=widths)

@@ -15,17 +15,17 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gossamer.base import rng
 from gossamer.train.sampler.non_iid import OwnSamples
-from gossamer.train.sampler.position import Position, State
+from gossamer.train.sampler.position import Position, State, dealt_among
 from gossamer.train.sampler.progress import ShardProgress
-from gossamer.train.sampler.sources import Labels, classes_of, length_of
+from gossamer.train.sampler.sources import Labels, classes_of, digest_of, length_of
 
 
 class Shard(ShardProgress, Sampler[int]):
     """Sampler of this rank's indices: disjoint from those of other ranks, together covering the dataset.
 
-    The sizes of the ranks' parts differ by at most one. Each rank computes its part from (seed, epoch, rank, size)
-    without communication. Each `iter` starts the next epoch, from 0. After `load_state_dict` the next `iter` continues
-    at the saved position, so an interrupted epoch is completed first.
+    The sizes of the ranks' parts differ by at most one, or follow the ranks' speeds: EveryStep(balance=True). Each rank
+    computes its part from (seed, epoch, rank, size) without communication. Each `iter` starts the next epoch, from 0.
+    After `load_state_dict` the next `iter` continues at the saved position, so an interrupted epoch is completed first.
 
     When workers join or leave during an epoch, `regroup` divides the rest again, and active iterators continue with it:
     every sample of the epoch is used once, except those drawn by lost workers. A lost worker that returns alone starts
@@ -50,6 +50,10 @@ class Shard(ShardProgress, Sampler[int]):
     Raises:
         ValueError: fewer samples than workers, or contradictory arguments.
         TypeError: `source` has no length.
+
+    Example:
+        >>> list(gossamer.Shard(range(6), rank=0, size=2, shuffle=False))
+        [0, 2, 4]
     """
 
     def __init__(
@@ -91,7 +95,12 @@ class Shard(ShardProgress, Sampler[int]):
             return len(self._own.samples)
         if at.begun and not at.over:
             return at.before + at.deal.part
-        return len(range(at.rank, length_of(self._source), at.size))
+        return dealt_among(range(at.size), at.rank, at.widths, total=length_of(self._source)).part
+
+    @property
+    def data(self) -> str:
+        """A text that is equal on ranks with the same data."""
+        return digest_of(self._source)
 
     @property
     def lap(self) -> int | None:
@@ -99,7 +108,8 @@ class Shard(ShardProgress, Sampler[int]):
         if self._own is not None or not (self._shuffle or isinstance(self._source, Sampler)):
             return None
         at, total = self._at, length_of(self._source)
-        drawn = at.epoch * (total // at.size) + sum(map(sum, at.deal.drawn)) // at.size + at.drawn
+        now = at.drawn * at.deal.places // (at.deal.width * at.size)  # of equal parts
+        drawn = at.epoch * (total // at.size) + sum(map(sum, at.deal.drawn)) // at.size + now
         return drawn // max(1, total // (2 * at.size))
 
     # -- drawing -------------------------------------------------------------------------------------------------------
@@ -182,15 +192,25 @@ class Shard(ShardProgress, Sampler[int]):
         state = super().state_dict()
         return state if self._own is None else self._own.noted(state)
 
+    def follows_speed(self, rank: int, size: int) -> bool:
+        return self._own is None and self._classes is None and super().follows_speed(rank, size)
+
     def load_state_dict(self, state: State) -> None:
         if self._own is None:
             return super().load_state_dict(state)
         state = self._own.taken_up(state)
         self._take_up(self._position(state, self._own.rank, self._own.size))
 
-    def _regrouped(self, rank: int, size: int, positions: Sequence[State | None], stayed: Sequence[int]) -> Position:
+    def _regrouped(
+        self,
+        rank: int,
+        size: int,
+        positions: Sequence[State | None],
+        stayed: Sequence[int],
+        widths: Sequence[int],
+    ) -> Position:
         if self._own is None:
-            return super()._regrouped(rank, size, positions, stayed)
+            return super()._regrouped(rank, size, positions, stayed, widths)
         return self._own.regrouped(self._at, positions, rank, stayed)
 
 

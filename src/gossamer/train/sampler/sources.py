@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler, Subset, TensorDataset
 
 Labels = Iterable[Hashable] | Tensor
+MOST_SAMPLED = 2**28  # entries of a sampler, which are drawn as one list for each epoch
+FIRST_ROWS = 16  # of a TensorDataset's tensors, which are compared between ranks
 
 
 def length_of(source: Any) -> int:
@@ -26,7 +30,28 @@ def length_of(source: Any) -> int:
             "samples beforehand. Pass world.shard a map-style dataset, a sampler with a length, or a stream that can "
             "be iterated again: class Stream(torch.utils.data.IterableDataset), with an __iter__ that yields the items."
         )
-    return len(source)
+    length = len(source)
+    if isinstance(source, Sampler) and length > MOST_SAMPLED:
+        raise ValueError(
+            f"this {type(source).__name__} yields {length:,} entries in an epoch, and the workers divide an epoch as "
+            "one list, which would not fit into memory. Pass a shorter sampler and iterate over the loader again: "
+            "RandomSampler(dataset, replacement=True, num_samples=100_000)."
+        )
+    return length
+
+
+def digest_of(source: Any) -> str:
+    """A text that is equal on ranks with the same data: its length, with a hash of a Subset's indices and of the first
+    rows of a TensorDataset."""
+    digest, length = hashlib.blake2b(digest_size=8), length_of(source)
+    while isinstance(source, Subset):
+        digest.update(np.asarray(source.indices, dtype=np.int64).tobytes())
+        source = source.dataset
+    if type(source) is TensorDataset:
+        for tensor in source.tensors:
+            if tensor.layout is torch.strided:
+                digest.update(repr(tensor[:FIRST_ROWS].tolist()).encode())
+    return f"{length} samples ({digest.hexdigest()})"
 
 
 def classes_of(labels: Labels, source: object) -> Tensor:

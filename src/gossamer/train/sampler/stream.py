@@ -19,7 +19,8 @@ Item = TypeVar("Item", covariant=True)
 
 
 class StreamShard(ShardProgress, IterableDataset[Item]):
-    """This rank's items of a stream, every `size`-th one: disjoint from those of other ranks, together covering.
+    """This rank's items of a stream, every `size`-th one: disjoint from those of other ranks, together covering. With
+    EveryStep(balance=True) the parts follow the ranks' speeds.
 
     The source is an iterable dataset that yields the same items in every process and in every `iter`. Every rank, and
     every worker of its DataLoader, reads the whole stream and keeps its own items. Each `iter` is an epoch; a source
@@ -113,7 +114,7 @@ class StreamShard(ShardProgress, IterableDataset[Item]):
         if set_epoch := getattr(self._source, "set_epoch", None):
             set_epoch(at.epoch)
         left = left_of(self._source, at.deal.drawn)
-        part = part_of(left, at.deal.place, at.deal.places, self._even)
+        part = part_of(left, at.deal.place, at.deal.places, self._even, width=at.deal.width)
         return (item for number, item in enumerate(part) if number >= drawn)
 
     # -- positions -----------------------------------------------------------------------------------------------------
@@ -126,14 +127,16 @@ class StreamShard(ShardProgress, IterableDataset[Item]):
         """Record that the loop has ended the epoch, which determines the number of its items."""
         at = self._at
         if at.deal.place != NO_PLACE:
-            at.deal = replace(at.deal, total=sum(map(sum, at.deal.drawn)) + at.drawn * at.deal.places)
+            rows, rest = divmod(at.drawn, at.deal.width)
+            left = rows * at.deal.places + (at.deal.place + rest if rest else 0)
+            at.deal = replace(at.deal, total=sum(map(sum, at.deal.drawn)) + left)
         super().finish()
 
     def state_dict(self) -> dict[str, Any]:
         """As Shard.state_dict(); after the epoch also its number of items, as far as this rank knows."""
         at = self._at
         total = at.deal.total
-        return {**at.state(says_over=True), "total": None if total == UNKNOWN_TOTAL else total}
+        return {**at.state(marks_end=True), "total": None if total == UNKNOWN_TOTAL else total}
 
     def _position(self, state: State, rank: int, size: int) -> Position:
         if "total" not in state:

@@ -2,7 +2,7 @@
 
 In every step:
 
-    core.py                common part of both kinds of sessions: group, stages, epochs, stopping, ending
+    session_base.py        common part of both kinds of sessions: group, stages, epochs, stopping, ending
     session.py             Session: a torch model: weights, switching, saving, values of the loop
     arrays.py              gossamer.engine: sessions of arrays, without a model, an optimizer and hooks
     array_exchange.py      the same as functions of lists of arrays, called by Keras and TensorFlow
@@ -12,7 +12,7 @@ In every step:
 
 Extensions, which are called in steps only while they are on:
 
-    gradient_guards.py     clipping, and runs of non-finite gradients
+    clipping_and_nonfinite.py  clipping, and runs of non-finite gradients
     loop_scaler.py         the loop's GradScaler, passed to attach or found
     pending_gradients.py   unsent gradients of an earlier recipe, added to those of the next step
     manual_updates.py      parameters that a loop writes by hand
@@ -21,7 +21,7 @@ Extensions, which are called in steps only while they are on:
 To begin and to end:
 
     attach.py              gossamer.attach: checks its arguments, then opens a session
-    recipe_choice.py       the command line's recipe before the script's; global_batch; recipes for elastic runs
+    recipe_choice.py       the launcher's recipe before the script's; global_batch; recipes for elastic runs
     validation.py          models, optimizers and devices that are not supported
     transport_setup.py     the transport of this job
     startup_checks.py      fingerprints compared before the first step; rank 0's parameters; hashes of tensors
@@ -39,6 +39,7 @@ Between steps:
     model_watch.py         whether a model has gained parameters since attach
     model_parts.py         the part of the model on this rank, and decisions with the ranks that hold the rest
     group_changes.py       workers of an elastic run are lost, join or are asked to leave
+    served_changes.py      the same without lock step, with parameters on servers
     group_calls.py         text all-gathers and broadcasts outside of steps; fork safety
     uneven_inputs.py       parameters and optimizer state for ranks that missed steps
     scalars.py             numbers from the loop: metrics, also those on a GPU, and weights of batches

@@ -33,12 +33,7 @@ def names_of(variables: Sequence[Any]) -> list[str]:
 
 def tensor_of(array: Array) -> Tensor:
     """A tensor of the session, in the memory of `array` where possible."""
-    if isinstance(array, Tensor):
-        return array.detach()
-    array = np.asarray(array)
-    if array.dtype.name == "bfloat16":  # a dtype of ml_dtypes, which torch does not read
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return as_tensor(array)
+    return as_tensor(array if isinstance(array, Tensor) else np.asarray(array))
 
 
 def array_of(tensor: Tensor, given: Array) -> Array:
@@ -124,13 +119,21 @@ class ArrayExchange:
         elif held := self.session._changes.saved_values.get(STATISTICS):
             found = [*held]
         self.began = True
-        self.hold_statistics(found)
+        if self.is_elastic:
+            self.session._changes.saved_values = {STATISTICS: [each.clone() for each in found]}
         return found
 
-    def hold_statistics(self, statistics: Sequence[Array]) -> None:
-        """The values of these arrays after a step, for newcomers to an elastic run."""
+    def hold_statistics(self, statistics: Mapping[int, Array]) -> None:
+        """Copy the values of these arrays after a step, for newcomers to an elastic run.
+
+        Args:
+            statistics: Arrays by their place in the list that `begin_with` was given. Copies of the others stay.
+        """
         if self.is_elastic:
-            self.session._changes.saved_values = {STATISTICS: [tensor_of(each).clone() for each in statistics]}
+            held = list(self.session._changes.saved_values[STATISTICS])
+            for place, array in statistics.items():
+                held[place] = tensor_of(array).clone()
+            self.session._changes.saved_values = {STATISTICS: held}  # at once: the communication thread reads it
 
     @property
     def rank(self) -> int:

@@ -24,6 +24,7 @@ from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import dtype_name, dtype_of
 from gossamer.base.transport import Transport
 from gossamer.comm.elastic.joined_run import is_elastic, join_run
+from gossamer.comm.elastic.served_member import ServedMember
 from gossamer.comm.elastic.transport import elastic
 from gossamer.errors import AttachError, CheckpointError, LayoutError, LoopError
 from gossamer.events import RecordOption
@@ -33,12 +34,12 @@ from gossamer.train.engine.frozen_parameters import FrozenParameters
 from gossamer.train.engine.loop import JudgedAt, LoopState, StepContext
 from gossamer.train.engine.parameter_check import ParameterCheck, Verify, check_verify
 from gossamer.train.engine.parameter_views import copy_parameters
-from gossamer.train.engine.report import NonFiniteOrigin, unchanged, with_weights
+from gossamer.train.engine.step_decision import NonFiniteOrigin, unchanged, with_weights
 from gossamer.train.engine.weight_copies import WeightCopies
 from gossamer.train.moments.take_over import ownership
 from gossamer.train.session import lifecycle_events, session_checkpoint, startup_checks, uneven_inputs
-from gossamer.train.session.core import SessionCore
-from gossamer.train.session.recipe_choice import Written, chosen_recipe, refuse_small_batch
+from gossamer.train.session.recipe_choice import Written, chosen_recipe, placed_in, refuse_small_batch
+from gossamer.train.session.session_base import SessionBase
 from gossamer.train.session.session_status import SessionStats
 from gossamer.train.session.transport_setup import begin_reports, model_group, transport_for
 from gossamer.train.sharding.model_group import ModelGroup
@@ -55,17 +56,13 @@ NO_STATE = (
 )
 
 
-class ArraySession(SessionCore):
-    """Trains named arrays together with the other workers. One step of the loop:
+class ArraySession(SessionBase):
+    """Trains named arrays together with the other workers.
 
-        mean = session.give(gradients)
-        if mean is not None:
-            parameters = update(parameters, mean)
-        parameters = session.took_step(parameters)
-
-    Every rank constructs it with the same names, shapes and dtypes; `session.parameters` are then rank 0's. Arrays may
-    be numpy's, torch's or anything with __dlpack__; results are arrays of the kind that was given, in memory of their
-    own.
+    In each step of the loop, `give` takes gradients and returns their mean, or None while the recipe accumulates; the
+    loop updates its parameters by the mean; `took_step` takes them and returns those to continue with. Every rank
+    constructs it with the same names, shapes and dtypes; `session.parameters` are then rank 0's. Arrays may be numpy's,
+    torch's or anything with __dlpack__; results are arrays of the kind that was given, in memory of their own.
 
     Args:
         parameters: arrays by name, flat or of any shape.
@@ -87,6 +84,15 @@ class ArraySession(SessionCore):
             recipes that docs/how-to/elastic.md excludes.
         RecipeError: for a recipe that cannot be read.
         MismatchError: where ranks are not alike.
+
+    Example:
+        >>> session = gossamer.engine.Session({"weight": torch.zeros(3)}, "TopK(0.5)")
+        >>> parameters = session.parameters
+        >>> mean = session.give({"weight": torch.ones(3)})
+        >>> if mean is not None:
+        ...     parameters = {name: parameters[name] - 0.1 * mean[name] for name in parameters}
+        >>> parameters = session.took_step(parameters)
+        >>> session.close()
     """
 
     model: None = None  # to the registry of open sessions
@@ -123,13 +129,14 @@ class ArraySession(SessionCore):
             if replicas is not None:
                 refuse_apart(resolved)
             transport = transport_for(world, resolved, replicas)
+            _refuse_servers(transport)
             self.part_group = None if replicas is None else model_group(replicas, world.size)
             recorded = begin_reports(world, record, log_to)
         else:
             cpu = torch.device("cpu")
             self._world = WorldState(rank=transport.rank, size=transport.world, local_rank=0, device=cpu)
             resolved = resolve(recipe, transport.world if elastic(transport) is None else None)
-        super().__init__(resolved, transport, seed)
+        super().__init__(placed_in(resolved, transport), transport, seed)
         self._framework, self._options = framework, f"seed={seed}, verify={verify}, {verify_every}"
         self._loop = LoopArrays(state)
         named: Mapping[str, Any] = self._tensors  # leaves with gradients, as parameters of a model are
@@ -141,8 +148,10 @@ class ArraySession(SessionCore):
         self._check = ParameterCheck(None, self._parameters, verify, transport.rank, every=verify_every)
         self._gave, self._uses = False, False
         self._versions: dict[str, int] = {}
-        self._beside: Mapping[str, Tensor] = {}  # arrays of the loop that ranks take over at the end of an epoch
-        fragments = self._lay_out(None if server_optimizer is None else server_optimizer([*self._tensors.values()]))
+        self._extra_state: Mapping[str, Tensor] = {}  # arrays of the loop that ranks take over at the end of an epoch
+        fragments = self._build_layout(
+            None if server_optimizer is None else server_optimizer([*self._tensors.values()])
+        )
         place = transport.rank, transport.world
         events.emit(lifecycle_events.begun_with(self.recipe, fragments, place, tensors=len(self._tensors)))
         try:
@@ -169,10 +178,10 @@ class ArraySession(SessionCore):
         )
 
     def _compare_ranks(self) -> bool:
-        tell = self._group.all_gather_text
+        all_gather_text = self._group.all_gather_text
         here = {startup_checks.HOST: socket.gethostname(), startup_checks.FRAMEWORK: self._framework}
-        mixed = startup_checks.compare(tell(json.dumps({**self._fingerprint(), **here})))
-        startup_checks.hand_out([*self._tensors.values()], tell, self._group.broadcast_)
+        mixed = startup_checks.compare(all_gather_text(json.dumps({**self._fingerprint(), **here})))
+        startup_checks.hand_out([*self._tensors.values()], all_gather_text, self._group.broadcast_)
         return mixed
 
     def _loop_state(self) -> LoopState:
@@ -190,6 +199,7 @@ class ArraySession(SessionCore):
             ended=self.status.step_ended,
             judged=self._judge,
             check=self._check,
+            divide_data=partial(uneven_inputs.divide_data, self._world, self._group),
             extensions=self._extensions,
             gradients=self._given.watch,
             agree=unchanged if self.part_group is None else self.part_group.agree,
@@ -306,16 +316,18 @@ class ArraySession(SessionCore):
         """
         for begin in self._extensions.pass_began:
             begin()
-        self._beside = beside = {name: as_tensor(array).clone() for name, array in (state or {}).items()}
+        self._extra_state = extra_state = {name: as_tensor(array).clone() for name, array in (state or {}).items()}
+        kept = self._accumulates_locally
         self._end_epoch()
         uneven_inputs.leave_epoch(self._world, self._group, together=self._synchronizer.in_step)
-        self._beside = {}
-        for tensor in self._tensors.values():
-            tensor.grad = None
-        return self.parameters, {name: like((state or {})[name], tensor) for name, tensor in beside.items()}
+        self._extra_state = {}
+        if not kept:
+            for tensor in self._tensors.values():
+                tensor.grad = None
+        return self.parameters, {name: like((state or {})[name], tensor) for name, tensor in extra_state.items()}
 
     def _catch_up(self, missed: int) -> None:
-        tensors = [*self._tensors.values(), *self._beside.values()]
+        tensors = [*self._tensors.values(), *self._extra_state.values()]
         self._group.together(partial(uneven_inputs.catch_up, tensors, [], missed, self._group))
 
     def averaged_parameters(self) -> dict[str, Array]:
@@ -347,8 +359,6 @@ class ArraySession(SessionCore):
         self._loop.receive(alike["state"])
 
     # -- saving and ending -----------------------------------------------------------------------------------------
-
-    ask_to_stop, stopping = SessionCore.request_stop, SessionCore.should_stop  # former names
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of a checkpoint: its parameters, as torch tensors, and the recipe's state.
@@ -427,6 +437,15 @@ class ArraySession(SessionCore):
         return tensor.to(own.device)
 
 
+def _refuse_servers(transport: Transport) -> None:
+    if isinstance(transport, ServedMember):
+        raise AttachError(
+            "in an elastic run with servers the session must own the parameters, since each worker adopts those of the "
+            "servers between two steps. Use gossamer.attach with a torch model, or run a fixed number of workers: "
+            "gossamer run --workers 4 --servers 1."
+        )
+
+
 def _refuse_elastic_replicas() -> None:
     if is_elastic():
         raise AttachError(
@@ -499,6 +518,11 @@ def estimate(parameters: Mapping[str, Any], recipe: Written, *, workers: int) ->
 
     Args:
         parameters: arrays by name; or (shape, dtype), as ((3, 4), "float32"), or objects with `shape` and `dtype`.
+        recipe, workers: as for gossamer.attach; the number of workers.
+
+    Example:
+        >>> gossamer.engine.estimate({"weight": ((1000, 100), "float32")}, "TopK(0.01)", workers=4).bytes_sent
+        15378.0
     """
     resolved = resolve(recipe, workers)
     named: Mapping[str, Any] = {name: _blank(each) for name, each in _named(parameters).items()}

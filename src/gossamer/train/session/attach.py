@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from gossamer import events
 from gossamer.algorithms.recipes.recipe import automatic, resolve
+from gossamer.base.compiled import reported_by_launcher
 from gossamer.base.kernels.library import missing_kernels
 from gossamer.comm.elastic.joined_run import is_elastic, join_run
 from gossamer.errors import AttachError
@@ -57,6 +58,7 @@ def attach(
     replace: bool = False,
     global_batch: int | None = None,
     batch: int | None = None,
+    balance: bool = False,
     mesh: DeviceMesh | None = None,
 ) -> Session:
     """Attach a model and an optimizer to the other workers of this job and return the session that synchronizes them.
@@ -91,6 +93,8 @@ def attach(
             samples of one backward pass on one worker (the batch_size of the DataLoader). Each worker accumulates its
             share of the passes; optimizer.step() before the last pass has no gradient and does nothing, and
             `session.accumulating` is then True.
+        balance: short for EveryStep(..., balance=True): shares of the global batch follow the workers' measured
+            speeds. Without `batch` each worker makes one pass of session.batch_size samples per step.
         mesh: the dimension of a DeviceMesh along which the model is replicated, such as device_mesh["replicate"]. The
             recipe runs among its ranks, which hold the same shards; FSDP2 (fully_shard), tensor parallelism or
             pipelines manage the other dimensions. Every rank of the job calls attach with its own part of the model.
@@ -134,7 +138,7 @@ def attach(
             )
         written = first_recipe(auto, model, optimizer, size)
     resolved = resolve(written, None if is_elastic() else size)
-    resolved = with_global_batch(resolved, global_batch, batch)
+    resolved = with_global_batch(resolved, global_batch, batch, balance=balance)
     refuse_small_batch(resolved, join_run().most if is_elastic() else size)
     refuse_sparse_gradients(model, resolved)
     refuse_swapping(optimizer, resolved)
@@ -143,7 +147,7 @@ def attach(
     if world.is_first and (caution := resolved.strategy.caution(resolved.compressor)):
         events.notice(caution)
     missing = missing_kernels()  # called on each rank, since the call marks the warning as given
-    if missing and world.size > 1 and world.local_rank == 0:
+    if missing and not reported_by_launcher() and world.size > 1 and world.local_rank == 0:
         events.notice(missing)
     transport = transport_for(world, resolved, ranks)
     parts = None if ranks is None else ModelParts(model, model_group(ranks, world.size))

@@ -111,8 +111,8 @@ class RecipeChoice:
             return
         begun = session.status.clock()
         if self._exchange_seconds is None:  # the first decision needs the latency, to separate it from the rate
-            self._told("")
-        received = [Measurement.from_text(each) for each in self._told(self._measured().to_text())]
+            self._gathered("")
+        received = [Measurement.from_text(each) for each in self._gathered(self._measured().to_text())]
         rung = self._recipes.index(session.recipe)
         self._state, change = decide(
             self._rule, self._costs, replace(self._state, rung=rung), received, synchronizer.step
@@ -124,11 +124,11 @@ class RecipeChoice:
         if change is not None:
             self._switch(change)
 
-    def _told(self, text: str) -> list[str]:
+    def _gathered(self, text: str) -> list[str]:
         """Texts of all ranks; the duration is that of a round trip."""
-        says = self._session.status.clock()
+        started = self._session.status.clock()
         received = self._session._group.all_gather_text(text)
-        self._exchange_seconds = self._session.status.clock() - says
+        self._exchange_seconds = self._session.status.clock() - started
         return received
 
     def _switch(self, change: RungChange) -> None:
@@ -151,7 +151,7 @@ class RecipeChoice:
         rates = [float(group["lr"]) for group in session.optimizer.param_groups if "lr" in group]
         return Measurement(
             steps=slow or steps,
-            stands_for=len(slow) or session._synchronizer.step - self._state.looked_at,
+            covers_steps=len(slow) or session._synchronizer.step - self._state.looked_at,
             bytes_sent=fmean(nbytes for _, nbytes in recent) if recent else 0.0,
             look_seconds=self._look_seconds,
             exchange_seconds=self._exchange_seconds,

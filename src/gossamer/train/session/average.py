@@ -230,6 +230,12 @@ def average_(
         ValueError: a state is needed and missing.
         RecipeError: the text has a strategy or a topology, which would be ignored.
         TypeError: a value is not a tensor of floating-point numbers.
+
+    Example:
+        >>> gradients = {"weight": torch.ones(3)}
+        >>> gossamer.average_(gradients, "Int8()")
+        >>> gradients["weight"]
+        tensor([1., 1., 1.])
     """
     named = _by_name(tensors)
     world = current()

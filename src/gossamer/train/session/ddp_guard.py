@@ -6,16 +6,14 @@ an attached model is detected at once; one that existed before, in the first for
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.base.global_hooks import MODULE_REGISTRATION
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.errors import AttachError
 
@@ -26,7 +24,8 @@ KEEP_DDP = (
 
 
 class DdpGuard:
-    """Checks the first forward pass of every module of a model that holds parameters, except compiled ones."""
+    """Checks DDP when it is created, and the first forward pass of every module of a model that holds parameters,
+    except compiled ones."""
 
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         self._model, self._recipe = model, recipe
@@ -35,6 +34,11 @@ class DdpGuard:
             for module in model.modules()
             if _is_called(module) and (module is model or any(True for _ in module.parameters(recurse=False)))
         }
+        self._registration = MODULE_REGISTRATION.subscribe(self._registered)
+
+    def _registered(self, holder: nn.Module, name: str, child: nn.Module | None) -> None:
+        if isinstance(holder, DistributedDataParallel) and child is not None:
+            self.refuse(child, "was made around this attached model")
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not torch.is_grad_enabled():
@@ -57,6 +61,7 @@ class DdpGuard:
             )
 
     def remove(self) -> None:
+        self._registration.remove()
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
@@ -65,19 +70,3 @@ class DdpGuard:
 def _is_called(module: nn.Module) -> bool:
     """Whether its forward pass runs in Python."""
     return not isinstance(module, torch.jit.ScriptModule)
-
-
-def guard_against_ddp(model: nn.Module, recipe: Recipe, world: int) -> tuple[DdpGuard | RemovableHandle, ...]:
-    """Install the guard; its hooks are to be removed. With one worker nothing is installed, since DDP is harmless."""
-    if world == 1:
-        return ()
-    guard = DdpGuard(model, recipe)
-    held = weakref.ref(guard)
-
-    def registered(holder: nn.Module, name: str, child: nn.Module) -> None:
-        if isinstance(holder, DistributedDataParallel) and (found := held()) is not None:
-            found.refuse(child, "was made around this attached model")
-
-    registration = register_module_module_registration_hook(registered)
-    weakref.finalize(guard, registration.remove)  # of a session that was not closed
-    return guard, registration

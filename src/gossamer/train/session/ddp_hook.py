@@ -56,13 +56,19 @@ class DdpState:
 
 
 def ddp_hook(model: nn.Module, compressor: Compressor | str) -> tuple[DdpState, Any]:
-    """State and hook that compress for DDP: ddp.register_comm_hook(*gossamer.ddp_hook(model, compressor)).
+    """Return a state and a communication hook that compress the gradients of DistributedDataParallel.
 
     State is kept by parameter name, so it survives DDP's regrouping of buckets after the first step. DDP's state_dict
     has no residuals: each rank saves state.state_dict() as well, see DdpState. With a GradScaler residuals would be in
     units of its changing scale: use gossamer.attach(..., scaler=scaler) instead of DDP there.
-    `gossamer run --recipe` beats `compressor`. Raises RecipeError for a recipe with a strategy or a topology: DDP
-    averages in every step among all workers.
+
+    Args:
+        model: the module that DDP wraps, or the wrapper.
+        compressor: a Compressor or its text, without strategy and topology (else RecipeError): DDP averages in every
+            step among all workers. `gossamer run --recipe` overrides it.
+
+    Example:
+        ddp.register_comm_hook(*gossamer.ddp_hook(model, "TopK(0.01)"))
     """
     world = current()
     if encrypts() and world.rank == 0:

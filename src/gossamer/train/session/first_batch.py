@@ -41,8 +41,9 @@ class FirstBatch:
         if torch.compiler.is_compiling():
             return
         if self.hash == NOT_SEEN and model.training and os.getpid() == self._pid:
-            inputs = tensors_in(*args, *kwargs.values())
-            self.hash = rng.address(digest(inputs)) if inputs else NO_BATCH
+            inputs = [each for each in map(_unwrapped, tensors_in(*args, *kwargs.values())) if _has_bytes(each)]
+            with torch._C._DisableFuncTorch():  # else vmap would wrap the bytes as well
+                self.hash = rng.address(digest(inputs)) if inputs else NO_BATCH
             if self.hook is not None:
                 self.hook.remove()
 
@@ -74,6 +75,19 @@ def tensors_in(*batch: object) -> list[Tensor]:
         else:
             waiting.extend(islice(_parts(value), MOST_OBJECTS))
     return found
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
+    """The tensor that `torch.func.vmap` or `grad` wraps, or the tensor itself."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def _has_bytes(tensor: Tensor) -> bool:
+    """Whether a tensor has one strided buffer: not sparse, nested, quantized, on meta, or a wrapper of tensors."""
+    plain = type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    return plain and tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
 
 
 def _parts(value: object) -> Iterable[object]:

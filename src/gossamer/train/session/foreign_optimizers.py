@@ -1,26 +1,18 @@
-"""Foreign optimizers: refuses steps of other optimizers on parameters if gradients would differ between ranks.
-
-One global hook is called before every optimizer's step in this process while sessions are open.
-"""
+"""Foreign optimizers: refuses steps of other optimizers on parameters if gradients would differ between ranks."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
-import torch
 from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import GradientStage, Stage
 from gossamer.comm.runtime.open_sessions import open_sessions
-from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
 from gossamer.errors import LoopError
 from gossamer.events import notice
 from gossamer.train.engine.parameter_check import NAMED, listed
@@ -33,55 +25,7 @@ ADD = (
 )
 LOCAL = "the last backward() was within session.no_sync(): each rank would make a step with its own gradients"
 
-Watcher = Callable[[Optimizer, bool], None]  # (optimizer, whether its step has a closure)
-_Watching = tuple[WorkerScope, weakref.WeakMethod[Watcher], weakref.ref[Optimizer]]  # worker, callback, attached one
-
-_lock = threading.Lock()
-_watchers: tuple[_Watching, ...] = ()  # replaced, never modified, since steps on other threads read it
-_hook: RemovableHandle | None = None
-_told: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # optimizers of parameters that belong to no session
-
-
-class ForeignStepHook:
-    """Calls `watcher`, a weakly referenced bound method, before every step of this worker's optimizers other than
-    `attached`."""
-
-    def __init__(self, watcher: Watcher, attached: Optimizer) -> None:
-        global _hook
-        self._watcher = (current_worker(), weakref.WeakMethod(watcher), weakref.ref(attached))
-        with _lock:
-            _keep(self._watcher)
-            if _hook is None:
-                _hook = register_optimizer_step_pre_hook(_before_any_step)
-
-    def remove(self) -> None:
-        global _hook
-        with _lock:
-            _keep(without=self._watcher)
-            if not _watchers and _hook is not None:
-                _hook.remove()
-                _hook = None
-
-
-def _keep(*more: _Watching, without: _Watching | None = None) -> None:
-    global _watchers
-    _watchers = (*(each for each in _watchers if each is not without and each[1]() is not None), *more)
-
-
-def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an optimizer's step was called with a closure. args: as passed to hooks, the optimizer first."""
-    if len(args) == 1 and not kwargs:
-        return False
-    return any(value is not None for value in (*args[1:], *kwargs.values()))
-
-
-def _before_any_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
-    if torch.compiler.is_compiling():
-        return
-    for worker, each, attached in _watchers:
-        foreign = worker is current_worker() and attached() is not optimizer
-        if foreign and (watcher := each()) is not None:
-            watcher(optimizer, has_closure(args, kwargs))
+_noticed: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # optimizers of parameters that belong to no session
 
 
 class ForeignOptimizerGuard:
@@ -93,7 +37,7 @@ class ForeignOptimizerGuard:
     Args:
         watch: the model's parameters at attach.
         before: parameters that were attached earlier, and may have left the model.
-        `says`: whether this rank prints notices.
+        `gives_notice`: whether this rank prints notices.
     """
 
     def __init__(
@@ -105,9 +49,9 @@ class ForeignOptimizerGuard:
         watch: ModelWatch | None = None,
         before: WeakParameters | None = None,
         *,
-        says: bool = False,
+        gives_notice: bool = False,
     ) -> None:
-        self._model, self._attached, self._says = model, attached, says
+        self._model, self._attached, self._gives_notice = model, attached, gives_notice
         self._watch, self._thread = watch or ModelWatch(model), threading.get_ident()
         self._before = before or WeakParameters()
         self._strangers = WeakParameters()  # parameters of other optimizers that are not in this model
@@ -162,6 +106,19 @@ class ForeignOptimizerGuard:
         elif unknown := [p for p in held if self._is_news(p)]:
             self._refuse_unknown(other, unknown)
 
+    def refuse_inner(self, other: Optimizer) -> None:
+        """Raise LoopError if `other` is within the attached optimizer, and makes a step outside of that one's step."""
+        if not steps_through(self._attached, other) or not self.shares(other):
+            return
+        outer, inner = type(self._attached).__name__, type(other).__name__
+        name = next((name for name, value in vars(self._attached).items() if value is other), None)
+        raise LoopError(
+            f"{outer} is attached, but the loop steps the {inner} within it and does not call {outer}.step(). The "
+            f"session acts at steps of the attached optimizer, so averaging, checkpoints and stop requests would miss "
+            f"the steps and the state of {inner}. Attach the optimizer that makes the steps: gossamer.attach(model, "
+            f"{'inner_optimizer' if name is None else f'optimizer.{name}'}, ...)."
+        )
+
     def _is_news(self, parameter: Parameter) -> bool:
         """Whether it is trained, not averaged, and was not examined yet."""
         trained = parameter.requires_grad and parameter.grad is not None and id(parameter) not in self._averaged
@@ -193,9 +150,9 @@ class ForeignOptimizerGuard:
         self._strangers.add(*unknown)
         models = [session.model for session in open_sessions() if session.model is not None]
         nowhere = [p for p in unknown if not any(_names(model, [p]) for model in models)]
-        here = self._says and threading.get_ident() == self._thread  # other threads step modules of other ranks
-        if nowhere and here and other not in _told:
-            _told.add(other)
+        here = self._gives_notice and threading.get_ident() == self._thread  # other threads step modules of other ranks
+        if nowhere and here and other not in _noticed:
+            _noticed.add(other)
             several = len(nowhere) > 1
             shapes = ", ".join(str(tuple(p.shape)) for p in nowhere[:NAMED]) + ", ..." * (len(nowhere) > NAMED)
             notice(

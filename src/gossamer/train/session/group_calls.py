@@ -79,13 +79,13 @@ class GroupCalls:
         """Every rank's text, by rank."""
         if self.alone:
             return [text]
-        return self.together(partial(self._told, text))
+        return self.together(partial(self._all_gather_text, text))
 
     def broadcast_(self, tensors: Sequence[Tensor], source: int) -> None:
         """Overwrite `tensors` with those of rank `source`."""
         self.together(partial(broadcast, self.transport, tensors, source))
 
-    def _told(self, text: str) -> list[str]:
+    def _all_gather_text(self, text: str) -> list[str]:
         with flight_recorder.current.call(self.transport, "all-gather of texts"):
             return self.transport.all_gather_text(text)
 

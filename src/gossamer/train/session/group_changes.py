@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from math import inf
 from pathlib import Path
 from types import FrameType
@@ -40,6 +41,7 @@ from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.in_flight import norm_of
 from gossamer.train.synchronizers.stages import StageSequence
 
+LARGE_BYTES = 1024  # of a tensor of a worker's own state, which newcomers may have from an earlier moment
 PATIENCE_SECONDS = 1.0  # for the current step; afterwards the others repeat its exchange without this worker
 
 
@@ -64,7 +66,7 @@ class PreemptionHandler:
         if not self._pending:
             return
         self._pending = False
-        if _all_are_asked():
+        if _all_must_stop():
             self._stop()
         else:
             self._go()
@@ -79,7 +81,7 @@ class PreemptionHandler:
         timer.start()
 
     def _insist(self) -> None:
-        if self._pending and not _all_are_asked():
+        if self._pending and not _all_must_stop():
             _thread.interrupt_main(signal.SIGTERM)
 
     def _go(self) -> None:
@@ -89,7 +91,7 @@ class PreemptionHandler:
         raise Stopped
 
 
-def _all_are_asked() -> bool:
+def _all_must_stop() -> bool:
     directory = os.environ.get(RUN_DIRECTORY)
     return directory is not None and RunFiles(Path(directory)).stopping.exists()
 
@@ -99,7 +101,7 @@ REPORT_SHARE = 0.001  # of the communication thread's time, at most: residuals a
 
 
 class ResidualReport:
-    """Emits events.ResidualTold while an exporter subscribes. It measures on the communication thread, where no
+    """Emits events.ResidualMeasured while an exporter subscribes. It measures on the communication thread, where no
     exchange modifies the residuals."""
 
     def __init__(self, comm_thread: CommThread, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -117,7 +119,7 @@ class ResidualReport:
         norm, ended = norm_of(unsent), self._clock()
         self._due = ended + max(REPORT_SECONDS, (ended - began) / REPORT_SHARE)
         if unsent:
-            events.emit(events.ResidualTold(step=step, norm=norm))
+            events.emit(events.ResidualMeasured(step=step, norm=norm))
 
 
 class ShardedWorld(Stateful, Protocol):
@@ -131,6 +133,18 @@ class ShardedWorld(Stateful, Protocol):
         *,
         stayed: Sequence[int] = (),
     ) -> None: ...
+
+    def renumber(self, rank: int, size: int, /) -> None:
+        """Become `rank` of `size` while shards keep their parts."""
+
+    def parts_in_use(self, rank: int, size: int, /) -> list[Any]:
+        """For each shard, its position as one of `size` workers, for `divide` on all ranks."""
+
+    def divide(self, shares: Sequence[int], parts: Sequence[Sequence[Any]], rank: int, /) -> None:
+        """Divide the rest of the data in proportion to `shares`, by rank. parts: parts_in_use() of all ranks."""
+
+    def data(self) -> list[str]:
+        """For each map-style shard, a text that is equal on ranks with the same data."""
 
     def note_trained(self) -> None:
         """Record that all samples drawn so far were trained on."""
@@ -165,7 +179,7 @@ class WorldChange:
 
 
 class ChangingSession(Protocol):
-    """The part of a session that changes with the group: SessionCore."""
+    """The part of a session that changes with the group: SessionBase."""
 
     _world: ShardedWorld
     _synchronizer: Synchronizer
@@ -194,7 +208,7 @@ class GroupChanges(Extension):
         extensions: Extensions,
     ) -> None:
         self._group, self._session, self._comm_thread = group, session, comm_thread
-        self._untold: list[WorldChange] = []
+        self._unreported: list[WorldChange] = []
         self._listeners: list[Callable[[WorldChange], None]] = []
         self.saved_values: Mapping[str, Any] = {}  # values that the loop saved or loaded, for the loops of new workers
         self.handed_over = False  # whether this new worker has received the state, and made no step since
@@ -219,10 +233,14 @@ class GroupChanges(Extension):
         if self.joins:
             with explained():
                 self._group.join(text)
-            self._untold.clear()  # the loop has not started
+            self._session._synchronizer.joined()
+            self._unreported.clear()  # the loop has not started
         else:
             self._group.attached(text)
         self._preemption.install()
+
+    def refuse_loaded(self) -> None:
+        """Raise CheckpointError where a checkpoint of all workers cannot be loaded."""
 
     def listen(self, listener: Callable[[WorldChange], None]) -> None:
         self._listeners.append(listener)
@@ -253,8 +271,8 @@ class GroupChanges(Extension):
         if self.handed_over:
             self._session._first_step_made()
         self.handed_over = False
-        untold, self._untold = self._untold, []
-        for change in untold:
+        unreported, self._unreported = self._unreported, []
+        for change in unreported:
             for listener in self._listeners:
                 listener(change)
 
@@ -284,10 +302,10 @@ class GroupChanges(Extension):
         rank = self._rank
         self._session._world.move(rank, len(change.now), shards, stayed=stayed)
         step = self._session._synchronizer.step
-        if change.replaces and self._untold:
-            self._untold.pop()
+        if change.replaces and self._unreported:
+            self._unreported.pop()
         if change.before != change.now:
-            self._untold.append(
+            self._unreported.append(
                 WorldChange(
                     size=len(change.now),
                     size_before=len(change.before),
@@ -309,7 +327,7 @@ class GroupChanges(Extension):
             )
         )
         if rank == 0:
-            events.notice(_told(change, step))
+            events.notice(_change_text(change, step, in_common=self._session._synchronizer.in_common))
             stage = self._session._stages.now
             if isinstance(stage, GradientStage) and (notice := stage.crowded(len(change.now))):
                 events.notice(notice)
@@ -317,7 +335,15 @@ class GroupChanges(Extension):
     def rescale(self, before: int, now: int) -> None:
         self._session._synchronizer.rescale(now / before)
 
-    def hand_over(self) -> tuple[Any, Any]:
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._session._held().values())
+
+    def version(self) -> str:
+        synchronizer, stage = self._session._synchronizer, self._session._stages.now
+        exact = not synchronizer.in_common or not stage.local_parameters
+        return "" if exact else f"{stage!r} {synchronizer.landed}"
+
+    def hand_over(self) -> tuple[Any, Any, Any]:
         own = {
             "session": self._session._own_state(),
             "mine": dict(self.saved_values),
@@ -325,20 +351,29 @@ class GroupChanges(Extension):
             "passes": self._session._synchronizer.passes,
         }
         if self._session._stages.now.local_parameters:
-            return None, _packed({**own, "alike": self._session._shared_state()})
-        return _packed(self._session._shared_state()), _packed(own)
+            text, names, tensors = _packed(self._session._shared_state())
+            large = [bool(self.version()) and tensor.nbytes >= LARGE_BYTES for tensor in tensors]
+            small = tuple(None if is_large else tensor for tensor, is_large in zip(tensors, large, strict=True))
+            return None, [_packed(own), [text, names, small]], tuple(compress(tensors, large))
+        return _packed(self._session._shared_state()), [_packed(own), None], ()
 
-    def take_over(self, alike: Any, own: Any) -> None:
-        found = _unpacked(own)
+    def take_over(self, alike: Any, own: Any, local: Any) -> None:
+        found, rest = _unpacked(own[0]), iter(local)
+        if alike is None:
+            text, names, small = own[1]
+            alike = text, names, [next(rest) if tensor is None else tensor for tensor in small]
         self._session._enter_stage(found["passes"])
-        self._session._take_up(found["alike"] if alike is None else _unpacked(alike), found["session"])
+        self._session._take_up(_unpacked(alike), found["session"])
         with torch.no_grad():
             self._session._synchronizer.take_up(found["synchronizer"])
         self.saved_values, self.handed_over = dict(found["mine"]), True
 
     def state_hash(self) -> str:
         synchronizer, local = self._session._synchronizer, self._session._stages.now.local_parameters
-        held = synchronizer.agreed if local else checkpoint.flatten(self._session._shared_state())[1]
+        if not synchronizer.in_common and self._rank > 0:
+            return ""  # a new worker, without a rank yet, has received rank 0's state
+        common = local and synchronizer.in_common
+        held = synchronizer.agreed if common else checkpoint.flatten(self._session._shared_state())[1]
         tensors = [each for _, each in sorted((held or self._session._held()).items())]
         return " ".join(tensor_hashes([each for each in tensors if isinstance(each, torch.Tensor)]))
 
@@ -363,7 +398,7 @@ def _unpacked(packed: Any) -> Any:
     return checkpoint.unflatten(text, dict(zip(json.loads(names), tensors, strict=True)))
 
 
-def _told(change: Change, step: int) -> str:
+def _change_text(change: Change, step: int, *, in_common: bool) -> str:
     size = len(change.now)
     if change.joined:
         who = "a worker" if change.joined == 1 else f"{change.joined} workers"
@@ -374,5 +409,6 @@ def _told(change: Change, step: int) -> str:
     how = "the current exchange was completed" if change.finished else "the current exchange was repeated"
     return (
         f"{who} {'were' if len(change.lost) > 1 else 'was'} lost after step {step}; {how} by the remaining {size}, "
-        f"{change.seconds:.2f} s later. Unsent residuals of lost workers are lost"
+        f"{change.seconds:.2f} s later. "
+        f"{'Unsent residuals' if in_common else 'Deviations from the mean'} of lost workers are lost"
     )

@@ -22,13 +22,13 @@ from gossamer.errors import AttachError, GossamerError, LoopError, MismatchError
 from gossamer.train.engine.model_buffers import ModelBuffers
 from gossamer.train.engine.parameter_check import ParameterForm, listed
 from gossamer.train.engine.parameter_views import copy_parameters, trainable
-from gossamer.train.engine.report import Presence, by_value
+from gossamer.train.engine.step_decision import Presence, by_value
 from gossamer.train.moments.frozen_variance import FrozenVariance
 from gossamer.train.moments.take_over import ownership
-from gossamer.train.session.core import SessionCore
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.model_parts import ModelParts
 from gossamer.train.session.pending_gradients import add_pending, on_their_way
+from gossamer.train.session.session_base import SessionBase
 from gossamer.train.session.session_checkpoint import copy_kept
 from gossamer.train.session.startup_checks import hand_out
 from gossamer.train.session.step_hooks import StepHooks
@@ -38,7 +38,7 @@ from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.stages import StageSequence
 
 
-class LayoutChanges(SessionCore):
+class LayoutChanges(SessionBase):
     """Session methods that change which parameters are averaged, or their shapes."""
 
     model: nn.Module
@@ -63,10 +63,13 @@ class LayoutChanges(SessionCore):
 
         Args:
             names: parameter names, as in model.named_parameters().
+
+        Example:
+            >>> session.reset_compressor_state("weight")
         """
         self._parts.refuse("session.reset_compressor_state()")
         self._form.refuse_unnamed(names, now := trainable(self.model))
-        self._lay_out_anew(names, now)
+        self._rebuild_layout(names, now)
 
     @torch.inference_mode(False)  # the new buffers are trained with
     def add_parameters(self) -> tuple[str, ...]:
@@ -74,16 +77,11 @@ class LayoutChanges(SessionCore):
         that were frozen, parameters that were replaced.
 
         Call it on every rank after the same step, right after optimizer.step(), once the model is the same everywhere.
-        Each new parameter and the buffers of each new module get rank 0's values. The compressor state of the
-        other parameters stays; parameters that are frozen now, or not in the model, are left out from now on. With
-        Gossip all workers continue from the mean of their parameters. Give new parameters to the attached optimizer,
-        or, under recipes that average gradients in every backward pass, to another one:
-
-            model.head = nn.Linear(16, 4)
-            optimizer.add_param_group({"params": model.head.parameters()})
-            session.add_parameters()
-
-        A checkpoint that is saved later can be loaded by a session that was attached to a model with these parameters.
+        Each new parameter and the buffers of each new module get rank 0's values. The compressor state of the other
+        parameters stays; parameters that are frozen now, or not in the model, are left out from now on. With Gossip all
+        workers continue from the mean of their parameters. Give new parameters to the attached optimizer, or, under
+        recipes that average gradients in every backward pass, to another one. A checkpoint that is saved later can be
+        loaded by a session that was attached to a model with these parameters.
 
         Returns:
             The names of the parameters that are averaged from now on and were not before.
@@ -93,6 +91,12 @@ class LayoutChanges(SessionCore):
                 continue training or make another call.
             AttachError: for a session with `mesh=`, and for parameters that attach would refuse.
             MismatchError: models of the ranks gained different parameters. Nothing was changed then.
+
+        Example:
+            >>> model.head = torch.nn.Linear(1, 4)
+            >>> optimizer.add_param_group({"params": model.head.parameters()})
+            >>> session.add_parameters()
+            ('head.weight', 'head.bias')
         """
         self._parts.refuse("session.add_parameters()")
         added = agreed_on_all_ranks(self)
@@ -103,17 +107,17 @@ class LayoutChanges(SessionCore):
             means = self._synchronizer.merge() or {}
             copy_parameters(means, {name: each.detach() for name, each in self._parameters.items() if name in means})
         self._buffers.see_model()
-        self._lay_out_anew(added.names, added.now)
+        self._rebuild_layout(added.names, added.now)
         if gossip:
             self._synchronizer.restart()
         return added.names
 
-    def _lay_out_anew(self, names: Collection[str], now: Mapping[str, Parameter]) -> None:
+    def _rebuild_layout(self, names: Collection[str], now: Mapping[str, Parameter]) -> None:
         pending = self._step_hooks.pending_gradients.take()
         if isinstance(self._stages.now, GradientStage):
             self._synchronizer.flush()
             add_pending(pending, on_their_way(self._synchronizer))
-        self._synchronizer, self._layout = laid_out_anew(
+        self._synchronizer, self._layout = rebuilt_layout(
             self._synchronizer,
             names,
             now,
@@ -126,7 +130,7 @@ class LayoutChanges(SessionCore):
         self._step_hooks.pending_gradients.put({name: tensor for name, tensor in pending.items() if name in kept})
 
 
-def laid_out_anew(
+def rebuilt_layout(
     before: Synchronizer,
     names: Collection[str],
     now: Mapping[str, Parameter],

@@ -36,7 +36,7 @@ from gossamer.train.engine.bucket import Bucket, layouts
 from gossamer.train.engine.frozen_parameters import FrozenParameters, flags_bytes
 from gossamer.train.engine.model_buffers import ModelBuffers, moving_buffers
 from gossamer.train.engine.parameter_views import state_of, trainable
-from gossamer.train.engine.report import control_bytes
+from gossamer.train.engine.step_decision import control_bytes
 from gossamer.train.session.startup_checks import tensor_hashes
 from gossamer.train.sharding.local_shards import local_part
 from gossamer.train.synchronizers.base import Synchronizer
@@ -102,7 +102,8 @@ def round_control_bytes(stage: Stage, parameter_tensors: int, buffer_groups: int
     for the model's `frozen` parameters."""
     match stage:
         case GradientStage():
-            return control_bytes(parameter_tensors, 0 if stage.scheduled else buffer_groups)
+            groups = 0 if stage.scheduled else buffer_groups
+            return control_bytes(parameter_tensors, groups, by_speed=stage.follows_speed)
         case AveragingStage():
             return control_bytes(0) + flags_bytes(frozen)
         case GossipStage():

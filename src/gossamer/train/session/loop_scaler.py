@@ -106,8 +106,8 @@ class SkippedStepHook:
             self._stepped = False
             result = inner(optimizer, *args, **kwargs)
             left_out = optimizer is attached() and not self._stepped and not self._removed
-            if left_out and (tell := bound_watcher()) is not None:
-                tell()
+            if left_out and (bound := bound_watcher()) is not None:
+                bound()
             return result
 
         self._inner, self._step = inner, step

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.errors import LoopError
+from gossamer.train.engine.autograd_hooks import BackwardMonitor
 from gossamer.train.engine.extension import Extension, Extensions
-from gossamer.train.engine.torch_hooks import BackwardMonitor
 from gossamer.train.session.foreign_optimizers import acts_around_steps
 from gossamer.train.session.startup_checks import tensor_hashes
 

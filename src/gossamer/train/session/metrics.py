@@ -49,6 +49,10 @@ def gather(value: T) -> list[T]:
     Raises:
         MismatchError: on every rank, if names, shapes or dtypes differ.
         TypeError: another type.
+
+    Example:
+        >>> gossamer.gather(0.5)
+        [0.5]
     """
     return _everyones(value, "gather")
 
@@ -63,10 +67,7 @@ def mean(value: float | Tensor | Mapping[str, float | Tensor]) -> float | Tensor
     """Return the mean over all workers, with equal weights and the same bits on all ranks. Every rank must call it at
     the same place.
 
-    If ranks have different numbers of samples, average sums and counts:
-
-        found = gossamer.mean({"correct": correct, "seen": seen})
-        accuracy = found["correct"] / found["seen"]
+    If ranks have different numbers of samples, average sums and counts, and divide the means.
 
     With recipes that tolerate the loss of a worker (dedicated parameter servers, pairwise gossip) the mean is over the
     remaining workers, and a notice names the missing ranks once. For large tensors use `average_`.
@@ -81,6 +82,11 @@ def mean(value: float | Tensor | Mapping[str, float | Tensor]) -> float | Tensor
         MismatchError: on every rank, if names, shapes or dtypes differ.
         TypeError: a text or another type without a mean.
         ValueError: an integer is too large for float64.
+
+    Example:
+        >>> found = gossamer.mean({"correct": 90, "seen": 100})
+        >>> found["correct"] / found["seen"]
+        0.9
     """
     for name, each in _named(value).items():
         if isinstance(each, str):

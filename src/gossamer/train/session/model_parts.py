@@ -16,8 +16,8 @@ from gossamer.errors import AttachError, CheckpointError
 from gossamer.train.checkpoint.coordinated import LoadedCheckpoint
 from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.engine.parameter_views import swapped_in
-from gossamer.train.engine.report import Agreement, unchanged
-from gossamer.train.session.gradient_guards import TotalNorm
+from gossamer.train.engine.step_decision import Agreement, unchanged
+from gossamer.train.session.clipping_and_nonfinite import TotalNorm
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.lifecycle_events import compared
 from gossamer.train.sharding.local_shards import parameters_of

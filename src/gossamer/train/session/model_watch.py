@@ -1,30 +1,21 @@
 """Model watch: finds trainable parameters that a model has gained since attach, without reading the model every step.
 
-torch calls a global hook when a module is given a parameter or a submodule. While a watch exists, that hook marks it
-where the module belongs to its model; a step then compares one flag, and the model is searched only after a mark. Two
+torch calls a global hook when a module is given a parameter or a submodule. A watch is marked if the module belongs to
+its model; a step then compares one flag, and the model is searched only after a mark. Two
 ways past that hook, `module._parameters[...] = ...` and ModuleList.insert, are found where the model is searched in any
 case: at the beginning of an epoch, and when an optimizer trains such a parameter.
 """
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Any
 
 from torch import nn
 from torch.nn import Parameter
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
-from torch.utils.hooks import RemovableHandle
 
+from gossamer.base.global_hooks import MODULE_REGISTRATION, PARAMETER_REGISTRATION
 from gossamer.train.engine.parameter_views import trainable
-
-_lock = threading.Lock()
-_watches: tuple[weakref.ref[ModelWatch], ...] = ()  # replaced, never changed: modules are built in other threads
-_hooks: list[RemovableHandle] = []
 
 
 class ModelWatch:
@@ -35,16 +26,14 @@ class ModelWatch:
         self._modules = {id(module): weakref.ref(module) for module in model.modules()}
         self._known = {id(parameter): weakref.ref(parameter) for parameter in model.parameters()}
         self.changed = False  # whether a module of the model was given a parameter or a submodule
-        self._reference = weakref.ref(self)
-        with _lock:
-            _keep(self._reference)
+        self._hooks = [each.subscribe(self._registered) for each in (PARAMETER_REGISTRATION, MODULE_REGISTRATION)]
 
     def remove(self) -> None:
         """Stop watching."""
-        with _lock:
-            _keep(without=self._reference)
+        for hook in self._hooks:
+            hook.remove()
 
-    def see(self, module: nn.Module) -> None:
+    def _registered(self, module: nn.Module, name: str, value: Any) -> None:
         """`module` is given a parameter or a submodule."""
         self.changed = self.changed or id(module) in self._modules
 
@@ -62,21 +51,3 @@ class ModelWatch:
         """Modules that the model did not have."""
         found = ((module, self._modules.get(id(module))) for module in self._model.modules())
         return [module for module, known in found if known is None or known() is not module]
-
-
-def _keep(*more: weakref.ref[ModelWatch], without: weakref.ref[ModelWatch] | None = None) -> None:
-    global _watches
-    _watches = (*(each for each in _watches if each is not without and each() is not None), *more)
-    if _watches and not _hooks:
-        _hooks.append(register_module_parameter_registration_hook(_registered))
-        _hooks.append(register_module_module_registration_hook(_registered))
-    elif not _watches:
-        while _hooks:
-            _hooks.pop().remove()
-
-
-def _registered(module: nn.Module, name: str, value: Any) -> None:
-    for reference in _watches:
-        watch = reference()
-        if watch is not None:
-            watch.see(module)

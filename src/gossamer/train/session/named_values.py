@@ -94,13 +94,13 @@ def check_alike(headers: Mapping[int, Header], caller: str) -> None:
         if differing:
             name = differing[0]
             raise MismatchError(
-                f"gossamer.{caller} received {shown(name)}{_told(headers[leader], name)} on rank {leader} and "
-                f"{_told(header, name)} on rank {rank}. Pass the same names, shapes and dtypes on every rank: if they "
+                f"gossamer.{caller} received {shown(name)}{_form(headers[leader], name)} on rank {leader} and "
+                f"{_form(header, name)} on rank {rank}. Pass the same names, shapes and dtypes on every rank: if they "
                 "have different numbers of samples, pass sums and counts."
             )
 
 
-def _told(header: Header, name: str) -> str:
+def _form(header: Header, name: str) -> str:
     if name not in header:
         return "nothing"
     each = header[name]

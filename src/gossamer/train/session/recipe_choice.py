@@ -1,30 +1,40 @@
-"""Recipe choice: prefers the command line's recipe to the script's; compressors alone; recipes of elastic runs."""
+"""Recipe choice: prefers the command line's recipe to the script's; selects the codec of each worker; compressors
+alone; recipes of elastic runs.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from gossamer import events
-from gossamer.algorithms.compressors import Compressor
+from gossamer.algorithms.compressors import Compressor, PerWorker
 from gossamer.algorithms.compressors.hierarchical import Hierarchical
 from gossamer.algorithms.compressors.sharded import Sharded
 from gossamer.algorithms.compressors.sparse_allreduce import SparseSum
 from gossamer.algorithms.recipes.advice_reference import read_recipe
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.algorithms.recipes.validation import check_argument
-from gossamer.algorithms.strategies import EveryStep, GossipStage, ServerStage, SilentStage
+from gossamer.algorithms.recipes.wrapping import replace_tables, tables_of
+from gossamer.algorithms.strategies import EveryStep, GossipStage, GossipStrategy, ServerStage, SilentStage
+from gossamer.algorithms.strategies.async_diloco import AsyncDiLoCo
 from gossamer.algorithms.strategies.global_batch import micro_batches
 from gossamer.algorithms.topologies import Hierarchy
 from gossamer.base.term import Term, Terms
-from gossamer.errors import AttachError, RecipeError
+from gossamer.base.transport import Transport
+from gossamer.comm.mesh.link_measurement import Links
+from gossamer.errors import AttachError, MismatchError, RecipeError
 from gossamer.train.world_state import WorldState
 
 Written = Recipe | Terms | Term | str | None
 
 
 def chosen_recipe(recipe: Written, world: WorldState) -> Written:
-    """The command line's recipe, if any; otherwise the script's. @FILE names the recipe of an advice."""
+    """The recipe of `gossamer run --recipe`, `gossamer.launch(recipe=)` or GOSSAMER_RECIPE; without them, the script's.
+    @FILE names the recipe of an advice."""
     recipe = read_recipe(recipe) if isinstance(recipe, str) else recipe
     override = os.environ.get("GOSSAMER_RECIPE")
     if override is None:
@@ -32,8 +42,57 @@ def chosen_recipe(recipe: Written, world: WorldState) -> Written:
     override = read_recipe(override)
     replaces = recipe is not None and resolve(recipe, world.size) != resolve(override, world.size)
     if replaces and world.is_first:  # one notice per job
-        events.notice(f"the command line's recipe, {override}, replaces the script's, {recipe}")
+        events.notice(
+            f"recipe {override}, from --recipe, launch(recipe=...) or GOSSAMER_RECIPE, replaces {recipe} of the script"
+        )
     return override
+
+
+def placed(recipe: Recipe, links: str, hosts: Callable[[], Sequence[str]]) -> Recipe:
+    """The recipe with the ranks of slow workers for each PerWorker that selects them by host or bandwidth.
+
+    Args:
+        recipe: equal on all ranks.
+        links: those of the transport, as text; empty if they were not measured.
+        hosts: the host names of all ranks, by rank; called on all ranks if the recipe needs them.
+
+    Raises:
+        RecipeError: the bandwidths were not measured.
+    """
+    terms = [term for table in tables_of(recipe.compressor) for term in table.held() if isinstance(term, PerWorker)]
+    if all(term.ranks is not None for term in terms):
+        return recipe
+    uplinks = Links.of(links).up if links else ()
+    names = hosts() if any(term.hosts is not None for term in terms) else ()
+    return replace(recipe, compressor=replace_tables(recipe.compressor, lambda term: term.placed(names, uplinks)))
+
+
+def placed_in(recipe: Recipe, transport: Transport) -> Recipe:
+    """`placed` for a new group. Collective call; a notice names the slow workers. A single worker sends nothing."""
+    if transport.world == 1:
+        return recipe
+    found = placed(recipe, transport.links, partial(_hosts, transport))
+    if found != recipe and transport.rank == 0:
+        events.notice(placed_text(found))
+    return found
+
+
+def placed_text(recipe: Recipe) -> str:
+    """A notice about the codec of each worker."""
+    return f"each worker's codec: {', '.join(map(repr, tables_of(recipe.compressor)))}"
+
+
+def _hosts(transport: Transport) -> Sequence[str]:
+    texts = transport.all_gather_text(f"{HOST_OF}{socket.gethostname()}")
+    if strangers := [rank for rank, text in enumerate(texts) if not text.startswith(HOST_OF)]:
+        raise MismatchError(
+            f"rank {strangers[0]} has another recipe than rank {transport.rank}, whose PerWorker(hosts=...) needs the "
+            "host names of all ranks. Pass the same recipe on every rank."
+        )
+    return [text.removeprefix(HOST_OF) for text in texts]
+
+
+HOST_OF = "host of PerWorker: "
 
 
 def compressor_alone(recipe: Written, world: WorldState, caller: str) -> Compressor:
@@ -42,6 +101,12 @@ def compressor_alone(recipe: Written, world: WorldState, caller: str) -> Compres
     Raises RecipeError if the recipe has a strategy or a topology, which would be ignored.
     """
     resolved = resolve(recipe, world.size)
+    for table in tables_of(resolved.compressor):
+        if not table.is_placed:
+            raise RecipeError(
+                f"gossamer.{caller} has no session that measures workers, so {table!r} is unknown to it. Name the slow "
+                f"workers by rank: gossamer.{caller}(..., {str(replace(table, ranks=0, hosts=None, below=None))!r})."
+            )
     plain = Recipe(compressor=resolved.compressor)
     dropped = [repr(term) for term in resolved.terms if term not in plain.terms]
     if dropped:
@@ -57,26 +122,26 @@ def compressor_alone(recipe: Written, world: WorldState, caller: str) -> Compres
 # -- attach's global_batch and batch -----------------------------------------------------------------------------------
 
 
-def with_global_batch(recipe: Recipe, global_batch: int | None, batch: int | None) -> Recipe:
-    """The recipe with this number of samples per step; unchanged if neither number is given.
+def with_global_batch(recipe: Recipe, global_batch: int | None, batch: int | None, *, balance: bool = False) -> Recipe:
+    """The recipe with this number of samples per step; unchanged if none of the arguments is given.
 
     Raises RecipeError for invalid numbers, and AttachError for numbers that do not divide, or another strategy.
     """
-    if global_batch is None and batch is None:
+    if global_batch is None and batch is None and not balance:
         return recipe
     strategy = recipe.strategy
-    for name, value in (("global_batch", global_batch), ("batch", batch)):
+    given = {"global_batch": global_batch, "batch": batch, "balance": balance}
+    for name, value in given.items():
         check_argument(EveryStep, name, value)
+    text = ", ".join(f"{name}={value}" for name, value in given.items() if value not in (None, False))
     try:
-        wanted = EveryStep(global_batch=global_batch, batch=batch)
+        wanted = EveryStep(global_batch=global_batch, batch=batch, balance=balance)
     except ValueError as error:
-        raise AttachError(f"gossamer.attach(..., global_batch={global_batch}, batch={batch}): {error}") from None
+        raise AttachError(f"gossamer.attach(..., {text}): {error}") from None
     if strategy not in (EveryStep(), wanted):
         raise AttachError(
-            f"global_batch={global_batch} and batch={batch} are arguments of EveryStep(), but this recipe's strategy "
-            f"is {strategy!r}. Write "
-            f'gossamer.attach(model, optimizer, "{recipe.compressor!r}", global_batch={global_batch}, batch={batch}), '
-            f"or leave out global_batch and batch."
+            f"{text} are arguments of EveryStep(), but this recipe's strategy is {strategy!r}. Write "
+            f'gossamer.attach(model, optimizer, "{recipe.compressor!r}", {text}), or leave out {", ".join(given)}.'
         )
     return replace(recipe, strategy=wanted)
 
@@ -84,9 +149,9 @@ def with_global_batch(recipe: Recipe, global_batch: int | None, batch: int | Non
 def refuse_small_batch(recipe: Recipe, workers: int) -> None:
     """Raise AttachError if `workers`, the maximum number, are too many for one step's passes."""
     strategy = recipe.strategy
-    if isinstance(strategy, EveryStep) and strategy.global_batch is not None and strategy.batch is not None:
+    if isinstance(strategy, EveryStep) and strategy.global_batch is not None:
         try:
-            micro_batches(strategy.global_batch, strategy.batch, workers)
+            micro_batches(strategy.global_batch, strategy.batch or 1, workers)
         except ValueError as error:
             raise AttachError(f"{error} In an elastic run those are the MAX of --workers MIN:MAX.") from None
 
@@ -94,27 +159,31 @@ def refuse_small_batch(recipe: Recipe, workers: int) -> None:
 # -- elastic runs ------------------------------------------------------------------------------------------------------
 
 
-def refuse_inelastic(recipe: Recipe) -> None:
-    """Raise AttachError for a recipe that does not support workers joining or leaving."""
+def refuse_inelastic(recipe: Recipe, sizes: Iterable[int] = (), servers: int = 0) -> None:
+    """Raise AttachError for a recipe that does not support workers joining or leaving. sizes: possible numbers of
+    workers; servers: number of the run's parameter servers."""
     for stage in recipe.strategy.stages:
-        if isinstance(stage, GossipStage):
-            raise _refusal(
-                recipe,
-                "neighbors hold different parameters, and there is no common state for new workers",
-                "A fixed run of Gossip('pairwise') tolerates losses itself: gossamer run --workers 4 --recipe "
-                "\"Gossip('pairwise')\"",
+        if servers and not isinstance(stage, ServerStage):
+            raise AttachError(
+                f"this run has servers, which {recipe!r} does not use. Leave out --servers, or write "
+                "AsyncDiLoCo(period=24)."
             )
+        if isinstance(stage, GossipStage):
+            _refuse_gossip(recipe, stage.strategy, sizes)
         if isinstance(stage, SilentStage):
             raise _refusal(recipe, "its workers have no common parameters for new workers", "Write Dense()")
         if isinstance(stage, ServerStage):
-            raise _refusal(
-                recipe,
-                "its workers are not in lock step, and tolerate losses without an elastic run",
-                "Write gossamer run --workers 4 --servers 1",
-            )
+            _refuse_servers(recipe, stage, sizes, servers)
         if stage.per_site is not None:
             raise _refusal(recipe, "sites would change with every worker that joins or leaves", "Leave out per_site")
     for term in recipe.compressor.held():
+        if isinstance(term, PerWorker):
+            raise _refusal(
+                recipe,
+                "ranks change with every worker that joins or leaves, and a table of codecs by rank does not follow "
+                "them",
+                f"Write one codec for all, such as {term.slow!r}",
+            )
         if isinstance(term, Sharded | SparseSum | Hierarchical):
             raise _refusal(
                 recipe,
@@ -124,6 +193,39 @@ def refuse_inelastic(recipe: Recipe) -> None:
             )
     if isinstance(recipe.topology, Hierarchy):
         raise _refusal(recipe, "nodes would change with every worker that joins or leaves", "Leave out Hierarchy")
+
+
+def _refuse_servers(recipe: Recipe, stage: ServerStage, sizes: Iterable[int], servers: int) -> None:
+    if not isinstance(stage.strategy, AsyncDiLoCo):
+        raise _refusal(
+            recipe,
+            "its servers count on workers that were there from the beginning",
+            "Write AsyncDiLoCo(period=24) with --servers 1",
+        )
+    if not servers:
+        raise _refusal(
+            recipe,
+            "its parameters would be lost with the worker that hosts them",
+            "Start the first launcher with gossamer run --workers 2:8 --servers 1",
+        )
+    stage.strategy.check_workers(max(sizes))
+
+
+def _refuse_gossip(recipe: Recipe, strategy: GossipStrategy, sizes: Iterable[int]) -> None:
+    if not strategy.in_lock_step:
+        raise _refusal(
+            recipe,
+            "pairs exchange without lock step, and tolerate losses without an elastic run",
+            f'Write gossamer run --workers 4 --max-restarts 3 --recipe "{recipe!r}"',
+        )
+    rule = strategy.rule(recipe.compressor)
+    for size in sizes:
+        try:
+            rule.check(recipe.topology, size, seed=0)
+        except AttachError as error:
+            raise AttachError(
+                f"an elastic run cannot have the recipe {recipe!r}, because it may have {size} workers: {error}"
+            ) from error
 
 
 def _refusal(recipe: Recipe, why: str, instead: str) -> AttachError:

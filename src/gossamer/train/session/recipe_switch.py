@@ -12,6 +12,7 @@ to a dense mean of the parameters, from which all ranks continue.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -40,14 +41,15 @@ from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.loop import LoopState
 from gossamer.train.engine.model_buffers import ModelBuffers
 from gossamer.train.engine.parameter_views import copy_parameters
-from gossamer.train.engine.report import Presence, by_value
+from gossamer.train.engine.step_decision import Presence, by_value
 from gossamer.train.engine.unsent_gradients import Unsent, forget_residuals, take_up, unsent, unsent_gradients
 from gossamer.train.moments.take_over import ownership
 from gossamer.train.session import session_checkpoint, uneven_inputs
 from gossamer.train.session.group_calls import GroupCalls
+from gossamer.train.session.group_changes import ShardedWorld
 from gossamer.train.session.loop_scaler import LoopScaler
 from gossamer.train.session.pending_gradients import add_pending, on_their_way
-from gossamer.train.session.recipe_choice import Written, refuse_small_batch
+from gossamer.train.session.recipe_choice import Written, placed, refuse_small_batch
 from gossamer.train.session.session_status import SessionStatus
 from gossamer.train.session.startup_checks import optimizer_digest
 from gossamer.train.session.step_hooks import StepHooks
@@ -69,6 +71,7 @@ class SwitchingSession(Protocol):
     _step_hooks: StepHooks
     _loop_scaler: LoopScaler
     _attached: Recipe  # the initial recipe
+    _world: ShardedWorld
     _parameters: dict[str, Parameter]
     _group: GroupCalls
     _seed: int
@@ -100,11 +103,12 @@ def switch(session: SwitchingSession, wanted: Written, reason: str) -> None:
     if session._synchronizer.stopping:
         return
     following, refusal = _try(lambda: _prepared(session, wanted))
-    held = _agreed(session, following, refusal)
+    held, hosts = _agreed(session, following, refusal)
     assert following is not None
+    following = _placed(session, following, hosts)
     if following.recipe != session.recipe:
         before = session.recipe
-        _tell(session, before, reason, _change(session, following, held))
+        _report_switch(session, before, reason, _change(session, following, held))
 
 
 def refuse_within_step(session: SwitchingSession) -> None:
@@ -195,17 +199,34 @@ def _refuse_unswitchable(session: SwitchingSession, recipe: Recipe) -> None:
         )
 
 
+def _placed(session: SwitchingSession, following: Following, hosts: Sequence[str]) -> Following:
+    """The same with the codec of each worker, by the ranks' host names and measured bandwidths."""
+    recipe = placed(following.recipe, session._transport.links, lambda: hosts)
+    if recipe == following.recipe:
+        return following
+    if recipe == session.recipe:
+        return Following(session._stages, ())
+    return laid_out(session, recipe, session._synchronizer.step)
+
+
 # -- all ranks together ------------------------------------------------------------------------------------------------
 
 
-def _agreed(session: SwitchingSession, following: Following | None, refusal: GossamerError | None) -> list[str]:
+def _agreed(
+    session: SwitchingSession, following: Following | None, refusal: GossamerError | None
+) -> tuple[list[str], list[str]]:
     """Compare the requested recipes of all ranks. Returns the names of gradients that some ranks still hold from an
-    earlier switch. Raises on all ranks if they differ, or if the recipe is refused."""
+    earlier switch, and the host names by rank. Raises on all ranks if they differ, or if the recipe is refused."""
     group, synchronizer = session._group, session._synchronizer
     if not group.alone:
         synchronizer.meet_to_save(Presence.SWITCHING)  # LoopError on all ranks if some continue training
     asked = "" if following is None else repr(following.recipe)
-    local = {"asked": asked, "step": synchronizer.step, "held": sorted(session._step_hooks.pending_gradients.state())}
+    local = {
+        "asked": asked,
+        "step": synchronizer.step,
+        "held": sorted(session._step_hooks.pending_gradients.state()),
+        "host": socket.gethostname(),
+    }
     sent = [json.loads(text) for text in group.all_gather_text(json.dumps(local))]
     if refusal is not None:
         raise refusal
@@ -221,7 +242,7 @@ def _agreed(session: SwitchingSession, following: Following | None, refusal: Gos
             f"the ranks call session.switch() after different steps: {by_value([str(each['step']) for each in sent])}. "
             "Nothing was changed. Call it on every rank after the same step."
         )
-    return sorted({name for each in sent for name in each["held"]})
+    return sorted({name for each in sent for name in each["held"]}), [each["host"] for each in sent]
 
 
 @torch.no_grad()
@@ -260,6 +281,8 @@ def _change(session: SwitchingSession, following: Following, held: Sequence[str]
         pending, spent = _mean(session, pending, held)
         nbytes += spent
     session._step_hooks.pending_gradients.put(pending)
+    if stage.follows_speed and not session._group.alone:
+        uneven_inputs.divide_data(session._world, session._group, [1] * session._transport.world)
     return nbytes
 
 
@@ -297,7 +320,7 @@ def _nothing(parameter: Parameter) -> Tensor:
     return torch.zeros_like(parameter, dtype=accumulation_dtype(parameter.dtype))
 
 
-def _tell(session: SwitchingSession, before: Recipe, reason: str, nbytes: float) -> None:
+def _report_switch(session: SwitchingSession, before: Recipe, reason: str, nbytes: float) -> None:
     step, after = session._synchronizer.step, session.recipe
     events.emit(
         events.RecipeSwitched(step=step, before=repr(before), after=repr(after), reason=reason, bytes_sent=nbytes)
@@ -316,23 +339,23 @@ def follow(session: SwitchingSession, states: Sequence[Mapping[str, Any]]) -> No
     """Before a checkpoint is restored: switch to the recipe with which it was written, if its run started with this
     session's recipe, and take over its pending gradients."""
     transport = session._transport
-    own = session_checkpoint.own_state(states, transport)
-    attached, since = own.get("attached", own["recipe"]), own.get("since", 0)
-    in_force = own["recipe"], since
+    saved = session_checkpoint.own_state(states, transport)
+    attached, since = saved.get("attached", saved["recipe"]), saved.get("since", 0)
+    in_force = saved["recipe"], since
     switched = in_force != (attached, 0) or session._stages.since
-    began_alike = reshard.alike(attached, repr(session._attached)) or own["recipe"] == repr(session._attached)
+    began_alike = reshard.alike(attached, repr(session._attached)) or saved["recipe"] == repr(session._attached)
     if switched and began_alike and in_force != (repr(session.recipe), session._stages.since):
         if not session._group.comm_thread.is_fixed:
             raise CheckpointError(
-                f"this checkpoint was written under {own['recipe']!r}, after session.switch(), but workers of an "
+                f"this checkpoint was written under {saved['recipe']!r}, after session.switch(), but workers of an "
                 "elastic run read their recipe from the script. Continue with a fixed number of workers: "
                 "gossamer run --workers 4."
             )
         before = session.recipe
-        enter(session, laid_out(session, resolve(own["recipe"], transport.world), since))
+        enter(session, laid_out(session, resolve(saved["recipe"], transport.world), since))
         if session.recipe != before:
-            _tell(session, before, "the checkpoint was written under it", 0.0)
-    writers = [own] if own["world"] == transport.world else states
+            _report_switch(session, before, "the checkpoint was written under it", 0.0)
+    writers = [saved] if saved["world"] == transport.world else states
     session._step_hooks.pending_gradients.resume([each["state"] for each in writers])
 
 

@@ -80,7 +80,7 @@ class DeferredMetrics:
 
     def log(self, step: int, metrics: Mapping[str, float | Tensor]) -> None:
         """Log numbers. A tensor may be modified as soon as this returns. Raises TypeError for other values."""
-        if not any(map(_lies_elsewhere, metrics.values())):
+        if not any(map(_is_on_other_device, metrics.values())):
             _emit(step, metrics)
             return
         kept = {name: each.detach().clone() if isinstance(each, Tensor) else each for name, each in metrics.items()}
@@ -96,7 +96,7 @@ class DeferredMetrics:
                 self._last.wait()
 
 
-def _lies_elsewhere(value: float | Tensor) -> bool:
+def _is_on_other_device(value: float | Tensor) -> bool:
     """Whether reading it would block the host; invalid values are refused at once."""
     return isinstance(value, Tensor) and value.numel() == 1 and not value.is_cpu and not value.is_complex()
 

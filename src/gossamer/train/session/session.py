@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -16,24 +15,25 @@ from torch.utils.data import DataLoader
 from gossamer import events
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.aggregation import NO_MOMENTS, AggregationContext
+from gossamer.base.former_names import former_attribute
 from gossamer.base.transport import Transport
 from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.engine.loop import JudgedAt, LoopState, StepContext
 from gossamer.train.engine.model_buffers import ModelBuffers
 from gossamer.train.engine.parameter_check import ParameterCheck, ParameterForm, Verify, check_verify
 from gossamer.train.engine.parameter_views import sparse_names
-from gossamer.train.engine.report import NonFiniteOrigin, Presence, settings, with_weights
+from gossamer.train.engine.step_decision import NonFiniteOrigin, Presence, settings, with_weights
 from gossamer.train.engine.tensor_sampler import TensorSampler
 from gossamer.train.engine.weight_copies import WeightCopies
 from gossamer.train.session import lifecycle_events, recipe_switch, session_checkpoint, uneven_inputs
-from gossamer.train.session.ddp_guard import guard_against_ddp
+from gossamer.train.session.clipping_and_nonfinite import StepGuards
+from gossamer.train.session.ddp_guard import DdpGuard
 from gossamer.train.session.first_batch import NO_BATCH, FirstBatch
-from gossamer.train.session.gradient_guards import StepGuards
 from gossamer.train.session.group_changes import ShardedWorld
 from gossamer.train.session.layout_change import LayoutChanges
 from gossamer.train.session.loop_scaler import Scaler
 from gossamer.train.session.model_parts import ModelParts
-from gossamer.train.session.recipe_choice import Written
+from gossamer.train.session.recipe_choice import Written, placed_in
 from gossamer.train.session.scalars import DeferredMetrics, named_metrics
 from gossamer.train.session.session_checkpoint import SessionCheckpoints, StrPath
 from gossamer.train.session.session_status import SessionStats
@@ -43,17 +43,6 @@ from gossamer.train.session.tracked_parts import TrackedParts
 from gossamer.train.sharding.local_shards import WholeParameters
 
 
-def _old_name(old: str, new: str) -> property:
-    """An attribute of Session by its former name, which warns."""
-
-    def get(self: Session) -> Any:
-        message = f"session.{old} has a new name and will be removed. Write session.{new}."
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return getattr(self, new)
-
-    return property(get, doc=f"The former name of `{new}`.")
-
-
 class Session(LayoutChanges):
     """Trains `model` with `optimizer` together with the other workers of `transport`. Made by gossamer.attach.
 
@@ -61,6 +50,11 @@ class Session(LayoutChanges):
 
     Raises:
         MismatchError: models, recipes or options differ between ranks.
+
+    Example:
+        >>> with gossamer.attach(model, optimizer, "TopK(0.5)", replace=True) as session:
+        ...     model(batch).square().mean().backward()
+        ...     optimizer.step()
     """
 
     @torch.inference_mode(False)
@@ -81,11 +75,12 @@ class Session(LayoutChanges):
         scheduler: Stateful | None = None,
     ) -> None:
         check_verify(verify, verify_every)
+        recipe = placed_in(recipe, transport)
         super().__init__(recipe, transport, seed)
         self.model, self.optimizer, self.clip_norm = model, optimizer, clip_norm
         self._attached, self._verified = recipe, f"{verify}, {verify_every}"  # `recipe` is the one in force
         self._world = world
-        self._tracked = TrackedParts(model, optimizer, scheduler, says=transport.rank == 0)
+        self._tracked = TrackedParts(model, optimizer, scheduler, gives_notice=transport.rank == 0)
         self._parts = parts or ModelParts(model)
         guards = StepGuards(scaler, clip_norm, self._parts.total_norm)
         self._step_hooks = StepHooks(self, model, optimizer, recipe, self._tracked, guards, self._extensions)
@@ -99,7 +94,7 @@ class Session(LayoutChanges):
         self._checkpoints = SessionCheckpoints(job, self.status, model, optimizer, self._tracked, self._saved)
         self._passes_before = 0  # this epoch
         self._mixed = False  # whether ranks use different frameworks
-        fragments = self._lay_out(optimizer)
+        fragments = self._build_layout(optimizer)
         events.emit(lifecycle_events.begun(model, optimizer, recipe, fragments, transport))
         try:
             if not self._group.alone:
@@ -113,7 +108,7 @@ class Session(LayoutChanges):
         self._synchronizer.controls.muted = self._parts.staged
         self._hooks = [
             self._first_batch.watch(model),
-            *guard_against_ddp(model, recipe, transport.world),
+            *([DdpGuard(model, recipe)] if transport.world > 1 else ()),  # alone, DDP is harmless
             *self._step_hooks.install(self._group, self._check),
             *self.status.watch(model, optimizer),
         ]
@@ -122,7 +117,7 @@ class Session(LayoutChanges):
     # -- beginning -------------------------------------------------------------------------------------------------
 
     def _compare_ranks(self) -> bool:
-        self._mixed = check_ranks_alike(self.model, self.optimizer, self._group, **self._about())
+        self._mixed = check_ranks_alike(self.model, self.optimizer, self._group, self._world.data(), **self._about())
         self._buffers.see_constants()
         return self._mixed
 
@@ -156,6 +151,7 @@ class Session(LayoutChanges):
             ended=self.status.step_ended,
             judged=self._judge,
             check=self._check,
+            divide_data=partial(uneven_inputs.divide_data, self._world, self._group),
             agree=self._parts.agree,
             agree_in_round=self._parts.agree_in_round,
             sparse=partial(sparse_names, self.model),
@@ -202,8 +198,27 @@ class Session(LayoutChanges):
 
         Raises:
             MismatchError: at the next exchange, if only some ranks called it.
+
+        Example:
+            >>> session.set_batch_weight(len(batch))
         """
         self._weigh(weight)
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples that this worker should compute in its next backward pass.
+
+        With EveryStep(global_batch=..., balance=True) and no `batch`, read it before drawing each batch: it follows the
+        workers' speeds, and is also this batch's weight in the mean. With `batch` it is that number.
+
+        Raises:
+            LoopError: the recipe has no global batch.
+
+        Example:
+            while session.steps < 1000:
+                x, y = draw(session.batch_size)
+        """
+        return self._synchronizer.batch_size
 
     def log(self, metrics: Mapping[str, float | Tensor] | None = None, /, **more: float | Tensor) -> None:
         """Write metrics into the record of the run and to its exporters.
@@ -225,6 +240,12 @@ class Session(LayoutChanges):
         copies parameters, buffers, optimizer state and tracked schedulers from a rank that made every step. Samples
         drawn outside of the block that were not trained on are not counted. After a stop request the block ends early,
         and no further epoch begins.
+
+        Example:
+            >>> with session.epoch():
+            ...     for batch in loader:
+            ...         model(batch).square().mean().backward()
+            ...         optimizer.step()
         """
         for begin in self._extensions.pass_began:
             begin()
@@ -238,8 +259,8 @@ class Session(LayoutChanges):
         uneven_inputs.leave_epoch(self._world, self._group, together=self._synchronizer.in_step)
 
     def _catch_up(self, missed: int) -> None:
-        beside = (*self._loop_scaler.parts.values(), *self._tracked.schedulers())
-        parts = [self._parts.optimizer_state(self.optimizer), *beside]
+        others = (*self._loop_scaler.parts.values(), *self._tracked.schedulers())
+        parts = [self._parts.optimizer_state(self.optimizer), *others]
         tensors = [*self.model.parameters(), *self.model.buffers()]
         self._group.together(partial(uneven_inputs.catch_up, tensors, parts, missed, self._group))
 
@@ -257,6 +278,10 @@ class Session(LayoutChanges):
 
         Returns:
             `model`.
+
+        Example:
+            >>> with session.averaged_parameters(model):
+            ...     loss = model(batch).square().mean()
         """
         with self._parts.swapped_in(self._synchronizer.merge() or {}, model, self.steps):
             yield model
@@ -326,6 +351,9 @@ class Session(LayoutChanges):
             RecipeError, AttachError: this recipe cannot be attached, or not be switched to.
             LoopError: called within a step, or only on some ranks.
             MismatchError: ranks request different recipes. After any of these errors the old recipe stays in force.
+
+        Example:
+            >>> session.switch("Int8()", reason="less compression for the last epochs")
         """
         self._parts.refuse("session.switch()")
         recipe_switch.switch(self, recipe, reason)
@@ -333,7 +361,12 @@ class Session(LayoutChanges):
     # -- saving and ending -----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's part of the recipe state (residuals, momentum) by parameter name. Never communicates."""
+        """Return this rank's part of the recipe state (residuals, momentum) by parameter name. Never communicates.
+
+        Example:
+            >>> state = session.state_dict()
+            >>> session.load_state_dict(state)
+        """
         return session_checkpoint.session_state(
             self.recipe,
             self._layout,
@@ -355,6 +388,9 @@ class Session(LayoutChanges):
 
         Raises:
             CheckpointError: a state is damaged, or belongs to another recipe or layout.
+
+        Example:
+            >>> session.load_state_dict(session.state_dict())
         """
         passes = session_checkpoint.own_state(states, self._transport)["passes"]
         recipe_switch.follow(self, states)
@@ -399,10 +435,15 @@ class Session(LayoutChanges):
         Raises:
             LoopError: not all ranks call it after the same step.
             CheckpointError: writing failed.
+
+        Example:
+            >>> session.save(directory, epoch=3)
         """
         if self._group.lacks_ranks("session.save"):
             return
         self._step_hooks.manual_updates.settle()
+        if self._accumulates_locally:
+            self._tracked.report_accumulated()
         self._synchronizer.meet_to_save()
         if self._synchronizer.in_step and not self._stages.now.local_parameters:
             session_checkpoint.compare_parameters(self._check, self._group, self.steps)
@@ -418,12 +459,18 @@ class Session(LayoutChanges):
         how their recipe state was combined. A damaged checkpoint is skipped for the previous one, with a notice. A
         worker that joins an elastic run has the current state already; it receives only the `values` of the others.
 
+        Args:
+            directory: as for `save`.
+
         Returns:
             The saved `values`; {} if there is no checkpoint.
 
         Raises:
             LoopError: not all ranks call it.
             CheckpointError: the checkpoint does not fit this model or recipe.
+
+        Example:
+            >>> first_epoch = session.load(directory).get("epoch", 0)
         """
         if self._changes.handed_over:
             return dict(self._changes.saved_values)
@@ -432,6 +479,7 @@ class Session(LayoutChanges):
         self._step_hooks.manual_updates.forget()
         if (found := self._checkpoints.load(directory)) is None:
             return {}
+        self._changes.refuse_loaded()
         if self._group.is_detached:  # the servers hold newer parameters and are not rolled back
             return dict(found.tree["mine"])
         self._parts.refuse_other_shards(found)
@@ -448,11 +496,9 @@ class Session(LayoutChanges):
         parts = self._parts.saved(self.model, self.optimizer)
         return {**parts, **self._loop_scaler.parts, "world": self._world}
 
-    merged = _old_name("merged", "averaged_parameters")
-    weight = _old_name("weight", "set_batch_weight")
-    ask_to_stop = _old_name("ask_to_stop", "request_stop")
-    stopping = _old_name("stopping", "should_stop")
-    reset = _old_name("reset", "reset_compressor_state")
+    merged = former_attribute("session", "merged", "averaged_parameters")
+    weight = former_attribute("session", "weight", "set_batch_weight")
+    reset = former_attribute("session", "reset", "reset_compressor_state")
 
     def _close(self, how: events.Ended) -> None:
         with self._checkpoints.ended(how):

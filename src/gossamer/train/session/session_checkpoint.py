@@ -239,15 +239,15 @@ class SessionCheckpoints:
     ) -> None:
         wanted = self._agree_on(options)
         self._conclude(since="the next was to be saved")
-        self._tracked.tell_missing(values)
-        beside = {
+        self._tracked.notice_missing(values)
+        extra = {
             "tracked": self._tracked.state_dict(),
             "optimizer_class": type(self._optimizer).__name__,
             "optimizer_names": parameter_names(self._model, self._optimizer),
         }
-        tree = {**coordinated.states(self._parts()), **beside, "session": session, "mine": values}
-        tell = self._group.all_gather_text
-        self._run = agree_on_name(tell, self._run)
+        tree = {**coordinated.states(self._parts()), **extra, "session": session, "mine": values}
+        all_gather_text = self._group.all_gather_text
+        self._run = agree_on_name(all_gather_text, self._run)
         described = about(session, self._run)
         place = session["step"], self._group.transport.rank
         copies = None
@@ -255,10 +255,12 @@ class SessionCheckpoints:
             copies = partial(self._exchange.exchange, plan=self._exchange.plan(directory, wanted.replicas))
         if wanted.asynchronous:
             begin = coordinated.begin_in_background
-            self._pending = begin(directory, *place, tree, described, tell, wanted.keep, copies, self._buffers)
+            self._pending = begin(
+                directory, *place, tree, described, all_gather_text, wanted.keep, copies, self._buffers
+            )
             self._pending.begin()
         else:
-            coordinated.save(directory, *place, tree, described, tell, wanted.keep, copies)
+            coordinated.save(directory, *place, tree, described, all_gather_text, wanted.keep, copies)
             self._saved(directory, session["step"])
         self._status.saved()
 
@@ -298,10 +300,10 @@ class SessionCheckpoints:
         finally:
             if self._pending is not None:  # other ranks may not reach this point
                 self._pending.wait()
-                self._tell_lost(self._pending)
+                self._notice_lost(self._pending)
             yield
 
-    def _tell_lost(self, pending: BackgroundSave) -> None:
+    def _notice_lost(self, pending: BackgroundSave) -> None:
         if pending.error is not None:
             events.notice(f"the checkpoint of step {pending.step} was not written: {pending.error}")
 

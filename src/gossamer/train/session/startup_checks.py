@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import socket
 import sys
@@ -19,16 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gossamer.base import rng
+from gossamer.base import rng, system
 from gossamer.base.kernels.crc import crc32
 from gossamer.errors import MismatchError
+from gossamer.events import notice
 from gossamer.train.checkpoint.pytree import flat_bytes
-from gossamer.train.engine.report import by_value
+from gossamer.train.engine.step_decision import by_value
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.sharding.local_shards import local_part, local_parts
 from gossamer.version import __version__
 
-HOST, FRAMEWORK = "host", "framework"  # sent in addition, and never compared
+HOST, FRAMEWORK, DATA = "host", "framework", "data"  # sent in addition; only DATA is compared, for a notice
 MEANING = {
     "gossamer": "Gossamer's version (install the same one everywhere)",
     "torch": "torch's version (install the same one everywhere)",
@@ -44,14 +44,22 @@ MEANING = {
 }
 
 
-def check_ranks_alike(model: nn.Module, optimizer: Optimizer, group: GroupCalls, **about: str) -> bool:
-    """Compare the fingerprints of all ranks, then give them rank 0's parameters and buffers. about: see fingerprint.
+def check_ranks_alike(
+    model: nn.Module, optimizer: Optimizer, group: GroupCalls, data: Sequence[str], **about: str
+) -> bool:
+    """Compare the fingerprints of all ranks, then give them rank 0's parameters and buffers.
+
+    Args:
+        data: a text for each of the world's shards, equal on ranks with the same data.
+        about: see fingerprint.
 
     Returns whether ranks use different frameworks, with optimizers that are not known here.
     """
-    here = {HOST: socket.gethostname(), FRAMEWORK: f"torch {torch.__version__}"}
+    here = {HOST: socket.gethostname(), FRAMEWORK: f"torch {torch.__version__}", DATA: json.dumps([*data])}
     texts = group.all_gather_text(json.dumps({**fingerprint(optimizer=optimizer, **about), **here}))
     mixed = compare(texts)
+    if group.transport.rank == 0:
+        report_other_data([json.loads(json.loads(text).get(DATA, "[]")) for text in texts])
     hand_out([*model.parameters(), *model.buffers()], group.all_gather_text, group.broadcast_)
     return mixed
 
@@ -78,7 +86,7 @@ def compare(texts: Sequence[str]) -> bool:
     prints: list[Mapping[str, str]] = [json.loads(text) for text in texts]
     kinds = [each.get(FRAMEWORK, "") for each in prints]
     mixed = len({kind.split(" ")[0] for kind in kinds}) > 1  # versions of one framework are compared
-    ignored = {HOST, FRAMEWORK, *(["optimizer"] if mixed else [])}
+    ignored = {HOST, FRAMEWORK, DATA, *(["optimizer"] if mixed else [])}
     differing = [key for key in prints[0] if key not in ignored and len({each.get(key) for each in prints}) > 1]
     if differing:
         hosts = [each.get(HOST, "") for each in prints]
@@ -99,15 +107,32 @@ def compare(texts: Sequence[str]) -> bool:
     return mixed
 
 
+def report_other_data(by_rank: Sequence[Sequence[str]]) -> None:
+    """Print a notice if ranks divide different data. by_rank: a text for each shard. Ranks with another number of
+    shards, such as one of its own for validation on one rank, are not compared."""
+    if len({len(each) for each in by_rank}) > 1:
+        return
+    for number, texts in enumerate(zip(*by_rank, strict=True), start=1):
+        if len({*texts}) > 1:
+            notice(
+                f"the ranks divide different data in world.shard(...) number {number}: {by_value(texts)}. Every rank "
+                "takes its part of its own data, so samples are used twice, and held-out samples may be trained on. "
+                "Load and split the data equally on every rank, such as torch.utils.data.random_split(dataset, "
+                "lengths, generator=torch.Generator().manual_seed(0))."
+            )
+
+
 def hand_out(
-    tensors: Sequence[Tensor], tell: Callable[[str], list[str]], broadcast: Callable[[Sequence[Tensor], int], None]
+    tensors: Sequence[Tensor],
+    all_gather_text: Callable[[str], list[str]],
+    broadcast: Callable[[Sequence[Tensor], int], None],
 ) -> None:
-    """Broadcast rank 0's values of the tensors that differ between ranks. `tell`: all-gathers a text.
+    """Broadcast rank 0's values of the tensors that differ between ranks. `all_gather_text`: all-gathers a text.
 
     Hashes are compared first: a script that seeds every rank alike, or loads one file, has nothing to send.
     """
     own = local_parts(tensors)
-    forms, *hashes = zip(*(text.split() for text in tell(_described(own))), strict=False)
+    forms, *hashes = zip(*(text.split() for text in all_gather_text(_described(own))), strict=False)
     if len({*forms}) > 1:
         raise MismatchError(
             "the ranks' models have different buffers or frozen parameters: their number, shapes or dtypes differ, so "
@@ -201,4 +226,4 @@ def _joined(nbytes: int, checksums: Sequence[int]) -> str:
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return system.cores()

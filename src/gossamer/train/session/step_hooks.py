@@ -12,26 +12,26 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.base.global_hooks import OPTIMIZER_STEP, Subscription
 from gossamer.base.transport import Transport
+from gossamer.comm.runtime.worker_scope import current_worker
 from gossamer.errors import LoopError
+from gossamer.train.engine.autograd_hooks import refuse_capture
 from gossamer.train.engine.extension import Extensions, GradientUse
 from gossamer.train.engine.parameter_check import ParameterCheck
-from gossamer.train.engine.torch_hooks import refuse_capture
 from gossamer.train.moments.take_over import share_second_moment, take_over
 from gossamer.train.session import step_spans
-from gossamer.train.session.core import SessionCore
+from gossamer.train.session.clipping_and_nonfinite import GradientClip, StepGuards
 from gossamer.train.session.foreign_optimizers import (
     ForeignOptimizerGuard,
-    ForeignStepHook,
     WeakParameters,
-    has_closure,
 )
-from gossamer.train.session.gradient_guards import GradientClip, StepGuards
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.loop_scaler import LoopScaler, refuse_late, scaler_of_parts, show_overflow
 from gossamer.train.session.manual_updates import ManualUpdates
 from gossamer.train.session.model_watch import ModelWatch
 from gossamer.train.session.pending_gradients import PendingGradients
+from gossamer.train.session.session_base import SessionBase
 from gossamer.train.session.tracked_parts import TrackedParts
 from gossamer.train.sharding.local_shards import LocalShards, WholeParameters
 from gossamer.train.synchronizers.base import SoloSynchronizer
@@ -42,7 +42,7 @@ class StepHooks:
 
     def __init__(
         self,
-        session: SessionCore,
+        session: SessionBase,
         model: nn.Module,
         optimizer: Optimizer,
         recipe: Recipe,
@@ -56,6 +56,7 @@ class StepHooks:
         if guards.clip_norm is not None:
             extensions.add(self._clip)
         self.watch = ModelWatch(model)
+        self._stepping = False  # whether the attached optimizer is within its step
         self._attached_before = WeakParameters()  # all that were attached at some time
         self.pending_gradients = PendingGradients(extensions)
         self.manual_updates = ManualUpdates(
@@ -78,7 +79,7 @@ class StepHooks:
     def _guard(self, transport: Transport) -> None:
         self._foreign_guard = ForeignOptimizerGuard(
             self._model, self._optimizer, self._recipe, self._views.own, self.watch, self._attached_before,
-            says=transport.rank == 0,
+            gives_notice=transport.rank == 0,
         )  # fmt: skip
         compressor, norm = self._recipe.compressor, self._clip.norm
         shared = share_second_moment(self._optimizer, self._recipe.strategy, self._parameters, transport)
@@ -102,17 +103,21 @@ class StepHooks:
 
     def install(
         self, group: GroupCalls, check: ParameterCheck
-    ) -> Iterator[RemovableHandle | ForeignStepHook | LoopScaler | StepHooks]:
+    ) -> Iterator[RemovableHandle | Subscription | LoopScaler | StepHooks]:
         """Install all hooks; yields handles for their removal. To be exhausted."""
         self._alone, self._pid = group.alone, group.pid  # a forked child has no part in the group
         if check.looks and not group.alone:
             self._extensions.add(check)
         yield from step_spans.hooks(self._model, self._optimizer, self._before_step, self._after_step)
-        yield ForeignStepHook(self._before_foreign_step, self._optimizer)
+        self._worker = current_worker()  # other workers of a simulation are threads of the same process
+        yield OPTIMIZER_STEP.subscribe(self._before_foreign_step)
         yield self
         yield self.loop_scaler.install(watches=not isinstance(self._session._synchronizer, SoloSynchronizer))
 
-    def _before_foreign_step(self, optimizer: Optimizer, closure: bool) -> None:
+    def _before_foreign_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Any optimizer is about to make its step."""
+        if optimizer is self._optimizer or self._worker is not current_worker():
+            return
         self._tracked.see(optimizer)
         if os.getpid() != self._pid:
             return
@@ -120,19 +125,22 @@ class StepHooks:
         if not self._alone:
             if torch._C._current_graph_task_id() != -1 and self._foreign_guard.shares(optimizer):
                 raise _within_backward(optimizer)
+            if not self._stepping:
+                self._foreign_guard.refuse_inner(optimizer)
             self._foreign_guard.check(optimizer, local=self._session._muted_at == synchronizer.passes)
         if self._foreign_guard.shares(optimizer):
             self.refuse_gained(searches=False)
             self.manual_updates.remove()
             synchronizer.use()
             for act in self._extensions.before_step:
-                act(GradientUse(optimizer, self._parameters, closure, attached=False))
+                act(GradientUse(optimizer, self._parameters, _has_closure(args, kwargs), attached=False))
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The attached optimizer is about to make its step."""
         if os.getpid() != self._pid:
             return
-        synchronizer, closure = self._session._synchronizer, has_closure(args, kwargs)
+        self._stepping = True
+        synchronizer, closure = self._session._synchronizer, _has_closure(args, kwargs)
         for begin in self._extensions.pass_began:
             begin()
         if not self._alone:
@@ -154,6 +162,7 @@ class StepHooks:
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if os.getpid() != self._pid:
             return
+        self._stepping = False
         if self.momentum is not None:
             self.momentum.after()
         self._session._synchronizer.after_step()
@@ -176,6 +185,13 @@ class StepHooks:
         refuse_late(self._recipe, self._session._stages.now, self._session._synchronizer.buckets)
         show_overflow(self._parameters.values())
         return True
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an optimizer's step was called with a closure. args: as passed to hooks, the optimizer first."""
+    if len(args) == 1 and not kwargs:
+        return False
+    return any(value is not None for value in (*args[1:], *kwargs.values()))
 
 
 def _within_backward(optimizer: Optimizer) -> LoopError:

@@ -28,7 +28,7 @@ StepHook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]
 def begin_tracing(world: WorldState) -> None:
     """Record this process's spans if the environment requests it. Raises AttachError if they cannot be written."""
     try:
-        active.begin_as_told(world.rank, world.size)
+        active.begin_from_environment(world.rank, world.size)
     except OSError as error:
         raise AttachError(
             f"the trace of rank {world.rank} cannot be written to {error.filename} "
@@ -38,7 +38,7 @@ def begin_tracing(world: WorldState) -> None:
         raise AttachError(f"{active.STEPS}={error}") from None
     if active.recorder is not None:
         try:
-            profile_as_told(active.recorder)
+            profile_from_environment(active.recorder)
         except ValueError as error:
             raise AttachError(f"{PROFILED}={error}") from None
 
@@ -119,7 +119,7 @@ def read_ranks(text: str) -> frozenset[int] | None:
     return frozenset(map(int, text.split(",")))
 
 
-def profile_as_told(recorder: SpanRecorder) -> None:
+def profile_from_environment(recorder: SpanRecorder) -> None:
     """Profile operators if the environment chooses this rank. Raises ValueError."""
     text = os.environ.get(PROFILED)
     if text and recorder.follow is None:
@@ -150,7 +150,7 @@ class OperatorProfile:
                     self._end(self._profile, full=recording)
         except (OSError, RuntimeError, AssertionError) as error:  # for example if the script runs a profiler itself
             self._profile, self._left = None, 0
-            _tell("operators are not profiled (%s). Training continues.", str(error).split("\n")[0])
+            _warn("operators are not profiled (%s). Training continues.", str(error).split("\n")[0])
 
     def _begin(self) -> None:
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
@@ -167,8 +167,8 @@ class OperatorProfile:
         if not self._path.exists():
             ended.export_chrome_trace(str(self._path))
         if full:
-            _tell("operators of %d forward passes are in %s, and no more are profiled.", MOST_PASSES, self._path.name)
+            _warn("operators of %d forward passes are in %s, and no more are profiled.", MOST_PASSES, self._path.name)
 
 
-def _tell(text: str, *about: object) -> None:
+def _warn(text: str, *about: object) -> None:
     logging.getLogger("gossamer").warning(text, *about)

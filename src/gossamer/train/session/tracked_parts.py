@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from gossamer import events
 from gossamer.errors import AttachError, LoopError, MismatchError
@@ -24,16 +24,16 @@ class TrackedParts:
     """Objects that one session saves and loads in addition to model, optimizer and scaler, by name."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, scheduler: Stateful | None = None, *, says: bool
+        self, model: nn.Module, optimizer: Optimizer, scheduler: Stateful | None = None, *, gives_notice: bool
     ) -> None:
-        """scheduler: the first part. `says`: whether this rank prints notices."""
-        self._model, self._optimizer, self._says = model, optimizer, says
+        """scheduler: the first part. `gives_notice`: whether this rank prints notices."""
+        self._model, self._optimizer, self._gives_notice = model, optimizer, gives_notice
         self._parts: dict[str, Stateful] = {}
         self._loaded: frozenset[str] = frozenset()  # names in the loaded checkpoint
         self._functions: Mapping[str, str] = {}  # of other workers' schedulers that are not tracked here yet
         self._handed: dict[str, Any] = {}  # states received at attach, of parts that are not tracked here yet
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # in this process, except the attached one
-        self._told: set[str] = set()
+        self._noticed: set[str] = set()
         self._rates: list[float] | None = None  # of the other workers, until this new worker has made a step
         if scheduler is not None:
             self._add("scheduler", scheduler)
@@ -97,12 +97,12 @@ class TrackedParts:
             if not (resharded and isinstance(parts[name], RestoredLoader)):
                 parts[name].load_state_dict(saved[name])
         for name in sorted(saved.keys() - parts.keys()):
-            self._tell(
+            self._notice_once(
                 f"the checkpoint has a state of {name}, which this run does not track, so it is lost. Before "
                 f"session.load() write session.track({_keyword(name)})"
             )
         for name in sorted(parts.keys() - saved.keys()):
-            self._tell(f"the checkpoint has no state of {name}, which keeps its current state")
+            self._notice_once(f"the checkpoint has no state of {name}, which keeps its current state")
 
     def schedulers(self) -> list[Stateful]:
         """Schedulers of the attached optimizer."""
@@ -128,12 +128,12 @@ class TrackedParts:
         """Called before the first step of a new worker: print a notice if its learning rate differs from that of the
         other workers, or will differ because its scheduler is not tracked."""
         remote, self._rates = self._rates, None
-        own = _rates(self._optimizer)
+        local = _rates(self._optimizer)
         tracked = any(_schedules(part, self._optimizer) for part in self._all().values())
-        if remote is not None and (own != remote or (_has_scheduler(self._optimizer) and not tracked)):
+        if remote is not None and (local != remote or (_has_scheduler(self._optimizer) and not tracked)):
             events.notice(
                 f"this worker joined a run with learning rate {_listed(remote)} but makes its first step with "
-                f"{_listed(own)}. Its scheduler did not receive the state of the other workers and starts from the "
+                f"{_listed(local)}. Its scheduler did not receive the state of the other workers and starts from the "
                 "beginning, so its rate would differ from theirs. Write gossamer.attach(..., scheduler=scheduler), or "
                 "session.track(scheduler=scheduler) if it is created after attach"
             )
@@ -147,20 +147,29 @@ class TrackedParts:
             for group, rate in zip(self._optimizer.param_groups, state.get("_last_lr", ()), strict=False):
                 group["lr"] = rate
 
-    def tell_missing(self, own: Mapping[str, Any]) -> None:
+    def notice_missing(self, own: Mapping[str, Any]) -> None:
         """Print notices about schedulers and optimizers of this model that are neither tracked nor in `own`."""
         kept = [*self._all().values(), *_leaves(own)]
         if _has_scheduler(self._optimizer) and not any(_schedules(part, self._optimizer) for part in kept):
-            self._tell(
+            self._notice_once(
                 "the optimizer has a learning rate scheduler that is not in the checkpoint, so a resumed run would "
                 "continue with another learning rate. Write session.track(scheduler=scheduler) before session.load(), "
                 "or gossamer.attach(..., scheduler=scheduler)"
             )
-        for other in self._beside(kept):
-            self._tell(
+        for other in self._unsaved_optimizers(kept):
+            self._notice_once(
                 f"{type(other).__name__} also trains {self._trained_by(other)}, but its state is not in the "
                 "checkpoint, so a resumed run would differ. Write session.track(second=optimizer) before "
                 "session.load()"
+            )
+
+    def report_accumulated(self) -> None:
+        """Print a notice about gradients that `no_sync` has accumulated, which a checkpoint does not contain."""
+        if any(parameter.grad is not None for parameter in self._model.parameters()):
+            self._notice_once(
+                "this checkpoint does not contain the gradients that session.no_sync() has accumulated, so a resumed "
+                "run would skip these samples. Call session.save() after optimizer.step() and zero_grad(), and end an "
+                "epoch with a step: number % 4 == 0 or number == len(data)"
             )
 
     def _all(self) -> dict[str, Stateful]:
@@ -172,23 +181,31 @@ class TrackedParts:
         }
         return {**hanging, **self._parts}
 
-    def _beside(self, kept: Iterable[Any]) -> Iterator[Optimizer]:
+    def _unsaved_optimizers(self, kept: Iterable[Any]) -> Iterator[Optimizer]:
         """Optimizers of this model's parameters that are not saved."""
         known = {id(part) for part in kept}
         if any(isinstance(part, Mapping) and "param_groups" in part for part in kept):
             return  # the script saves some optimizer's state_dict itself
         for other in self._stepped:
-            if id(other) not in known and not steps_through(self._optimizer, other) and self._trained_by(other):
+            if id(other) not in known and not self._includes(other) and self._trained_by(other):
                 yield other
+
+    def _includes(self, inner: Optimizer) -> bool:
+        """Whether the attached optimizer steps through `inner`, and its state_dict() contains the state of `inner`."""
+        if not steps_through(self._optimizer, inner):
+            return False
+        saved = {id(leaf) for leaf in _leaves(self._optimizer.state_dict())}
+        state = (leaf for leaf in _leaves(dict(inner.state)) if isinstance(leaf, Tensor))
+        return all(id(tensor) in saved for tensor in state)
 
     def _trained_by(self, optimizer: Optimizer) -> str:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         names = [name for name, parameter in self._model.named_parameters() if id(parameter) in held]
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
-    def _tell(self, message: str) -> None:
-        if self._says and message not in self._told:
-            self._told.add(message)
+    def _notice_once(self, message: str) -> None:
+        if self._gives_notice and message not in self._noticed:
+            self._noticed.add(message)
             events.notice(message)
 
 
@@ -200,7 +217,7 @@ def _stateful(part: Any) -> bool:
 
 def _position_is_in_world(loader: DataLoader[Any]) -> bool:
     """Whether to count the batches that the loop takes from it: the world's shards then have the position."""
-    return isinstance(loader.dataset, StreamShard) or isinstance(loader.sampler, Shard) or not _stateful(loader)
+    return isinstance(loader.dataset, StreamShard) or _dealt_by(loader) is not None or not _stateful(loader)
 
 
 def _has_scheduler(optimizer: Optimizer) -> bool:
@@ -272,10 +289,10 @@ def refuse_other_functions(name: str, scheduler: Any, others: Mapping[str, str])
 
     others: `functions_text` of the schedulers of workers that train already, by "functions of " and their names.
     """
-    own, remote = functions_text(scheduler), others.get(f"functions of {name}", "")
-    if own != remote:
+    local, remote = functions_text(scheduler), others.get(f"functions of {name}", "")
+    if local != remote:
         raise MismatchError(
-            f"the functions of {name} return {own or 'nothing'} on this worker and {remote or 'nothing'} on the "
+            f"the functions of {name} return {local or 'nothing'} on this worker and {remote or 'nothing'} on the "
             f"workers that train already, so learning rates would differ. This worker does not join. {REMEDY}"
         )
 
@@ -328,8 +345,8 @@ class TrackedLoader:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         """Raises AttachError if the number of batches taken does not determine their indices."""
-        self._loader, self._shard = loader, _shard_of(loader)
-        self._batch_size = loader.batch_size or 1
+        self._loader = loader
+        self._shard, self._batch_size = _shard_of(loader)  # and the number of its entries in a batch
 
     def __iter__(self) -> Iterator[Any]:
         shard = self._shard
@@ -405,26 +422,37 @@ class RestoredLoader:
         return getattr(self._loader, name)
 
 
-def _shard_of(loader: DataLoader[Any]) -> Shard | StreamShard[Any]:
-    shard = loader.dataset if isinstance(loader.dataset, StreamShard) else _sampler_of(loader)
+def _shard_of(loader: DataLoader[Any]) -> tuple[Shard | StreamShard[Any], int]:
+    """The shard that the loader draws from, and the number of its entries in a batch. Raises AttachError."""
     if loader.num_workers and not getattr(loader, "in_order", True):
         raise AttachError(
             "in_order=False returns batches in the order in which workers finish them, so the number of batches taken "
             "does not determine their indices. Leave it out."
         )
-    if isinstance(shard, StreamShard) and loader.persistent_workers:
-        raise AttachError(
-            "persistent workers keep the position in the stream at which they were started, so a resumed run would "
-            "start at another position. Leave persistent_workers out."
-        )
-    return shard
-
-
-def _sampler_of(loader: DataLoader[Any]) -> Shard:
-    if not isinstance(loader.sampler, Shard):
+    if isinstance(loader.dataset, StreamShard):
+        if loader.persistent_workers:
+            raise AttachError(
+                "persistent workers keep the position in the stream at which they were started, so a resumed run would "
+                "start at another position. Leave persistent_workers out."
+            )
+        return loader.dataset, loader.batch_size or 1
+    if (found := _dealt_by(loader)) is None:
         raise AttachError(
             "this loader has its own sampler or batch sampler, so the number of batches taken does not determine its "
-            "position. Write DataLoader(dataset, batch_size=..., sampler=world.shard(dataset)), or pass session.track "
-            "a loader with state_dict(), such as torchdata's StatefulDataLoader."
+            "position. Write DataLoader(dataset, batch_size=..., sampler=world.shard(dataset)); or "
+            "DataLoader(dataset, batch_sampler=world.shard(batch_sampler)), which divides whole batches; or pass "
+            "session.track a loader with state_dict(), such as torchdata's StatefulDataLoader."
         )
-    return loader.sampler
+    return found
+
+
+def _dealt_by(loader: DataLoader[Any]) -> tuple[Shard, int] | None:
+    """The shard of indices or of whole batches that the loader draws from, and the number of its entries in a batch."""
+    batches = loader.batch_sampler
+    if isinstance(batches, Shard):
+        return batches, 1
+    if isinstance(loader.sampler, Shard):  # in batches of the loader's own making
+        return loader.sampler, loader.batch_size or 1
+    if type(batches) is BatchSampler and isinstance(batches.sampler, Shard):
+        return batches.sampler, batches.batch_size
+    return None

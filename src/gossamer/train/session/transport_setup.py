@@ -33,7 +33,10 @@ def transport_for(world: WorldState, recipe: Recipe, ranks: Sequence[int] | None
     """The transport of a new session, among `ranks` of the job; None means all. Raises AttachError for a restarted
     worker with a recipe in lock step."""
     if is_elastic():
-        refuse_inelastic(recipe)
+        run = join_run()
+        refuse_inelastic(recipe, run.sizes, servers=len(dedicated_servers()))
+        if run.agent.servers:
+            return run.served_member()
         return join_run().transport(requested_collective(recipe.topology.collective), world.device)
     if (own := world.own_transport()) is not None:
         return own
@@ -46,9 +49,9 @@ def transport_for(world: WorldState, recipe: Recipe, ranks: Sequence[int] | None
             )
         return DetachedTransport(world.rank, world.size)
     paced = os.environ.get("GOSSAMER_PACED")  # set by gossamer run if it cannot emulate a network
-    wish = requested_collective(recipe.topology.collective)
-    transport = group_transport(world, wish, ranks)
-    return ThrottledTransport(transport, read_network(paced, transport.world), wish) if paced else transport
+    requested = requested_collective(recipe.topology.collective)
+    transport = group_transport(world, requested, ranks)
+    return ThrottledTransport(transport, read_network(paced, transport.world), requested) if paced else transport
 
 
 def model_group(ranks: Sequence[int], size: int) -> ModelGroup:
@@ -72,7 +75,7 @@ def _takes_back(stage: Stage) -> bool:
     return isinstance(stage, GossipStage) and not stage.in_lock_step
 
 
-def group_transport(world: WorldState, wish: str, ranks: Sequence[int] | None = None) -> Transport:
+def group_transport(world: WorldState, requested: str, ranks: Sequence[int] | None = None) -> Transport:
     """The process group of `ranks` (default: all) with Gossamer's own TCP mesh, which copies GPU tensors through host
     memory. If all ranks have NCCL, it is opened as well, and the faster one is used.
 
@@ -80,8 +83,8 @@ def group_transport(world: WorldState, wish: str, ranks: Sequence[int] | None = 
     """
     engine, address = ProcessGroupTransport(ranks), _listening_address()
     if (tls := mesh_tls()) is not None:
-        return encrypted_mesh(engine, address, tls, wish, device=world.device)
-    return mesh_transport(engine, address, wish, device=world.device)
+        return encrypted_mesh(engine, address, tls, requested, device=world.device)
+    return mesh_transport(engine, address, requested, device=world.device)
 
 
 def _listening_address() -> str:

@@ -1,5 +1,5 @@
 """Uneven inputs: copies parameters and optimizer state to ranks that ran out of data early, at an epoch's end, and
-agrees on the number of the next epoch.
+agrees on the number of the next epoch. If ranks share a step by speed, divides the data in the same proportion.
 
 Until then such a rank shadows the others' collectives with weight 0: `end_epoch` of its synchronizer.
 """
@@ -37,6 +37,20 @@ def leave_epoch(world: ShardedWorld, group: GroupCalls, *, together: bool) -> No
         return [json.loads(text) for text in group.all_gather_text(json.dumps(world.entered_epochs()))]
 
     world.leave_epoch(group.together(entered) if together and not group.alone else [world.entered_epochs()])
+
+
+def divide_data(world: ShardedWorld, group: GroupCalls, shares: Sequence[int]) -> None:
+    """Divide the rest of the data in proportion to `shares` of a step, by rank. Called on all ranks after the same
+    exchange."""
+    members = tuple(group.comm_thread.members(group.transport.world))
+
+    def parts() -> list[Any]:
+        own = world.parts_in_use(group.transport.rank, group.transport.world)
+        return [json.loads(text) for text in group.all_gather_text(json.dumps(own))]
+
+    found = group.together(parts)
+    if members == tuple(group.comm_thread.members(group.transport.world)):  # else parts and shares are equal again
+        world.divide(shares, found, group.transport.rank)
 
 
 def take_over(tensors: Sequence[Tensor], parts: Sequence[Stateful], source: int, group: GroupCalls) -> None:

@@ -220,11 +220,11 @@ class _Differing(Exception):
 def _agreed(transport: Transport, call: Call, length: int) -> list[int]:
     """Compare the calls of all ranks. Returns the lengths of their contents, by rank."""
     local = torch.tensor([call.code, len(call.text.encode()), length], device="cpu")
-    received = [part.tolist() for (part,) in _answer(transport, AllGather((local,)))]
-    if any(code != call.code for code, _, _ in received):
-        texts = _all_gathered(transport, call.text.encode(), [size for _, size, _ in received])
+    headers = [part.tolist() for (part,) in _answer(transport, AllGather((local,)))]
+    if any(code != call.code for code, _, _ in headers):
+        texts = _all_gathered(transport, call.text.encode(), [size for _, size, _ in headers])
         raise _Differing(_by_rank(dict(enumerate(texts))))
-    return [length for _, _, length in received]
+    return [length for _, _, length in headers]
 
 
 def _answer(transport: Transport, op: CollectiveOp) -> Any:
@@ -239,8 +239,8 @@ def _all_gathered(transport: Transport, content: bytes, lengths: Sequence[int]) 
         return [b""] * len(lengths)
     padded = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
     padded[: len(content)] = tensor_of(content)
-    received = _answer(transport, AllGather((padded,)))
-    return [bytes_of(part[:length]) for (part,), length in zip(received, lengths, strict=True)]
+    payloads = _answer(transport, AllGather((padded,)))
+    return [bytes_of(part[:length]) for (part,), length in zip(payloads, lengths, strict=True)]
 
 
 def _performed(

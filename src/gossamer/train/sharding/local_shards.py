@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from gossamer.errors import LayoutError
+from gossamer.train.engine.autograd_hooks import BackwardMonitor
 from gossamer.train.engine.extension import Extension, GradientUse
 from gossamer.train.engine.parameter_views import trainable
-from gossamer.train.engine.torch_hooks import BackwardMonitor
 
 
 class WholeParameters:

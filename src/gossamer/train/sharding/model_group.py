@@ -16,8 +16,8 @@ from gossamer import events
 from gossamer.base.ops import AllGather
 from gossamer.base.transport import Transport
 from gossamer.errors import GossamerError
-from gossamer.train.engine.report import NonFiniteOrigin
 from gossamer.train.engine.sparse_gradients import entries
+from gossamer.train.engine.step_decision import NonFiniteOrigin
 from gossamer.train.sharding.local_shards import WholeParameters
 
 ELSEWHERE: NonFiniteOrigin = None, "another part of the model"

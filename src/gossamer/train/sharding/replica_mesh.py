@@ -87,11 +87,16 @@ def refuse_recipe(model: nn.Module, recipe: Recipe) -> None:
 
 def refuse_apart(recipe: Recipe) -> None:
     """Raise AttachError for a recipe that cannot run within a group of ranks."""
-    if any(map(_stands_apart, recipe.strategy.stages)):
+    if any(map(_trains_apart, recipe.strategy.stages)):
         raise AttachError(
             f"{recipe!r} has workers that contact single peers by their ranks in the job, but with a model divided "
             "among ranks the recipe runs in several groups at once. Use one in lock step, such as EveryStep(), "
             "DiLoCo(period=20) or Gossip()."
+        )
+    if any(stage.follows_speed for stage in recipe.strategy.stages):
+        raise AttachError(
+            f"{recipe!r} derives shares from measured times, but with a model divided among ranks each group of ranks "
+            "would measure its own, and the parts of one replica would need the same samples. Leave out balance=True."
         )
 
 
@@ -101,7 +106,7 @@ def _moves_moments(stage: Stage) -> bool:
     )
 
 
-def _stands_apart(stage: Stage) -> bool:
+def _trains_apart(stage: Stage) -> bool:
     match stage:
         case GossipStage():
             return not stage.in_lock_step

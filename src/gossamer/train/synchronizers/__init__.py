@@ -9,11 +9,13 @@
     in_flight            one round: outgoing tensors, reduction on the communication thread, result
     local_step_counter   counts optimizer steps between rounds and reports their costs; replaces non-finite gradients
                          on a GPU by zeros without blocking the host
+    speed_balance        shares of a step, and local steps per round, from the workers' compute times
     hierarchical         HierarchicalLocalSGD: gradients within a site, scheduled rounds among all workers
     gossip               GossipAveraging, in lock step; gossip_round: one of its rounds
     pairwise_gossip      PairwiseGossip, asynchronous; lost workers can return
     termination          the end of pairwise gossip: leader, final mean, dismissal
     parameter_server     ServerSynchronizer: push and pull; peer_endpoints: opens and connects endpoints
+    server_averaging     ServerAveraging: local steps, with changes that servers merge in the background (AsyncDiLoCo)
 
 One round of parameters: LocalStepCounter counts an optimizer step; ScheduledSynchronizer then finds that a round is due
 and calls `offer` of its task for each bucket; on the communication thread OutgoingRound polls the participants, reduces

@@ -16,10 +16,11 @@ from gossamer.base.aggregation import NO_MOMENTS, AggregationContext, Moments
 from gossamer.base.transport import Transport
 from gossamer.comm.environment.roll_call import RollCall
 from gossamer.comm.runtime.comm_thread import CommThread
+from gossamer.errors import LoopError
+from gossamer.train.engine.autograd_hooks import LoopControls
 from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.loop import LoopState, StepCosts
-from gossamer.train.engine.report import Presence
-from gossamer.train.engine.torch_hooks import LoopControls
+from gossamer.train.engine.step_decision import Presence
 
 NamedState = dict[str, dict[str, Tensor]]
 
@@ -64,6 +65,7 @@ class Synchronizer(ABC):
 
     judges_latest_pass = False  # whether non-finite values come from the latest backward pass
     in_step = True  # whether all ranks reach the end of an epoch together
+    in_common = True  # whether all ranks hold common parameters, at least between two rounds
     roll_call: RollCall | None = None  # for calls outside of steps, if the recipe tolerates the loss of a rank
 
     def __init__(self, controls: LoopControls | None = None) -> None:
@@ -83,6 +85,11 @@ class Synchronizer(ABC):
         """Groups of parameters that are compressed and sent together."""
 
     @property
+    def landed(self) -> int:
+        """Number of exchanges that changed the state that all workers have in common."""
+        return self.step
+
+    @property
     def passes(self) -> int:
         """Number of backward passes that count for the start of stages; equal on all ranks in lock step."""
         return self.step
@@ -91,6 +98,14 @@ class Synchronizer(ABC):
     def accumulating(self) -> bool:
         """Whether more backward passes follow before the optimizer has its gradients."""
         return False
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples of this worker's next backward pass. Raises LoopError for a recipe without global batch."""
+        raise LoopError(
+            "session.batch_size is this worker's part of a global batch, and the recipe has none. Write "
+            "gossamer.attach(model, optimizer, global_batch=256, balance=True)."
+        )
 
     @property
     def between_steps(self) -> bool:
@@ -118,6 +133,9 @@ class Synchronizer(ABC):
 
     def end_run(self) -> None:  # noqa: B027 - most have nothing left to agree on
         """End the session without a failure: adopt the parameters that all ranks agree on, if the others respond."""
+
+    def leave(self) -> None:  # noqa: B027 - others in lock step repeat the exchange without this rank
+        """Called on a worker that leaves while the others continue."""
 
     @abstractmethod
     def before_step(self, *, closure: bool) -> None:
@@ -169,6 +187,9 @@ class Synchronizer(ABC):
             for name, remembered in self.remembered().items()
         }
         self.resume(handed["progress"], kept)
+
+    def joined(self) -> None:  # noqa: B027 - most have taken up all of it
+        """Called on a worker that has joined, on its training thread, before its loop begins."""
 
     def rescale(self, factor: float) -> None:
         """Scale unsent residuals, after the number of workers that they are divided by changed by `factor`."""

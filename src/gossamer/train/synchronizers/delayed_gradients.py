@@ -12,7 +12,7 @@ from gossamer.errors import LoopError
 from gossamer.train.engine.averaged_state import AveragedState
 from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.loop import LoopState
-from gossamer.train.engine.report import Flags, Presence
+from gossamer.train.engine.step_decision import Flags, Presence
 from gossamer.train.synchronizers.in_flight import InFlightRound, RoundResult
 from gossamer.train.synchronizers.round_task import RoundTask, taken_along
 
@@ -67,7 +67,7 @@ class DelayedGradients(RoundTask):
         return np.array(graded) & (presence == Presence.TRAINING)
 
     def apply(self, landed: InFlightRound, result: RoundResult) -> None:
-        used = {name for name, someone in zip(self._names, result.used, strict=True) if someone}
+        used = {name for name, was_used in zip(self._names, result.used, strict=True) if was_used}
         self._show([mean.mul_(self._loop.scale() or 1.0) for mean in result.means], used)
         if result.averaged_state is not None:
             self.averaged_state(landed.number, landed).replace(result.averaged_state, 0.0, landed.sent)

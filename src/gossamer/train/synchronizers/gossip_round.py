@@ -1,9 +1,10 @@
-"""Gossip round: one neighbor all-gather of a header and the messages of all parts, and applying them."""
+"""Gossip round: one neighbor all-gather of a header and the messages of all parts, and applying them; the state after
+workers have joined or were lost."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -14,11 +15,12 @@ from gossamer.algorithms.gossip.rules import GossipOffer, MixingRule, NeighborMe
 from gossamer.algorithms.strategies import Memory
 from gossamer.algorithms.topologies import Topology
 from gossamer.base.aggregation import AggregationContext, State
-from gossamer.base.layout import FlatTensors
-from gossamer.base.ops import AllGather, Coalesced, NeighborAllGather, Payload
-from gossamer.errors import LoopError
+from gossamer.base.kernels import all_finite
+from gossamer.base.layout import FlatTensors, accumulation_dtype
+from gossamer.base.ops import AllGather, AllReduceMean, Coalesced, NeighborAllGather, Payload
+from gossamer.errors import LoopError, NonFiniteError
 from gossamer.train.engine.bucket import Bucket
-from gossamer.train.engine.report import Presence
+from gossamer.train.engine.step_decision import Presence
 
 HEADER_BYTES = 32
 
@@ -78,26 +80,80 @@ class NeighborGraph:
 
 
 def gossip_round(
-    parts: Sequence[MixedTensors], head: RoundHeader, graph: NeighborGraph, *, all_meet: bool
+    parts: Sequence[MixedTensors], head: RoundHeader, graph: NeighborGraph, *, all_meet: bool, atomic: bool = False
 ) -> Generator[Any, Any, Sequence[RoundHeader]]:
-    """Make a round. Returns the headers of all ranks if `all_meet`, otherwise nothing.
+    """Make a round. Returns the headers of all ranks if `all_meet` or `atomic`, otherwise nothing.
 
     Nothing is written before all messages have arrived. If the headers announce a call that needs all workers, nothing
     is mixed.
+
+    Args:
+        all_meet: exchange the headers of all ranks together with the messages.
+        atomic: gather the headers of all ranks after the messages. A rank that has them knows that every rank has its
+            messages, so in an elastic run the round counts for all ranks or for none.
     """
     at, sends_to, edges = graph.at, graph.sends_to, graph.edges
     offers = [part.offer(at, len(sends_to)) for part in parts]
     written = head.written(parts[0].x.flat.device)
     op = NeighborAllGather((written, *chain.from_iterable(offer.payload for offer in offers)), edges, sends_to)
     everyone: Sequence[Payload] = ()
-    if all_meet:
+    if atomic:
+        received = yield op
+        everyone = yield AllGather((written,))
+    elif all_meet:
         everyone, received = yield Coalesced((AllGather((written,)), op))
     else:
         received = yield op
-    check({at.rank: head} | {peer: read_header(payload[0]) for peer, payload in zip(op.senders, received, strict=True)})
+    heads = [read_header(remote) for (remote,) in everyone]
+    neighbors = {peer: read_header(payload[0]) for peer, payload in zip(op.senders, received, strict=True)}
+    check(dict(enumerate(heads)) if atomic else {at.rank: head} | neighbors)
     if head.presence.call is None:
         _land(parts, offers, [(weight, _of(at, peer)) for peer, weight in edges], received)
-    return [read_header(remote) for (remote,) in everyone]
+    return heads
+
+
+def renewed(
+    parts: Sequence[MixedTensors], world: int, *, joined: bool, new: bool
+) -> Generator[Any, Any, list[MixedTensors]]:
+    """Return the parts with which a rank continues after workers have joined or were lost. Nothing is written.
+
+    A worker that stays keeps its values. A worker that joins starts from the means over those that stay, so the means
+    over all workers do not change. Copies of other workers' values start again from the mean, which all ranks have.
+
+    Args:
+        world: number of ranks.
+        joined: whether any worker has joined; equal on every rank.
+        new: whether this worker has joined.
+    """
+    following: list[MixedTensors] = []
+    for part in parts:
+        if not (joined or part.rule.keeps_copies):
+            following.append(part)
+            continue
+        x, memory = part.rule.begin_from((yield from _mean_state(part, world, new=new)), part.x.flat.dtype)
+        if new:
+            following.append(replace(part, x=FlatTensors(x, part.x.layout), memory=memory))
+        else:
+            following.append(replace(part, memory=memory) if part.rule.keeps_copies else part)
+    return following
+
+
+def _mean_state(part: MixedTensors, world: int, *, new: bool) -> Generator[Any, Any, Payload]:
+    """The means of a part's state over the workers that stay and have finite values; in float32 or wider."""
+    joint = [each.to(accumulation_dtype(each.dtype), copy=True) for each in part.rule.joint(part.x.flat, part.memory)]
+    counts = not new and all(map(all_finite, joint))
+    if not counts:
+        for each in joint:
+            each.zero_()
+    weight = torch.full((1,), float(counts), dtype=torch.float64, device=part.x.flat.device)
+    *means, share = yield Coalesced(tuple(AllReduceMean(each, out=each) for each in (*joint, weight)))
+    counted = round(share.item() * world)
+    if not counted:
+        raise NonFiniteError(
+            "no worker has finite parameters after the workers have changed, so training cannot continue. Restart from "
+            "the last checkpoint, with a lower learning rate."
+        )
+    return tuple(means) if counted == world else tuple(mean.mul_(world).div_(counted) for mean in means)
 
 
 def check(heads: Mapping[int, RoundHeader]) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gossamer.algorithms.strategies import GradientStage
@@ -22,6 +23,7 @@ from gossamer.base.spans.record_format import SpanKind
 from gossamer.comm.runtime.pipeline import PipelineTuner
 from gossamer.errors import LoopError
 from gossamer.events import notice, sampled
+from gossamer.train.engine.autograd_hooks import LoopControls
 from gossamer.train.engine.bucket import (
     NO_INPUT,
     SUM,
@@ -33,20 +35,20 @@ from gossamer.train.engine.bucket import (
     kept_gradients,
     refuse_late_part,
 )
-from gossamer.train.engine.device_failures import undone
-from gossamer.train.engine.model_buffers import BufferVersions
-from gossamer.train.engine.participation import refuse_apart
-from gossamer.train.engine.reduction import (
+from gossamer.train.engine.bucket_reduction import (
     PendingReduction,
     StepReduction,
     StepTrailer,
     sum_costs,
     unsampled,
 )
-from gossamer.train.engine.report import NO_FLAGS, Presence, StepDecision, StepReport, settings_hash
+from gossamer.train.engine.device_failures import undone
+from gossamer.train.engine.model_buffers import BufferVersions
+from gossamer.train.engine.participation import refuse_apart
 from gossamer.train.engine.sparse_gradients import SparseGradients
-from gossamer.train.engine.torch_hooks import LoopControls
+from gossamer.train.engine.step_decision import NO_FLAGS, Presence, StepDecision, StepReport, settings_hash
 from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchronizer, without_unsent
+from gossamer.train.synchronizers.speed_balance import StepShares
 
 
 class AdmissionGate:
@@ -108,11 +110,14 @@ class GradientSynchronizer(Synchronizer):
         self._buckets, self._sparse, self._passes = buckets, sparse, 0
         self._parts: Sequence[Bucket | SparseGradients] = (*buckets, sparse)
         self.phase, self.in_optimizer = GradientPhase.WAITING, False
-        self._stage, self._admission = stage, AdmissionGate(context, gates=stage.accumulates)
+        self._stage, self._admission = stage, AdmissionGate(context, gates=stage.accumulates or stage.in_one_pass)
         self._sums = GradientAccumulator(buckets, self._due if stage.accumulates else 1)
         self._parameters = {name: each for part in self._parts for name, each in part.parameters.items()}
         self.names = list(self._parameters)
+        device = next(iter(self._parameters.values())).device
+        self._shares = StepShares(stage, device) if stage.balance else None
         self._context, self._loop = context, context.loop
+        self._graph_reported = False
         self._seen_pass = False  # whether a complete pass showed which gradients arrive in parts
         self._pending: PendingReduction | None = None
         # The tuner follows the number of exchanges, which differs on workers that joined later
@@ -147,8 +152,22 @@ class GradientSynchronizer(Synchronizer):
     def _members(self) -> Sequence[int]:
         return self._context.comm_thread.members(self._context.transport.world)
 
+    @property
+    def _share(self) -> int:
+        """Parts of this step that this rank computes."""
+        transport = self._context.transport
+        if self._shares is not None:
+            return self._shares.of(self.step, self._members)[transport.rank]
+        return self._stage.shares(transport.world, self.step)[transport.rank]
+
     def _due(self) -> int:
-        return self._stage.passes((at := self._context.aggregation(self.step)).world, at.step)[at.rank]
+        return 1 if self._stage.in_one_pass else self._share
+
+    @property
+    def batch_size(self) -> int:
+        if self._stage.batches is None:
+            return super().batch_size
+        return self._share if self._stage.in_one_pass else self._stage.batch
 
     def _ready(self, name: str, parameter: Tensor) -> None:
         """Called for each gradient, or part of one, that backward has computed. It runs once per parameter and must be
@@ -168,6 +187,8 @@ class GradientSynchronizer(Synchronizer):
                 self._send(self._pending, Presence.TRAINING)
 
     def _pass_began(self) -> None:
+        if torch.is_grad_enabled():
+            self._report_graph()
         for begin in self._loop.extensions.pass_began:
             begin()
         if self._pending is not None and self._pending.sent:
@@ -179,9 +200,22 @@ class GradientSynchronizer(Synchronizer):
         if self._unused:
             self._drop_thrown_away()
         if self._admission.awaited:
-            self._admission.let_in()
+            self._let_in()
+        if self._stage.in_one_pass:
+            self.controls.weight = float(self._share)
         if self._sums.complete:
             self._begin(self._sums.weight + self.controls.weight)
+
+    def _report_graph(self) -> None:
+        """Print a notice, once, about a backward pass with create_graph=True."""
+        if not self._graph_reported and self._context.transport.rank == 0:
+            notice(
+                "backward(create_graph=True) was called. The averaged gradients in parameter.grad have no graph, so "
+                "they cannot be differentiated again. For second derivatives, as of AdaHessian, write gradients = "
+                "torch.autograd.grad(loss, parameters, create_graph=True), which stay on this rank, and differentiate "
+                "these; then call loss.backward() for the averaged gradients."
+            )
+        self._graph_reported = True
 
     def _begin(self, weight: float, presence: Presence = Presence.TRAINING) -> PendingReduction:
         """Start the reduction with the current state of the loop, before the first bucket is sent during backward."""
@@ -238,6 +272,7 @@ class GradientSynchronizer(Synchronizer):
             look=self.asked_to_look,
             used=np.array(used) & training,
             moved=moved & training,
+            part_seconds=None if self._shares is None else self._shares.clock.part_seconds,
         )
         sample = partial(check.sample, self.step) if training else unsampled
         return StepTrailer(report=report, settings=settings, check=check, buffers=buffers, sample=sample)
@@ -248,9 +283,14 @@ class GradientSynchronizer(Synchronizer):
         self._seen_pass = True
         self._over()
 
+    def _let_in(self) -> None:
+        self._admission.let_in()
+        if self._shares is not None:
+            self._shares.clock.drop()
+
     def _over(self) -> None:
         if self._admission.awaited:
-            self._admission.let_in()
+            self._let_in()
         if self._sums.complete:
             self.finish()
             return
@@ -278,6 +318,8 @@ class GradientSynchronizer(Synchronizer):
         if self._sparse.parameters:
             rows = self._sparse.rows() if training else self._sparse.no_rows()
             pending.send_rows(rows, self._trailer(pending, presence))
+        if self._shares is not None:
+            self._shares.clock.end(self._share if training else 0)
         asked = time.perf_counter()
         decision = pending.wait()
         if training and self._sums.made:
@@ -315,6 +357,11 @@ class GradientSynchronizer(Synchronizer):
             self._passes += 1
             self._loop.ended(not pending.committed, {"waiting_seconds": waited, **sum_costs(pending.reduction.spent)})
             self._loop.judged("exchange", blame)
+        if self._shares is not None:
+            rank = self._context.transport.rank
+            if self._shares.review(decision.part_seconds, self.step, self._members, rank=rank):
+                self._loop.divide_data(self._shares.of(self.step, self._members))
+            self._shares.clock.begin()
         if pending.reduction.shortage:  # on every rank
             raise undone(pending.reduction.shortage)
         return decision
@@ -403,11 +450,14 @@ class GradientSynchronizer(Synchronizer):
             "passes": self._passes - self._unused,
             "reference": self.reference,
             "accumulated": self._sums.progress(),
+            **({} if self._shares is None else {"shares": self._shares.progress()}),
         }
 
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.step, self._passes, self.reference = progress["step"], progress["passes"], progress["reference"]
         self._sums.resume(progress["accumulated"])
+        if self._shares is not None and "shares" in progress:
+            self._shares.resume(progress["shares"])
         self._unused, self._trained = 0, self._members
         self.rest()
         copy_state(remembered, self.remembered())

@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.algorithms.strategies import PeriodicSchedule
+from gossamer.train.engine.autograd_hooks import LoopControls
 from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.loop import JudgedAt, StepCosts
-from gossamer.train.engine.report import NonFiniteOrigin, Presence
 from gossamer.train.engine.sparse_gradients import SparseGradients
-from gossamer.train.engine.torch_hooks import LoopControls
+from gossamer.train.engine.step_decision import NonFiniteOrigin, Presence
 from gossamer.train.synchronizers.base import SyncContext, Synchronizer
 from gossamer.train.synchronizers.gradients import GradientSynchronizer
 from gossamer.train.synchronizers.round_task import RoundTask

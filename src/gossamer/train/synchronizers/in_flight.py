@@ -18,9 +18,10 @@ from gossamer.base.runner import ScriptCost
 from gossamer.comm.runtime.comm_thread import Work
 from gossamer.events import sampled
 from gossamer.train.engine.bucket import NO_INPUT, Bucket, KeptInputs
+from gossamer.train.engine.bucket_reduction import StepReduction, StepTrailer, sum_costs, with_own, without_own
 from gossamer.train.engine.loop import StepCosts
-from gossamer.train.engine.reduction import StepReduction, StepTrailer, sum_costs, with_own, without_own
-from gossamer.train.engine.report import Agreement, NonFiniteOrigin, StepDecision, unchanged
+from gossamer.train.engine.participation import StepPace
+from gossamer.train.engine.step_decision import Agreement, NonFiniteOrigin, StepDecision, unchanged
 from gossamer.train.synchronizers.base import SyncContext
 
 
@@ -30,6 +31,7 @@ class Fragment:
 
     buckets: Sequence[Bucket]
     weight: float = 0.0  # of all samples since the fragment's last round
+    steps: int = 0  # local steps since then, if they follow the workers' speeds
 
     @property
     def names(self) -> list[str]:
@@ -77,6 +79,8 @@ class RoundResult:
     lag: float | None = None  # norm of unsent values over norm of offered ones, if measured
     parted: tuple[int, ...] = ()  # ranks with differing parameters
     awaited: bool = False  # new workers wait for admission
+    paces: tuple[StepPace, ...] = ()  # by rank, if local steps follow the workers' speeds
+    mean_steps: float = 0.0  # their weighted mean number of local steps
     shortage: str = ""  # why memory ran out; no rank uses the round then
     costs: StepCosts = field(default_factory=dict)
 
@@ -173,6 +177,7 @@ class InFlightRound:
     work: Work[RoundResult]
     along: Sequence[str] | None = None  # names of the model state that it averages; None: of an earlier version
     sent: Mapping[str, Tensor] = field(default_factory=dict)  # copies of that state that landing needs
+    steps: int = 0  # local steps of this rank that it includes, if they follow the workers' speeds
 
     def written(self) -> dict[str, Any]:
         """Content for a checkpoint, to apply the round after a resume. Waits until its result has arrived."""
@@ -181,6 +186,7 @@ class InFlightRound:
             "number": self.number,
             "along": None if self.along is None else list(self.along),
             "sent": dict(self.sent),
+            **({"steps": self.steps, "mean_steps": result.mean_steps} if self.steps else {}),
             "committed": result.committed,
             "stop": result.stop,
             "riders": result.averaged_state,
@@ -201,4 +207,5 @@ def read_result(written: Mapping[str, Any]) -> RoundResult:
     means = [mean.clone() for mean in written["means"]]
     owns = [own.clone() for own in written["owns"]] or [None] * len(means)
     about = {key: written[key] for key in ("committed", "stop", "used")}
+    about["mean_steps"] = written.get("mean_steps", 0.0)
     return RoundResult(means=means, owns=owns, averaged_state=written["riders"], **about)

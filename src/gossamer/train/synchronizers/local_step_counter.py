@@ -19,11 +19,11 @@ from torch.nn import Parameter
 from gossamer.base.spans import active
 from gossamer.base.spans.record_format import SpanKind
 from gossamer.comm.runtime.comm_thread import CommThread, Work
+from gossamer.train.engine.autograd_hooks import LoopControls, drop_gradients, nonfinite_gradient
 from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.loop import LoopState
-from gossamer.train.engine.report import unchanged
 from gossamer.train.engine.sparse_gradients import entries
-from gossamer.train.engine.torch_hooks import LoopControls, drop_gradients, nonfinite_gradient
+from gossamer.train.engine.step_decision import unchanged
 
 
 class StepPhase(Enum):
@@ -117,7 +117,7 @@ class LocalStepCounter:
         """
         if self._silenced is not None:
             self._silenced.silence()
-            self._tell_earlier(self._silenced.pending_reasons())
+            self._report_earlier(self._silenced.pending_reasons())
             return
         name = nonfinite_gradient(self._buckets)
         blame = self._loop.agree(None if name is None else (self._rank, name))
@@ -126,7 +126,7 @@ class LocalStepCounter:
         self.add(blame is not None, {})
         self._loop.judged("pass", blame)
 
-    def _tell_earlier(self, found: Iterable[str | None]) -> None:
+    def _report_earlier(self, found: Iterable[str | None]) -> None:
         for name in found:
             self.add(name is not None, {})
             self._loop.judged("earlier pass", None if name is None else (self._rank, name))

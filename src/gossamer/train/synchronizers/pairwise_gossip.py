@@ -17,8 +17,7 @@ from torch import Tensor
 
 from gossamer import events
 from gossamer.algorithms.gossip.final_mean import FinalMean
-from gossamer.algorithms.gossip.pairwise import Partner
-from gossamer.algorithms.gossip.pairwise_scripts import initiate
+from gossamer.algorithms.gossip.partner import Partner, initiate
 from gossamer.algorithms.gossip.state_transfer import ReceivedState, rejoin
 from gossamer.algorithms.strategies import GossipStrategy, SyncRound
 from gossamer.algorithms.topologies import Topology
@@ -29,16 +28,22 @@ from gossamer.comm.environment import comebacks
 from gossamer.comm.environment.survivor_calls import session_calls
 from gossamer.comm.environment.worker_registry import claim_end, has_ended, mark_end, mark_training
 from gossamer.comm.packing import join, split
-from gossamer.comm.runtime.peer_thread import PeerEndpoint, PeerThread, run_peer_script
+from gossamer.comm.runtime.peer_thread import PeerEndpoint, RunningScript, run_peer_script
 from gossamer.errors import AttachError, GossamerError, LoopError, PeerLost, Stopped
 from gossamer.train.engine.averaged_state import AveragedState
 from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.loop import LoopState
 from gossamer.train.engine.parameter_views import copy_parameters
-from gossamer.train.engine.report import Presence
+from gossamer.train.engine.step_decision import Presence
 from gossamer.train.synchronizers.base import SyncContext, Synchronizer
 from gossamer.train.synchronizers.local_step_counter import LocalStepCounter
-from gossamer.train.synchronizers.peer_endpoints import Tell, close_now, connect_workers, reconnect_worker, relocate
+from gossamer.train.synchronizers.peer_endpoints import (
+    AllGatherText,
+    close_now,
+    connect_workers,
+    reconnect_worker,
+    relocate,
+)
 from gossamer.train.synchronizers.termination import TerminationProtocol
 
 WIDEST_BYTES = 8
@@ -62,7 +67,7 @@ class PairwiseGossip(Synchronizer):
         topology: Topology,
         buckets: Sequence[Bucket],
         context: SyncContext,
-        tell: Tell,
+        all_gather_text: AllGatherText,
     ) -> None:
         super().__init__()
         loop = context.loop
@@ -78,7 +83,7 @@ class PairwiseGossip(Synchronizer):
         if incarnation:
             self._me = reconnect_worker(self._rank, self._world, WIDEST_BYTES * numbers)
         else:
-            self._me = connect_workers(self._rank, WIDEST_BYTES * numbers, tell)
+            self._me = connect_workers(self._rank, WIDEST_BYTES * numbers, all_gather_text)
         self._leave = weakref.finalize(self, close_now, self._me, os.getpid())  # at exit, too
         found = None
         if incarnation:
@@ -87,10 +92,10 @@ class PairwiseGossip(Synchronizer):
         start = pack_parameters(parameters)
         self._layout = start.layout
         self._partner = Partner(start, self._rank, context.compressor, context.seed, incarnation)
-        self._partner.beside = partial(pack_statistics, loop)
+        self._partner.extra_state = partial(pack_statistics, loop)
         claim = partial(claim_end, next(_trainings))
         self._termination = TerminationProtocol(self._partner, self._world, claim, self._pack_state)
-        self._number, self._talks = 0, dict[int, PeerThread]()
+        self._number, self._exchanges = 0, dict[int, RunningScript]()
         if found is None:
             self._me.start(self._termination.listen(partial(relocate, self._me)))
             self._termination.meet(self._me)
@@ -158,7 +163,7 @@ class PairwiseGossip(Synchronizer):
         """Pass a stop request on to the other workers, which receive it at different steps."""
         if self.asked_to_stop and not self.stopping:
             self._termination.stop(self._me)
-        self.stopping = self.stopping or self.asked_to_stop or self._termination.told_to_stop
+        self.stopping = self.stopping or self.asked_to_stop or self._termination.must_stop
 
     # -- exchanges -----------------------------------------------------------------------------------------------------
 
@@ -173,19 +178,19 @@ class PairwiseGossip(Synchronizer):
         self._collect()
         nonfinite = first_nonfinite(FlatTensors(self._partner.shown, self._layout))
         self._loop.judged("exchange", None if nonfinite is None else (self._rank, nonfinite))
-        if nonfinite is not None or not all(map(self._partner.is_gone, self._talks)):
+        if nonfinite is not None or not all(map(self._partner.is_gone, self._exchanges)):
             return
         if (peer := self._partner.neighbor(self._topology, self._world, self._number)) is not None:
-            self._talks[peer] = self._me.start(_timed(initiate(self._partner, peer, self._number)))
+            self._exchanges[peer] = self._me.start(_timed(initiate(self._partner, peer, self._number)))
 
     def _collect(self) -> None:
         """Remove completed exchanges. One with a worker that left remains: that worker may return and complete it."""
-        for peer in [peer for peer, talk in self._talks.items() if talk.landed()]:
-            self._end(self._talks.pop(peer), peer)
+        for peer in [peer for peer, exchange in self._exchanges.items() if exchange.landed()]:
+            self._end(self._exchanges.pop(peer), peer)
 
-    def _end(self, talk: PeerThread, peer: int) -> None:
+    def _end(self, exchange: RunningScript, peer: int) -> None:
         try:
-            self._local.add(False, {"wire_seconds": self._termination.wait(talk, peer) or 0.0})
+            self._local.add(False, {"wire_seconds": self._termination.wait(exchange, peer) or 0.0})
         except PeerLost:
             pass  # it remains open in the partner, which repeats the request
         except GossamerError as failure:
@@ -223,8 +228,8 @@ class PairwiseGossip(Synchronizer):
     def end_run(self) -> None:
         """Wait until all live workers have finished, and adopt the mean of all."""
         self.end_calls()
-        for peer, talk in self._talks.items():
-            self._end(talk, peer)
+        for peer, exchange in self._exchanges.items():
+            self._end(exchange, peer)
         self._drain()
         agreed = self._termination.end(self._me, self._pack_state())
         mark_end()

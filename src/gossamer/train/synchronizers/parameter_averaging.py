@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gossamer.algorithms.strategies import AGREED, ALIGN, FROM, RESET, AveragingStrategy, Memory
-from gossamer.algorithms.strategies.radial_mean import restore_lengths, split_lengths
+from gossamer.algorithms.strategies.diloco import restore_lengths, split_lengths
 from gossamer.base.layout import FlatTensors, accumulation_dtype
 from gossamer.errors import AttachError
 from gossamer.train.checkpoint.state import MERGING_PREFIX
 from gossamer.train.engine.averaged_state import AveragedState, averaged_keys, optimizer_state_tensors
 from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.loop import LoopState
-from gossamer.train.engine.report import Presence
+from gossamer.train.engine.step_decision import Presence
 from gossamer.train.moments.aligned_moment import align_first_moments, check_alignable
 from gossamer.train.moments.shared_variance import share_variance
 from gossamer.train.synchronizers.base import NamedState
@@ -91,7 +91,7 @@ class ParameterAveraging(RoundTask):
             bucket = outgoing.bucket
             flat = bucket.gather_parameters()
             if self._strategy.on_merge == ALIGN:
-                self._align(bucket, mean - (self._memory[bucket][AGREED] - flat), landed.number)
+                self._align(bucket, mean, self._memory[bucket][AGREED] - flat, landed, result.mean_steps)
             self._strategy.land(flat, self._memory[bucket], mean, own)
             self._write(bucket, flat)
         if result.averaged_state is not None:
@@ -105,12 +105,17 @@ class ParameterAveraging(RoundTask):
                 for parameter in outgoing.bucket.parameters.values():
                     self._optimizer.state.pop(parameter, None)
 
-    def _align(self, bucket: Bucket, shift: Tensor, number: int) -> None:
-        """Shift this worker's momenta by the difference of the workers' mean to its own parameters."""
+    def _align(self, bucket: Bucket, mean: Tensor, offered: Tensor, landed: InFlightRound, mean_steps: float) -> None:
+        """Shift this worker's momenta by the difference of the workers' mean step to its own, in units of a step.
+
+        Where local steps follow the speeds, the mean of the workers' changes is divided by their mean number of steps.
+        """
         if self._optimizer is not None:
-            turn, schedule = number // len(self._fragments), self._strategy.schedule
-            steps = schedule.period if turn else schedule.sync_round(number).launch
-            views = FlatTensors(shift, bucket.layout)
+            turn, schedule = landed.number // len(self._fragments), self._strategy.schedule
+            steps = schedule.period if turn else schedule.sync_round(landed.number).launch
+            if landed.steps and mean_steps:
+                mean, steps = mean * (landed.steps / mean_steps), landed.steps
+            views = FlatTensors(mean - offered, bucket.layout)
             align_first_moments(self._optimizer, {p: views[name] for name, p in bucket.parameters.items()}, steps)
 
     def _restore_lengths(self, landed: InFlightRound, result: RoundResult) -> None:

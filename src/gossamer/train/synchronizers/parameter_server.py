@@ -20,19 +20,19 @@ from gossamer.algorithms.strategies.parameter_server import ASYNC
 from gossamer.base.layout import Layout
 from gossamer.base.spans import active
 from gossamer.base.spans.record_format import SpanKind
-from gossamer.base.transport import Transport
+from gossamer.comm.elastic.served_member import ServedMember
 from gossamer.comm.environment.run_settings import dedicated_servers
 from gossamer.comm.environment.survivor_calls import session_calls
-from gossamer.comm.runtime.peer_thread import PeerThread, run_peer_script
+from gossamer.comm.runtime.peer_thread import RunningScript, run_peer_script
 from gossamer.errors import AttachError, CheckpointError, LoopError, PeerLost
 from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.loop import LoopState
-from gossamer.train.engine.report import Presence
+from gossamer.train.engine.step_decision import Presence
 from gossamer.train.parameter_server.client.client import Client, RunTotals, StepResult
 from gossamer.train.parameter_server.client.partition import servers_for
 from gossamer.train.parameter_server.client.shard_client import ShardClient
 from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchronizer
-from gossamer.train.synchronizers.peer_endpoints import Tell, close_now, connect_to_servers
+from gossamer.train.synchronizers.peer_endpoints import AllGatherText, close_now, connect_to_servers
 
 WIDEST_BYTES = 8
 
@@ -54,10 +54,36 @@ class ServerSynchronizer(Synchronizer):
         optimizer: Optimizer | None,
         recipe: Recipe,
         context: SyncContext,
-        tell: Tell,
+        all_gather_text: AllGatherText,
     ) -> None:
         super().__init__()
         loop, transport = context.loop, context.transport
+        self._check(loop, optimizer, transport.rank)
+        self._buckets, self._parameters, self._loop, self._rank = buckets, parameters, loop, transport.rank
+        self._all_gather_text, self._world = all_gather_text, transport.world
+        # The servers know a worker that may come and go by its number, which no other process ever has
+        self._elastic = isinstance(transport, ServedMember)
+        self._number = transport.number if isinstance(transport, ServedMember) else transport.rank
+        self._servers_saved: dict[int, Any] = {}  # state by number of server, of this worker's share
+        self._saved_at = -1  # the step at which it was fetched
+        self._synchronous = strategy.mode != ASYNC
+        self._overlapped = strategy.mode == ASYNC
+        largest = WIDEST_BYTES * sum(parameter.numel() for parameter in parameters.values())
+        self._endpoints = connect_to_servers(self._number, transport.world, strategy.shards, largest, all_gather_text)
+        self._close = weakref.finalize(self, close_now, self._endpoints, os.getpid())  # at exit, too
+        try:
+            self._client = self._begin(optimizer, recipe, context.seed)
+            if dedicated_servers() and not self._elastic:  # other servers fail together with their worker
+                self.roll_call = session_calls(transport.rank, transport.world, self._silent)
+        except BaseException:  # otherwise a server without workers would remain
+            self._close()
+            raise
+        self.step = self._steps_made  # for a worker that returns, the step that the servers know
+        self._in_flight: RunningScript | None = None
+        self._served_bytes = self._endpoints.bytes_served()
+
+    def _check(self, loop: LoopState, optimizer: Optimizer | None, rank: int) -> None:
+        """Raise AttachError for a loop or an optimizer that servers do not support."""
         _refuse(loop)
         if optimizer is None:
             raise AttachError(
@@ -65,37 +91,25 @@ class ServerSynchronizer(Synchronizer):
                 "session of arrays: engine.Session(..., server_optimizer=lambda tensors: torch.optim.SGD(tensors, "
                 "lr=0.1))."
             )
-        if optimizer.state and transport.rank == 0:
+        if optimizer.state and rank == 0:
             events.notice(
                 "the optimizer has state already, such as momenta, but servers create a new optimizer without it. "
                 "Attach before the first step, or write EveryStep()"
             )
-        self._buckets, self._parameters, self._loop, self._rank = buckets, parameters, loop, transport.rank
-        self._tell, self._world = tell, transport.world
-        self._servers_saved: dict[int, Any] = {}  # state by number of server, of this worker's share
-        self._saved_at = -1  # the step at which it was fetched
-        self._synchronous = strategy.mode != ASYNC
-        self._overlapped = strategy.mode == ASYNC
-        largest = WIDEST_BYTES * sum(parameter.numel() for parameter in parameters.values())
-        self._endpoints = connect_to_servers(transport.rank, transport.world, strategy.shards, largest, tell)
-        self._close = weakref.finalize(self, close_now, self._endpoints, os.getpid())  # at exit, too
-        try:
-            self._client = self._begin(transport, optimizer, recipe, context.seed)
-            if dedicated_servers():  # other servers fail together with their worker
-                self.roll_call = session_calls(transport.rank, transport.world, self._silent)
-        except BaseException:  # otherwise a server without workers would remain
-            self._close()
-            raise
-        self.step = self._client.step  # for a worker that returns, the step that the servers know
-        self._in_flight: PeerThread | None = None
-        self._served_bytes = self._endpoints.bytes_served()
 
-    def _begin(self, transport: Transport, optimizer: Optimizer, recipe: Recipe, seed: int) -> Client:
+    def _make_client(self, optimizer: Optimizer | None, recipe: Recipe, **options: Any) -> Client:
+        if optimizer is None:  # refused before
+            raise AttachError("servers need the rule of an optimizer. Pass one to attach.")
+        return Client(self._rank, self._world, self._parameters, optimizer, recipe, **options)
+
+    @property
+    def _steps_made(self) -> int:
+        """Number of optimizer steps of this worker, as far as the client knows."""
+        return self._client.step
+
+    def _begin(self, optimizer: Optimizer | None, recipe: Recipe, seed: int) -> Client:
         """Send the parameters to the servers, or adopt theirs."""
-        client = Client(
-            transport.rank,
-            transport.world,
-            self._parameters,
+        client = self._make_client(
             optimizer,
             recipe,
             shards=self._endpoints.servers,
@@ -176,6 +190,14 @@ class ServerSynchronizer(Synchronizer):
         self._wait()
         self._client.apply_pull()
 
+    def _settle(self) -> None:
+        """Complete what is in flight. All workers call it together."""
+        self._apply_pull()
+
+    def _adopt_servers(self) -> None:
+        """Continue from the servers' restored parameters, which were pulled."""
+        self._client.apply_pull()
+
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def end_epoch(self) -> int:
@@ -188,8 +210,8 @@ class ServerSynchronizer(Synchronizer):
 
     def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
         """Wait until no worker pushes, and fetch server state; the servers are divided among the workers."""
-        self._apply_pull()
-        self._tell(f"{self.step}")
+        self._settle()
+        self._all_gather_text(f"{self.step}")
         self._servers_saved = {
             number: run_peer_script(self._client.server_state(number), self._endpoints.me) for number in self._share
         }
@@ -209,16 +231,24 @@ class ServerSynchronizer(Synchronizer):
     def end_run(self) -> None:
         """Wait until all workers are done, and adopt their common parameters."""
         self.end_calls()
-        self._apply_pull()
-        totals: RunTotals = run_peer_script(self._client.end(), self._endpoints.me)
+        totals = self._end()
         self._client.apply_final()
         if totals.missed:
             events.notice(
                 f"worker {self._rank} was disconnected when the others ended, so its later steps were not used; "
                 "it adopts the parameters that they ended with"
             )
-        events.emit(events.ServersTold(applied=totals.applied, late=totals.late, staleness=totals.staleness))
-        self._endpoints.drain()
+        counts = events.ContributionsCounted(
+            applied=totals.applied, late=totals.late, staleness=totals.staleness, samples=totals.samples
+        )
+        events.emit(counts)
+        self._endpoints.drain(len(self._client.shard_clients))
+
+    def _end(self) -> RunTotals:
+        """Leave the servers, and wait until all workers have."""
+        self._apply_pull()
+        totals: RunTotals = run_peer_script(self._client.end(), self._endpoints.me)
+        return totals
 
     def close(self) -> None:
         self.end_calls()
@@ -239,22 +269,22 @@ class ServerSynchronizer(Synchronizer):
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Restore the state of all servers. Called on every worker, while none pushes."""
         problem = self._misfit(progress)
-        self._apply_pull()
-        name = self._tell(secrets.token_hex(8))[0]
+        self._settle()
+        name = self._all_gather_text(secrets.token_hex(8))[0]
         if not problem:
             try:
                 for number, state in progress["servers"].items():
                     run_peer_script(self._client.restore_server(number, state, name), self._endpoints.me)
             except CheckpointError as error:
                 problem = str(error)
-        lost = [f"rank {who}: {text}" for who, text in enumerate(self._tell(problem)) if text]
+        lost = [f"rank {who}: {text}" for who, text in enumerate(self._all_gather_text(problem)) if text]
         if lost:
             raise CheckpointError(f"the state of the servers was not restored: {'; '.join(lost)}")
         self._client.load_state_dict(progress["client"])
         run_peer_script(self._client.begin(), self._endpoints.me)
-        self._client.apply_pull()
-        self.step, self._saved_at = self._client.step, -1
-        self._tell("")  # no worker pushes before all have joined
+        self._adopt_servers()
+        self.step, self._saved_at = self._steps_made, -1
+        self._all_gather_text("")  # no worker pushes before all have joined
 
     def _misfit(self, progress: Mapping[str, Any]) -> str:
         """Why the servers cannot continue from this state, or ""."""

@@ -14,6 +14,7 @@ from typing import Protocol
 from gossamer.base.peer_ops import SERVER, WORKER, Await, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft, PeerScript
 from gossamer.base.spans import active
 from gossamer.base.spans.record_format import Untraced
+from gossamer.comm.elastic.joined_run import is_elastic
 from gossamer.comm.environment.run_settings import (
     LARGEST_FRAME_BYTES,
     Address,
@@ -28,9 +29,9 @@ from gossamer.comm.environment.wait_timeout import VARIABLE, duration, timeout_s
 from gossamer.comm.environment.worker_registry import publish, published
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.sockets import Tls
-from gossamer.comm.runtime.peer_thread import PeerEndpoint, PeerThread
-from gossamer.comm.wire.authentication import Credentials
+from gossamer.comm.rpc_protocol.credentials import Credentials
+from gossamer.comm.runtime.peer_thread import PeerEndpoint, RunningScript
+from gossamer.comm.runtime.worker_scope import current_worker
 from gossamer.errors import ConnectError, GossamerError, PeerLost
 from gossamer.events import notice
 from gossamer.train.parameter_server.server import host
@@ -40,7 +41,7 @@ LATE_SECONDS = 5.0  # until a notice that a server has not joined
 RESTART_SECONDS = 60.0  # for a lost server: the launcher restarts it, and reading a large journal takes time
 SLACK_BYTES = 2**20  # in a frame, for names and shapes in addition to tensors
 
-Tell = Callable[[str], list[str]]  # all-gathers a text: returns the texts of all workers, by rank
+AllGatherText = Callable[[str], list[str]]  # all-gathers a text: returns the texts of all workers, by rank
 
 
 @dataclass
@@ -51,7 +52,7 @@ class PeerEndpoints:
     servers: int  # number of servers
     part_bytes: int  # largest shard of a server, which receives it in one message
     server: PeerEndpoint | None  # the server of this process
-    service: PeerThread | None  # its script
+    service: RunningScript | None  # its script
 
     @property
     def local_server(self) -> Peer | None:
@@ -64,10 +65,15 @@ class PeerEndpoints:
         traffic = self.server.statistics()
         return sum(each.payload_bytes_sent for peer, each in traffic.items() if peer.number != self.me.me.number)
 
-    def drain(self) -> None:
-        """Disconnect; a server in this process serves until all other workers have disconnected."""
+    def drain(self, shards: int) -> None:
+        """Disconnect; a server in this process serves until all other workers have disconnected.
+
+        shards: number of servers that hold parameters; a model with fewer rows than servers leaves some without.
+        """
         self.me.close()
-        if self.service is not None:
+        if self.server is not None and self.server.me.number >= shards:
+            self.server.close()
+        elif self.service is not None:
             self.service.wait()
 
     def close(self) -> None:
@@ -77,13 +83,15 @@ class PeerEndpoints:
             self.server.close()
 
 
-def connect_to_servers(rank: int, world: int, servers: int | None, largest_bytes: int, tell: Tell) -> PeerEndpoints:
+def connect_to_servers(
+    rank: int, world: int, servers: int | None, largest_bytes: int, all_gather_text: AllGatherText
+) -> PeerEndpoints:
     """Open this worker's endpoint, and that of a server on this worker if workers host servers.
 
     Args:
         servers: number of servers; None for all dedicated ones, or one per worker.
         largest_bytes: total size of the tensors in one message.
-        `tell`: not called if servers are dedicated and the launcher made a token.
+        `all_gather_text`: not called if servers are dedicated and the launcher made a token.
 
     Raises:
         ConnectError: the endpoint could not be opened.
@@ -92,20 +100,24 @@ def connect_to_servers(rank: int, world: int, servers: int | None, largest_bytes
     if dedicated and active.recorder is not None:
         active.recorder.lacks(Untraced.SERVERS)
     count = min(servers or len(dedicated) or world, len(dedicated) or world)
-    token = run_token() or _agreed_token(tell)
+    token = run_token() or _agreed_token(all_gather_text)
     frame_bytes = LARGEST_FRAME_BYTES if dedicated else largest_bytes + SLACK_BYTES
     open_endpoint = _opener(token, frame_bytes)
     me, server = open_endpoint(Peer(WORKER, rank)), None
     if not dedicated and rank < count:
         server = open_endpoint(Peer(SERVER, rank))
     service = None if server is None else server.start(_serve(server))
-    addresses = _of_kind(SERVER, dict(enumerate(dedicated[:count])) if dedicated else _all_addresses(tell, server))
+    addresses = _of_kind(
+        SERVER, dict(enumerate(dedicated[:count])) if dedicated else _all_addresses(all_gather_text, server)
+    )
     me.meet(addresses)
     me.start(watch_servers(me, addresses, RESTART_SECONDS if dedicated else 0.0))
     return PeerEndpoints(me, count, frame_bytes - SLACK_BYTES, server, service)
 
 
-def connect_workers(rank: int, largest_bytes: int, tell: Tell, *, asks_end_with_peer: bool = False) -> PeerEndpoint:
+def connect_workers(
+    rank: int, largest_bytes: int, all_gather_text: AllGatherText, *, asks_end_with_peer: bool = False
+) -> PeerEndpoint:
     """Open this worker's endpoint, with the addresses of all other workers.
 
     Args:
@@ -113,10 +125,10 @@ def connect_workers(rank: int, largest_bytes: int, tell: Tell, *, asks_end_with_
         asks_end_with_peer: requests to a lost worker raise PeerLost, for work that cannot continue without it.
     """
     _meets_in_pairs()
-    token = run_token() or _agreed_token(tell)
+    token = run_token() or _agreed_token(all_gather_text)
     me = _opener(token, largest_bytes + SLACK_BYTES, asks_end_with_peer)(Peer(WORKER, rank))
     publish(rank, me.address)
-    me.meet(_of_kind(WORKER, _all_addresses(tell, me)))
+    me.meet(_of_kind(WORKER, _all_addresses(all_gather_text, me)))
     return me
 
 
@@ -167,9 +179,11 @@ def close_now(endpoints: Closes, process: int) -> None:
 
 
 def _opener(token: bytes, largest_bytes: int, asks_end_with_peer: bool = False) -> Callable[[Peer], PeerEndpoint]:
-    contexts = run_tls()
+    tls = run_tls()
 
     def opened(peer: Peer) -> PeerEndpoint:
+        if (simulated := current_worker().endpoint(peer)) is not None:
+            return simulated
         # Without a recipe: workers compared theirs; a server receives it from the first one and compares the others'.
         return TcpEndpoint(
             Credentials(me=peer, token=token, run=run_name(), largest_frame_bytes=largest_bytes),
@@ -177,21 +191,21 @@ def _opener(token: bytes, largest_bytes: int, asks_end_with_peer: bool = False) 
                 address=own_address(),
                 dead_after_seconds=DEAD_AFTER_SECONDS,
                 asks_end_with_peer=asks_end_with_peer,
-                tls=None if contexts is None else Tls(*contexts),
+                tls=tls,
             ),
         )
 
     return opened
 
 
-def _agreed_token(tell: Tell) -> bytes:
+def _agreed_token(all_gather_text: AllGatherText) -> bytes:
     """Rank 0's token, sent through the process group, which trusts its network."""
-    return bytes.fromhex(tell(secrets.token_hex(TOKEN_BYTES))[0])
+    return bytes.fromhex(all_gather_text(secrets.token_hex(TOKEN_BYTES))[0])
 
 
-def _all_addresses(tell: Tell, own: PeerEndpoint | None) -> Mapping[int, Address]:
+def _all_addresses(all_gather_text: AllGatherText, own: PeerEndpoint | None) -> Mapping[int, Address]:
     """Addresses of the ranks' endpoints; ranks without one are missing."""
-    texts = tell(json.dumps(None if own is None else own.address))
+    texts = all_gather_text(json.dumps(None if own is None else own.address))
     found = [json.loads(text) for text in texts]
     return {rank: (address[0], int(address[1])) for rank, address in enumerate(found) if address is not None}
 
@@ -250,17 +264,22 @@ def watch_servers(endpoint: Watched, addresses: Mapping[Peer, Address], patience
 
 def _not_joined_yet(me: Peer, missing: Mapping[Peer, Address], seconds: float) -> str:
     return (
-        f"{me} has waited for {_where(missing)} for {duration(round(seconds))}, of {duration(timeout_seconds())} at "
-        f"most ({VARIABLE}). Check that it runs and that no firewall blocks its port."
+        f"{_called(me)} has waited for {_where(missing)} for {duration(round(seconds))}, of "
+        f"{duration(timeout_seconds())} at most ({VARIABLE}). Check that it runs and that no firewall blocks its port."
     )
 
 
 def _never_joined(me: Peer, missing: Mapping[Peer, Address]) -> ConnectError:
     return ConnectError(
-        f"{me} could not connect to {_where(missing)} for {duration(timeout_seconds())}, and cannot start without the "
-        "parameters there. Start servers with the workers: gossamer run --servers 1 SCRIPT; or set "
+        f"{_called(me)} could not connect to {_where(missing)} for {duration(timeout_seconds())}, and cannot start "
+        "without the parameters there. Start servers with the workers: gossamer run --servers 1 SCRIPT; or set "
         "GOSSAMER_SERVERS=HOST:PORT to where they listen, and open the port in firewalls."
     )
+
+
+def _called(me: Peer) -> str:
+    """The worker in messages. In an elastic run its number has 19 digits, and its launcher shows the rank."""
+    return "this worker" if is_elastic() else f"{me}"
 
 
 def _where(servers: Mapping[Peer, Address]) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gossamer.train.engine.averaged_state import AveragedState
 from gossamer.train.engine.bucket import Bucket
-from gossamer.train.engine.report import NO_FLAGS, Flags, Presence
+from gossamer.train.engine.step_decision import NO_FLAGS, Flags, Presence
 from gossamer.train.synchronizers.base import NamedState
 from gossamer.train.synchronizers.in_flight import InFlightRound, RoundResult
 

@@ -20,14 +20,14 @@ from gossamer.base.runner import ScriptCost, run_script
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.comm_streams import use_on_current_stream
 from gossamer.errors import GossamerError, PeerLost
+from gossamer.train.engine.autograd_hooks import LoopControls
 from gossamer.train.engine.averaged_state import AveragedState
 from gossamer.train.engine.bucket import Bucket, KeptInputs, copy_state, state_by_name
+from gossamer.train.engine.bucket_reduction import StepTrailer, sum_costs, unsampled
 from gossamer.train.engine.device_failures import undone
 from gossamer.train.engine.loop import StepContext
-from gossamer.train.engine.participation import Participants, ParticipationPoll
-from gossamer.train.engine.reduction import StepTrailer, sum_costs, unsampled
-from gossamer.train.engine.report import NO_FLAGS, Presence, StepReport, settings_hash
-from gossamer.train.engine.torch_hooks import LoopControls
+from gossamer.train.engine.participation import Participants, ParticipationPoll, StepPace
+from gossamer.train.engine.step_decision import NO_FLAGS, Presence, StepReport, settings_hash
 from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchronizer, without_unsent
 from gossamer.train.synchronizers.in_flight import (
     Fragment,
@@ -39,6 +39,7 @@ from gossamer.train.synchronizers.in_flight import (
 )
 from gossamer.train.synchronizers.local_step_counter import LocalStepCounter
 from gossamer.train.synchronizers.round_task import RoundTask
+from gossamer.train.synchronizers.speed_balance import LocalPace
 
 LAG_STEPS = 16  # steps between two measurements of the lag
 
@@ -58,6 +59,8 @@ class ScheduledSynchronizer(Synchronizer):
         context: SyncContext,
         start: int = 0,
         controls: LoopControls | None = None,
+        *,
+        by_speed: bool = False,
     ) -> None:
         super().__init__(controls)
         self.step = start
@@ -66,12 +69,16 @@ class ScheduledSynchronizer(Synchronizer):
         self._context, self._loop = context, context.loop
         self._in_flight: deque[InFlightRound] = deque()
         self._awaited = False  # new workers are to be admitted before the next step is counted
+        self._copying = False  # new workers receive copies of the state in the background
+        self._awaited_at = -1  # the landing of the round after which new workers were awaited
         self._admitted = 0  # the first round sent after the last admission
         self._kept = None if context.comm_thread.is_fixed else KeptInputs()
         self._merged: Mapping[str, Tensor] | None = None  # the mean of the ranks' own parameters after this step
         # With several rounds in flight, the poll of the next one does not wait until the previous one has landed.
         apart, frozen = schedule.delay > 0, None if task.keeps_alike else (self._loop.frozen or None)
         self._poll = ParticipationPoll(context.transport, context.comm_thread, apart=apart, frozen=frozen)
+        device = next(iter(self.buckets)).flat.device
+        self._pace = LocalPace(schedule.period, start, device) if by_speed else None
         rank, comm_thread, within = context.transport.rank, context.comm_thread, task.in_backward
         self._local = LocalStepCounter(
             self.controls, self._loop, rank, self.buckets, self._count, in_backward=within, comm_thread=comm_thread
@@ -112,17 +119,34 @@ class ScheduledSynchronizer(Synchronizer):
         after the optimizer). All ranks call it after the same round; new workers at once, as their first exchange."""
         if self._awaited:
             self._awaited, self._admitted = False, self._number
-            go_on = partial(self._context.transport.all_gather_text, "go on")
-            self._context.comm_thread.exchange(go_on, admits=admits).wait()
+            self._exchange_nothing(admits=admits)
+
+    def _admit_before_round(self, *, admits: bool = True) -> None:
+        """Admit new workers with a copy of what all workers have in common, which the next round changes."""
+        if self._copying and self._pace is None and self._awaited_at + 1 < self._next.launch:
+            self._admitted = self._number
+            self._exchange_nothing(admits=admits)
+
+    def _exchange_nothing(self, *, admits: bool) -> None:
+        go_on = partial(self._context.transport.all_gather_text, "go on")
+        self._context.comm_thread.exchange(go_on, admits=admits).wait()
+        self._copying = self._context.comm_thread.is_awaited
+
+    @property
+    def landed(self) -> int:
+        return self._number - len(self._in_flight)
 
     def _count(self) -> None:
         self._admit()
+        if self.step + 1 == self._next.launch:
+            self._admit_before_round()
         if self._task.in_backward:
             self._task.check_pass(counted=self._local.counted)
-        self.step, self._merged = self.step + 1, None
+        self.step, self._merged = self.step + 1 if self._pace is None else self._pace.advance(self.step), None
         weight = self._local.take_weight()
         for fragment in self._fragments:
             fragment.weight += weight
+            fragment.steps += 1
         if self._task.guards_gradients and self._loop.scale() is None:
             self._local.drop_nonfinite()
         if self._task.in_backward and not self._boundary():
@@ -166,15 +190,26 @@ class ScheduledSynchronizer(Synchronizer):
         if not self._poll.looks(self._number):
             return None
         with self._local.waiting():
-            return self._hear(self._fragments[self._next.fragment].weight, Presence.TRAINING)
+            return self._poll_ranks(self._fragments[self._next.fragment], Presence.TRAINING)
 
-    def _hear(self, weight: float, presence: Presence) -> ScriptCost:
-        return self._poll.hear(weight, self.step, presence, self._number)
+    def _poll_ranks(self, fragment: Fragment | None, presence: Presence) -> ScriptCost:
+        """Poll before a round of `fragment`, or without a round."""
+        weight = 0.0 if fragment is None else fragment.weight
+        polled = self._poll.poll(weight, self.step, presence, self._number, self._pace_of(fragment))
+        if self._pace is not None:
+            self._pace.clock.begin()
+        return polled
+
+    def _pace_of(self, fragment: Fragment | None) -> StepPace | None:
+        if self._pace is None:
+            return None
+        return StepPace(self._pace.clock.part_seconds, 0 if fragment is None else fragment.steps)
 
     def _send(self, sync_round: SyncRound, presence: Presence, participants: ScriptCost | None = None) -> None:
         """Send the next round. participants: the result of its poll, if the poll is complete."""
         fragment = self._fragments[sync_round.fragment]
-        weight, fragment.weight = fragment.weight, 0.0
+        pace, steps = (None, 0) if self._pace is None else (self._pace_of(fragment), fragment.steps)
+        weight, fragment.weight, fragment.steps = fragment.weight, 0.0, 0
         now = self._loop.now()
         keeps, state = self._task.keeps_offers, self._task.averaged_state(self._number)
         outgoing = OutgoingRound(
@@ -187,10 +222,12 @@ class ScheduledSynchronizer(Synchronizer):
             measures_lag=not self._task.keeps_alike and self._looks_at_lag,
             agree=self._loop.agree_in_round,
         )
-        poll = self._poll.ask(weight, self.step, presence) if participants is None else lambda: participants
+        poll = self._poll.ask(weight, self.step, presence, pace) if participants is None else lambda: participants
         work = self._context.comm_thread.submit(partial(self._reduce, outgoing, poll))
         sent = state.counted_on() if sync_round.landing > sync_round.launch else {}
-        self._in_flight.append(InFlightRound(self._number, sync_round, outgoing.buckets, work, state.names, sent))
+        self._in_flight.append(
+            InFlightRound(self._number, sync_round, outgoing.buckets, work, state.names, sent, steps)
+        )
         self._number += 1
 
     @property
@@ -232,7 +269,9 @@ class ScheduledSynchronizer(Synchronizer):
         if reference is None:
             reduction.open(outgoing.first_batch, self._loop.warn)
             self.reference = reduction.reference
-        return replace(outgoing.run(reduction, active=participants.active), awaited=participants.awaited)
+        result = outgoing.run(reduction, active=participants.active)
+        mean_steps = participants.mean_steps if participants.paces else 0.0
+        return replace(result, awaited=participants.awaited, paces=participants.paces, mean_steps=mean_steps)
 
     # -- landing -------------------------------------------------------------------------------------------------------
 
@@ -251,7 +290,8 @@ class ScheduledSynchronizer(Synchronizer):
             self._in_flight.popleft()  # after the wait: new workers receive the list of pending rounds
             use_on_current_stream((*result.means, *result.owns, result.averaged_state))
         self.stopping, self.all_trained = self.stopping or result.stop, result.all_trained
-        self._awaited = self._awaited or (result.awaited and landed.number >= self._admitted)
+        if result.awaited and landed.number >= self._admitted:
+            self._awaited, self._awaited_at = True, landed.sync_round.landing
         if result.parted:
             self._context.compare_parameters(result.parted, self.step)
         elif result.committed and self._task.keeps_alike:
@@ -264,8 +304,18 @@ class ScheduledSynchronizer(Synchronizer):
         else:
             self._task.revert(landed)
         self._loop.judged("exchange", result.blame)
+        if self._pace is not None:
+            self._adapt(self._pace, [pace.step_seconds for pace in result.paces])
         if result.shortage:
             raise undone(result.shortage)
+
+    def _adapt(self, pace: LocalPace, seconds: Sequence[float]) -> None:
+        """Let the local steps and the data of this worker follow the speeds of all workers."""
+        transport, comm_thread = self._context.transport, self._context.comm_thread
+        members = comm_thread.members(transport.world)
+        if pace.adapt(seconds, members, rank=transport.rank, position=self.step):
+            self._loop.divide_data(pace.shares)
+        pace.clock.begin()
 
     # -- the epoch, and all ranks together -----------------------------------------------------------------------------
 
@@ -278,7 +328,8 @@ class ScheduledSynchronizer(Synchronizer):
         missed = 0
         while not self._stops_before((due := self._next).launch):
             self._admit(admits=False)  # new workers have a whole epoch of data, this rank has none
-            polled = self._hear(self._fragments[due.fragment].weight, Presence.OUT_OF_DATA)
+            self._admit_before_round(admits=False)
+            polled = self._poll_ranks(self._fragments[due.fragment], Presence.OUT_OF_DATA)
             participants: Participants = polled.result
             if not participants.active and participants.together:
                 return missed
@@ -302,21 +353,23 @@ class ScheduledSynchronizer(Synchronizer):
 
     def end_run(self) -> None:
         """Compare the number of steps of all ranks. The last rounds land after the last step, so no later round would
-        reveal a rank that made fewer."""
+        reveal a rank that made fewer. Where steps follow the speeds, join the rounds of the others until all end."""
         if self._task.keeps_alike:
             with suppress(PeerLost):  # a rank has left without notice
-                participants: Participants = self._hear(0.0, Presence.ENDING).result
+                participants: Participants = self._poll_ranks(None, Presence.ENDING).result
                 self._loop.check.agree_on_steps(dict(enumerate(participants.passes)))
         elif self._task.merges_own:
             with suppress(GossamerError):
                 self._merge(Presence.ENDING)
+        elif self._pace is not None:
+            self._shadow()  # a slow worker's last step may reach a round that the others' last steps do not
 
     def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
         self._meet(call)
 
     def _meet(self, presence: Presence) -> None:
         self._boundary()
-        self._hear(0.0, presence)
+        self._poll_ranks(None, presence)
 
     def flush(self) -> None:
         if self._task.in_backward:
@@ -350,13 +403,21 @@ class ScheduledSynchronizer(Synchronizer):
             "flights": [each.written() for each in self._in_flight],
             "frozen": self._loop.frozen.names,
             "agreed_state": dict(self._task.agreed_state),
+            **({} if self._pace is None else {"pace": self._pace.progress(), "local_steps": self._local_steps}),
         }
+
+    @property
+    def _local_steps(self) -> list[int]:
+        return [fragment.steps for fragment in self._fragments]
 
     def resume(self, progress: Mapping[str, Any], remembered: Mapping[str, Mapping[str, Tensor]]) -> None:
         self._await()
         self.step, self._number, self.reference = progress["step"], progress["turn"], progress["reference"]
-        for fragment, weight in zip(self._fragments, progress["weights"], strict=True):
-            fragment.weight = weight
+        made = progress.get("local_steps", [0] * len(self._fragments))
+        for fragment, weight, steps in zip(self._fragments, progress["weights"], made, strict=True):
+            fragment.weight, fragment.steps = weight, steps
+        if self._pace is not None:
+            self._pace.resume(progress.get("pace"))
         self._local.rest()
         self._merged = None
         self._loop.frozen.resume(progress.get("frozen", ()))
@@ -371,7 +432,10 @@ class ScheduledSynchronizer(Synchronizer):
 
     def handed_over(self) -> dict[str, Any]:
         """Include rounds in flight, which land on a new worker at the same step as here."""
-        blank = {"weights": [0.0] * len(self._fragments)}  # weights of samples since the last round are local
+        none = [0] * len(self._fragments)
+        blank: dict[str, Any] = {"weights": [0.0] * len(none)}  # of samples since the last round: local
+        if self._pace is not None:
+            blank |= {"pace": None, "local_steps": none}  # a new worker has its own speed
         return {"progress": {**self.progress(), **blank}, "state": without_unsent(self.remembered())}
 
     def take_up(self, handed: Mapping[str, Any]) -> None:
@@ -385,7 +449,8 @@ class ScheduledSynchronizer(Synchronizer):
         buckets = self._fragments[sync_round.fragment].buckets
         offers = [offer.clone() for offer in written["offers"]] or [bucket.flat for bucket in buckets]
         outgoing = [OutgoingBucket(*each, keeps) for each in zip(buckets, offers, strict=True)]
-        result, about = read_result(written), (written.get("along"), written.get("sent", {}))
+        about = written.get("along"), written.get("sent", {}), written.get("steps", 0)
+        result = read_result(written)
         return InFlightRound(number, sync_round, outgoing, self._context.comm_thread.submit(lambda: result), *about)
 
     def take_over_from(self, before: Synchronizer) -> None:
@@ -393,7 +458,7 @@ class ScheduledSynchronizer(Synchronizer):
         assert isinstance(before, ScheduledSynchronizer)
         self._number, self._task.agreed_state = before._number, before._task.agreed_state
         for own, previous in zip(self._fragments, before._fragments, strict=True):
-            own.weight = previous.weight
+            own.weight, own.steps = previous.weight, previous.steps
 
     def close(self) -> None:
         self._local.close()

@@ -17,6 +17,7 @@ from gossamer.algorithms.strategies import (
     FederatedStage,
     GossipStage,
     GradientStage,
+    LocalServerStage,
     ServerStage,
     SilentStage,
     Stage,
@@ -46,7 +47,7 @@ def bucket_fragments(stage: Stage, parameters: Parameters, compressor: Compresso
         at = replace(at, rank=0, world=1)  # each worker compresses independently
     if isinstance(stage, ServerStage):
         compressor = Dense()  # compression is per server, not per bucket
-    count = stage.schedule.fragments
+    count = 1 if isinstance(stage, ServerStage) else stage.schedule.fragments
     parts = [parameters] if count == 1 else assign_fragments(parameters, count)
     return [[Bucket(bucket, compressor, at) for bucket in assign_buckets(part)] for part in parts]
 
@@ -133,12 +134,18 @@ class StageSequence:
             case GossipStage(strategy=strategy):  # imported here: most sessions have no peers, and start sooner
                 from gossamer.train.synchronizers.pairwise_gossip import PairwiseGossip
 
-                return PairwiseGossip(strategy, self.recipe.topology, buckets, context, self._tell)
+                return PairwiseGossip(strategy, self.recipe.topology, buckets, context, self._all_gather_text)
+            case LocalServerStage(strategy=strategy):
+                from gossamer.train.synchronizers.server_averaging import ServerAveraging
+
+                return ServerAveraging(
+                    strategy, parameters, buckets, self.optimizer, self.recipe, context, self._all_gather_text
+                )
             case ServerStage(strategy=strategy):
                 from gossamer.train.synchronizers.parameter_server import ServerSynchronizer
 
                 return ServerSynchronizer(
-                    strategy, parameters, buckets, self.optimizer, self.recipe, context, self._tell
+                    strategy, parameters, buckets, self.optimizer, self.recipe, context, self._all_gather_text
                 )
             case SilentStage():
                 return SoloSynchronizer(self.loop.ended)
@@ -157,7 +164,8 @@ class StageSequence:
             stage.strategy, fragments, self.optimizer, self.loop, guards_gradients=guards, merges_own=merges_own
         )
         if stage.per_site is None:
-            return ScheduledSynchronizer(stage.schedule, fragments, task, context, stage.start)
+            by_speed = stage.follows_speed
+            return ScheduledSynchronizer(stage.schedule, fragments, task, context, stage.start, by_speed=by_speed)
         transport = self.transport.part(stage.site_size(self.transport.world))
         site = replace(self._context(transport), compressor=Dense(), loop=replace(self.loop, tensors=None))
         inside, sparse = self._dense_buckets(parameters, transport), self._sparse(parameters)
@@ -166,7 +174,7 @@ class StageSequence:
     def _context(self, transport: Transport) -> SyncContext:
         return SyncContext(transport, self.comm_thread, self.loop, self.recipe.compressor, self.seed, self.since)
 
-    def _tell(self, text: str) -> list[str]:
+    def _all_gather_text(self, text: str) -> list[str]:
         return self.comm_thread.exchange(partial(self.transport.all_gather_text, text)).wait()
 
     def enter(self, passes: int, parameters: Parameters, before: Synchronizer) -> Synchronizer:

@@ -11,9 +11,7 @@ from math import nan
 from typing import Any
 
 from gossamer.algorithms.gossip.final_mean import FinalMean, RunningMean, decode_mean
-from gossamer.algorithms.gossip.incarnation import incarnation_of, with_incarnation
-from gossamer.algorithms.gossip.pairwise import AVERAGE, Partner
-from gossamer.algorithms.gossip.pairwise_scripts import answering
+from gossamer.algorithms.gossip.partner import AVERAGE, Partner, answering, incarnation_of, with_incarnation
 from gossamer.algorithms.gossip.state_transfer import STATUS, PeerStatus, decode_status, hash_of
 from gossamer.base.kernels import all_finite
 from gossamer.base.ops import Payload
@@ -31,7 +29,8 @@ from gossamer.base.peer_ops import (
     Reply,
     Stamp,
 )
-from gossamer.comm.runtime.peer_thread import PeerEndpoint, PeerThread
+from gossamer.comm.runtime.peer_thread import PeerEndpoint, RunningScript
+from gossamer.comm.runtime.worker_scope import current_worker
 from gossamer.errors import ConnectError, PeerLost
 from gossamer.events import notice
 
@@ -74,7 +73,7 @@ class TerminationProtocol:
         self._state = state  # returns the current other state that is averaged with the parameters
         self._changed = threading.Condition()
         # By key, the newest incarnation of each worker that sent it
-        self._said: dict[str, dict[int, int]] = {key: {} for key in (HELLO, STOP, DONE, FINAL_MEAN, DISMISSED)}
+        self._reports: dict[str, dict[int, int]] = {key: {} for key in (HELLO, STOP, DONE, FINAL_MEAN, DISMISSED)}
         self._averaged_state: Payload = ()
         self._agreed: FinalMean | None = None
         self._agreed_hash = ""
@@ -88,14 +87,14 @@ class TerminationProtocol:
         return [peer for peer in range(self._world) if peer != self._rank and not self._partner.is_gone(peer)]
 
     @property
-    def told_to_stop(self) -> bool:
+    def must_stop(self) -> bool:
         """Whether a worker requested the end of the run, or the final mean exists: later training would be lost."""
-        return bool(self._said[STOP]) or self._dismissed
+        return bool(self._reports[STOP]) or self._dismissed
 
     @property
     def _done_here(self) -> set[int]:
         """Workers that are done in their newest incarnation."""
-        done = self._said[DONE].items()
+        done = self._reports[DONE].items()
         return {peer for peer, incarnation in done if incarnation == self._partner.newest_incarnation(peer)}
 
     # -- receiving -----------------------------------------------------------------------------------------------------
@@ -135,13 +134,13 @@ class TerminationProtocol:
             case Arrived(token=token, op=Push(key=key, payload=payload)) if key == FINAL_MEAN:
                 return Reply(token=token, answer=Receipt(version=0 if self._accepts(payload) else -1))
             case Arrived(token=token, op=Push(key=key)) if key != AVERAGE:
-                return Reply(token=token, answer=Receipt(version=0 if key in self._said else -1))
+                return Reply(token=token, answer=Receipt(version=0 if key in self._reports else -1))
             case Arrived(token=token, op=Pull(key=key)) if key == STATUS:
                 return Reply(token=token, answer=Pulled(version=0, about=self._status().encoded()))
             case Arrived(token=token, op=Pull(key=key)) if key == FINAL:
                 return Reply(token=token, answer=self._final())
             case Arrived(token=token, op=Pull(key=key)) if key == NOW:
-                return Reply(token=token, answer=Pulled(version=0, payload=self._mine(NOW)))
+                return Reply(token=token, answer=Pulled(version=0, payload=self._own_payload(NOW)))
         return None
 
     def _final(self) -> Pulled:
@@ -150,7 +149,7 @@ class TerminationProtocol:
             known, done = self._agreed, self._done
         if known is not None:
             return Pulled(version=0, payload=known.encoded(), about=FINAL_MEAN)
-        return Pulled(version=0, payload=self._mine(FINAL)) if done else Pulled(version=-1)
+        return Pulled(version=0, payload=self._own_payload(FINAL)) if done else Pulled(version=-1)
 
     def _status(self) -> PeerStatus:
         with self._changed:
@@ -158,7 +157,7 @@ class TerminationProtocol:
                 incarnation=self._partner.incarnation,
                 steps=self.steps,
                 done=self._done,
-                stop=self.told_to_stop,
+                stop=self.must_stop,
                 agreed=self._agreed is not None,
                 here=(*self.live, self._rank),
             )
@@ -166,16 +165,16 @@ class TerminationProtocol:
     def _note(self, received: PeerEvent) -> None:
         with self._changed:
             match received:
-                case Arrived(sender=sender, op=Push(key=key, stamp=stamp, about=about)) if key in self._said:
-                    self._say_that(key, sender.number, incarnation_of(stamp.step))
+                case Arrived(sender=sender, op=Push(key=key, stamp=stamp, about=about)) if key in self._reports:
+                    self._record_report(key, sender.number, incarnation_of(stamp.step))
                     if key == DISMISSED:
                         self._dismissed_with.add(about)
             self._changed.notify_all()
 
-    def _say_that(self, key: str, peer: int, incarnation: int) -> None:
+    def _record_report(self, key: str, peer: int, incarnation: int) -> None:
         """Record the key of a worker's incarnation. A late message of an earlier incarnation changes nothing."""
         self._partner.meet(peer, incarnation)
-        self._said[key][peer] = max(incarnation, self._said[key].get(peer, 0))
+        self._reports[key][peer] = max(incarnation, self._reports[key].get(peer, 0))
 
     def _catch_up(self, peer: int, status: PeerStatus) -> None:
         """Record the status of a worker, for messages that this worker missed before it returned."""
@@ -183,7 +182,7 @@ class TerminationProtocol:
             self._partner.meet(peer, status.incarnation)
             for key, announced in ((DONE, status.done), (STOP, status.stop)):
                 if announced:
-                    self._say_that(key, peer, status.incarnation)
+                    self._record_report(key, peer, status.incarnation)
             self._changed.notify_all()
 
     def _accepts(self, payload: Payload) -> bool:
@@ -198,17 +197,17 @@ class TerminationProtocol:
 
     def _fits(self, payload: Payload) -> bool:
         """Whether a final mean has the shapes and dtypes of this worker's own."""
-        kinds = [(each.shape, each.dtype) for each in FinalMean(self._mine(FINAL), 0.0).encoded()]
+        kinds = [(each.shape, each.dtype) for each in FinalMean(self._own_payload(FINAL), 0.0).encoded()]
         return [(each.shape, each.dtype) for each in payload] == kinds
 
-    def _mine(self, key: str) -> Payload:
+    def _own_payload(self, key: str) -> Payload:
         return (*self._partner.snapshot(-1).payload, *(self._averaged_state if key == FINAL else self._state()))
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
     def meet(self, me: PeerEndpoint) -> None:
         """Greet all others, since only a worker that was connected once can be found lost. Raises ConnectError."""
-        handles = self._tell(me, range(self._world), HELLO)
+        handles = self._push_to_all(me, range(self._world), HELLO)
         for peer, handle in handles.items():
             try:
                 handle.wait(MEETING_SECONDS)
@@ -222,7 +221,7 @@ class TerminationProtocol:
     def meet_again(self, me: PeerEndpoint, here: Iterable[int], where: str) -> None:
         """Announce to all others that this worker returned and listens at `where`. Waits for a short time for those in
         `here`; a worker that does not answer counts as lost until it does."""
-        handles = self._tell(me, range(self._world), HELLO, about=where)
+        handles = self._push_to_all(me, range(self._world), HELLO, about=where)
         until = time.monotonic() + RETURN_SECONDS
         for peer in here:
             if peer in handles:
@@ -231,14 +230,14 @@ class TerminationProtocol:
 
     def stop(self, me: PeerEndpoint) -> None:
         """Request the end of the run after the next step of all others, without waiting for replies."""
-        self._tell(me, range(self._world), STOP)
+        self._push_to_all(me, range(self._world), STOP)
 
-    def _tell(
+    def _push_to_all(
         self, me: PeerEndpoint, peers: Iterable[int], key: str, payload: Payload = (), about: str = ""
-    ) -> dict[int, PeerThread]:
-        return {peer: me.start(self.say(peer, key, payload, about)) for peer in peers if peer != self._rank}
+    ) -> dict[int, RunningScript]:
+        return {peer: me.start(self.push_status(peer, key, payload, about)) for peer in peers if peer != self._rank}
 
-    def say(self, peer: int, key: str, payload: Payload = (), about: str = "") -> PeerScript:
+    def push_status(self, peer: int, key: str, payload: Payload = (), about: str = "") -> PeerScript:
         """Push to one worker and record the status in its reply. Returns whether it accepts."""
         stamp = Stamp(self._rank, with_incarnation(self._partner.incarnation, 0))
         receipt = yield Push(to=Peer(WORKER, peer), key=key, stamp=stamp, payload=payload, about=about)
@@ -246,7 +245,7 @@ class TerminationProtocol:
             self._catch_up(peer, decode_status(receipt.about))
         return receipt.version >= 0
 
-    def wait(self, handle: PeerThread, peer: int) -> Any:
+    def wait(self, handle: RunningScript, peer: int) -> Any:
         """The result of a script with a request to `peer`; None if that has left. Raises the script's errors."""
         while not self._partner.is_gone(peer):
             with suppress(TimeoutError):
@@ -273,10 +272,10 @@ class TerminationProtocol:
         """
         with self._changed:
             self._averaged_state, self._done = averaged_state, True
-        self._tell(me, range(self._world), DONE)  # also to lost workers, which may return and wait
+        self._push_to_all(me, range(self._world), DONE)  # also to lost workers, which may return and wait
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._deaf or self._dismissed or self._is_leader)
+                current_worker().wait_for(self._changed, lambda: self._deaf or self._dismissed or self._is_leader)
                 if self._deaf:
                     raise ConnectError(f"the endpoint of {me.me} is closed, so it cannot join the final mean.")
                 if self._dismissed and self._agreed is not None:
@@ -286,7 +285,7 @@ class TerminationProtocol:
 
     @property
     def _dismissed(self) -> bool:
-        return bool(self._agreed and self._said[DISMISSED])
+        return bool(self._agreed and self._reports[DISMISSED])
 
     @property
     def _is_leader(self) -> bool:
@@ -300,14 +299,14 @@ class TerminationProtocol:
             if self._agreed is None:
                 self._agree(found)
             mean, text = (self._agreed or found).encoded(), self._agreed_hash
-        handles = self._tell(me, self.live, FINAL_MEAN, mean)
+        handles = self._push_to_all(me, self.live, FINAL_MEAN, mean)
         accepted = [bool(self.wait(handle, peer)) for peer, handle in handles.items()]  # all have it before any ends
         self._check_claimed(text, 1 + sum(accepted))
-        handles = self._tell(me, self.live, DISMISSED, about=text)
+        handles = self._push_to_all(me, self.live, DISMISSED, about=text)
         for peer, handle in handles.items():
             self.wait(handle, peer)
         with self._changed:
-            self._said[DISMISSED][self._rank] = self._partner.incarnation
+            self._reports[DISMISSED][self._rank] = self._partner.incarnation
             self._dismissed_with.add(text)
 
     def _check_claimed(self, text: str, accepted: int) -> None:
@@ -341,7 +340,7 @@ class TerminationProtocol:
                 found.add(pulled.payload)
             else:
                 notice(f"worker {peer}'s parameters are not finite: they are left out of the mean")
-        return found.mean() if found.count else FinalMean(self._mine(key), nan)
+        return found.mean() if found.count else FinalMean(self._own_payload(key), nan)
 
     def _pull(self, me: PeerEndpoint, key: str) -> Iterator[tuple[int, Pulled]]:
         """Yield the share of each live worker, by rank, including this one. For the final mean only of workers that
@@ -353,6 +352,6 @@ class TerminationProtocol:
         asked = [peer for peer in self.live if key == NOW or peer in self._done_here]
         for peer in sorted([*asked, self._rank]):
             if peer == self._rank:
-                yield peer, Pulled(version=0, payload=self._mine(key))
+                yield peer, Pulled(version=0, payload=self._own_payload(key))
             elif (pulled := self.wait(me.start(op(peer)), peer)) is not None:
                 yield peer, pulled

@@ -39,7 +39,7 @@ def trace_ops(
 ) -> list[CollectiveOp]:
     """The operations that one bucket issues, round by round; the control report is part of the first one."""
     ops = trace_bucket(recipe.compressor, layout, dtype, workers).ops
-    return _issued(coalesce([_said(ops), _control(control_bytes)]), workers) if control_bytes else [*ops]
+    return _issued(coalesce([_script_of(ops), _control(control_bytes)]), workers) if control_bytes else [*ops]
 
 
 def _issued(script: Script, workers: int) -> list[CollectiveOp]:
@@ -53,7 +53,7 @@ def _issued(script: Script, workers: int) -> list[CollectiveOp]:
         answer = issued[-1].meta_answer(workers, 0)
 
 
-def _said(ops: Sequence[CollectiveOp]) -> Script:
+def _script_of(ops: Sequence[CollectiveOp]) -> Script:
     for op in ops:  # noqa: UP028 - yielding from a tuple takes no answers
         yield op
 

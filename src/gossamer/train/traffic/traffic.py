@@ -28,8 +28,8 @@ from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype, dtype_
 from gossamer.base.ops import Payload, payload_bytes
 from gossamer.base.runner import OpCost
 from gossamer.events import Attached
-from gossamer.train.engine.participation import POLL_BYTES
-from gossamer.train.engine.report import STANDING_BYTES
+from gossamer.train.engine.participation import PACE_BYTES, POLL_BYTES
+from gossamer.train.engine.step_decision import STANDING_BYTES
 from gossamer.train.parameter_server.client.traffic import server_traffic
 from gossamer.train.parameter_server.from_recipe import push_pull_codecs
 from gossamer.train.traffic.op_trace import on_meta, trace_bucket
@@ -179,7 +179,7 @@ def _aggregations(
     """The operations of each bucket, and the compressor state of all."""
     traces = [trace_bucket(compressor, layout, dtype, workers) for dtype, layout in _layouts(model)]
     buckets = [
-        tuple(OpCost(each.label, each.bytes_sent(workers, 0)) for op in trace.ops for each in op.concurrent())
+        tuple(OpCost(each.label, each.mean_bytes_sent(workers)) for op in trace.ops for each in op.concurrent())
         for trace in traces
     ]
     return buckets, [each for trace in traces for each in trace.remembered]
@@ -200,7 +200,8 @@ def _of_a_step(model: Attached, workers: int, *, remembers: bool) -> Iterator[Tr
 def _scheduled(stage: GradientStage | AveragingStage, model: Attached, workers: int) -> Iterator[TrafficItem]:
     """Every scheduled round begins with a participation poll and ends with a report."""
     rounds = len(stage.schedule.period_rounds)
-    yield TrafficItem("meetings", "Gather", float(rounds * (workers - 1) * POLL_BYTES))
+    poll_bytes = POLL_BYTES + PACE_BYTES * (stage.follows_speed and stage.local_parameters)
+    yield TrafficItem("meetings", "Gather", float(rounds * (workers - 1) * poll_bytes))
     yield TrafficItem("control", "Gather", float(rounds * (workers - 1) * model.control_bytes))
     yield TrafficItem("averaged along", "Mean", _mean_bytes(sum(model.rider_bytes), workers))
 
@@ -302,7 +303,8 @@ def _of_servers(recipe: Recipe, model: Attached, workers: int) -> _Cycle:
         for op, nbytes in (("Push", server.pushed_bytes), ("Reply", server.pulled_bytes))
     ]
     memory = [each for server in servers for each in _remembered(server.remembered)]
-    return _Cycle((), sent, memory, 2 * _nbytes(_flats(model)))
+    copies = 3 if recipe.strategy.steady_stage.local_parameters else 2  # of the parameters or gradients
+    return _Cycle((), sent, memory, copies * _nbytes(_flats(model)))
 
 
 # -- tensors and their bytes -------------------------------------------------------------------------------------------

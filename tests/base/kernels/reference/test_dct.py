@@ -81,7 +81,7 @@ def test_zeros_of_the_basis_are_zeros() -> None:
     assert float(out[1]) == 0.0
 
 
-def test_what_is_not_finite_is_told() -> None:
+def test_a_value_that_is_not_finite_is_reported() -> None:
     x, out = draws(64), torch.empty(64, dtype=torch.float64)
     assert dct(x, [(8, 8)], 8, out)
     x[13] = inf

@@ -120,7 +120,7 @@ def test_bytes_that_were_changed_are_sometimes_refused_and_sometimes_not() -> No
     ],
     ids=["none set", "short", "signed", "a matrix", "all set", "fewer than none", "floats"],
 )
-def test_what_is_no_code_is_refused(made: Made, coded: Tensor, count: int) -> None:
+def test_an_invalid_code_is_refused(made: Made, coded: Tensor, count: int) -> None:
     with pytest.raises(MalformedError):
         made.decode_places(coded, count, 40)
 

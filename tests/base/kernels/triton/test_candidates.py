@@ -64,7 +64,7 @@ def test_what_finds_no_room_is_counted_and_not_written() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
-def test_what_is_not_finite_is_reported_wherever_it_lies(bad: float) -> None:
+def test_a_value_that_is_not_finite_is_reported_wherever_it_lies(bad: float) -> None:
     for place in (0, 20_064, sum(SIZES) - 1):
         x, status = numbers(), fresh(CPU)
         x[place] = bad

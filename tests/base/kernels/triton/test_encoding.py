@@ -26,7 +26,7 @@ every_module = pytest.mark.parametrize("module", CODECS)
 
 
 @once_each("name, number", EVERY, [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_noticed_in_x(name: str, number: float) -> None:
+def test_a_value_that_is_not_finite_is_noticed_in_x(name: str, number: float) -> None:
     for place in (0, 12, N - 1):
         x = numbers("plain", N)
         x[place] = number
@@ -36,7 +36,7 @@ def test_what_is_not_finite_is_noticed_in_x(name: str, number: float) -> None:
 
 @every_module
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_what_is_not_finite_is_noticed_in_half_precision(module: str, dtype: torch.dtype) -> None:
+def test_a_value_that_is_not_finite_is_noticed_in_half_precision(module: str, dtype: torch.dtype) -> None:
     codec = next(iter(CODECS[module].values()))
     x = numbers("plain", N).to(dtype)
     x[20] = math.inf
@@ -45,7 +45,7 @@ def test_what_is_not_finite_is_noticed_in_half_precision(module: str, dtype: tor
 
 
 @every_module
-def test_what_is_not_finite_is_noticed_in_what_is_owed_which_stays(module: str) -> None:
+def test_a_value_that_is_not_finite_is_noticed_in_what_is_owed_which_stays(module: str) -> None:
     codec = next(iter(CODECS[module].values()))
     before = numbers("plain", N)
     before[N - 1] = math.nan

@@ -50,12 +50,12 @@ def edges(largest: float) -> torch.Tensor:
 @pytest.mark.parametrize(
     "largest", [1.0, 3.0, 1 / 3, 2 - 2**-23, 1 + 2**-23, 3e38, 1e-36, 2e-38, 37 * 2.0**-149, 2.0**-149]
 )
-def test_numbers_beside_midpoints(largest: float) -> None:
+def test_numbers_next_to_midpoints(largest: float) -> None:
     x = edges(largest)
     compared(IN_ONE, x, [len(x)])
 
 
-def test_twins_are_caught() -> None:
+def test_mutants_are_caught() -> None:
     def in_float32(x, sizes, block, residual):
         scales, _ = kernels.float4_encode(x, sizes, block, residual)
         middle = torch.tensor(float4.float4.MIDPOINTS)

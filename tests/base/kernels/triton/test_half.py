@@ -94,7 +94,7 @@ def test_rows_of_a_gathered_buffer(dtype: torch.dtype) -> None:
 
 @every_half
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_noticed_wherever_it_is(dtype: torch.dtype, number: float) -> None:
+def test_a_value_that_is_not_finite_is_noticed_wherever_it_is(dtype: torch.dtype, number: float) -> None:
     for place in (0, 3999):
         x = numbers("plain", 4000)
         x[place] = number

@@ -34,7 +34,7 @@ def test_large_tensors(codec: Codec) -> None:
     at_large(codec)
 
 
-def test_twins_are_caught() -> None:
+def test_mutants_are_caught() -> None:
     x, sizes = corpus()
 
     def rounded_up(x, sizes, block, key, residual):

@@ -33,7 +33,7 @@ def test_large_tensors() -> None:
     at_large(CODECS["levels"]["7 levels"])
 
 
-def test_twins_are_caught() -> None:
+def test_mutants_are_caught() -> None:
     x, sizes = corpus()
 
     def of_another_key(x, sizes, block, levels, key, residual):

@@ -44,7 +44,7 @@ def test_squares_leave_the_range_of_float32() -> None:
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_has_no_magnitude(number: float) -> None:
+def test_a_value_that_is_not_finite_has_no_magnitude(number: float) -> None:
     for place in (0, 5000):
         x = numbers("plain", 5001)
         x[place] = number

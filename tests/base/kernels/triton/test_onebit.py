@@ -34,7 +34,7 @@ def test_large_tensors(codec: Codec) -> None:
     at_large(codec)
 
 
-def test_twins_are_caught() -> None:
+def test_mutants_are_caught() -> None:
     def summed_along(x, sizes, block, residual):
         means = [each.abs().cumsum(0)[-1] / len(each) for each in x.split(block)]
         return torch.stack(means), kernels.onebit_encode(x, sizes, block, residual)[1]

@@ -116,7 +116,7 @@ def test_places_that_do_not_ascend_in_their_low_bits_are_refused() -> None:
     ],
     ids=["none set", "short", "signed", "a matrix", "all set", "fewer than none", "floats"],
 )
-def test_what_is_no_code_is_refused(coded: Tensor, count: int) -> None:
+def test_an_invalid_code_is_refused(coded: Tensor, count: int) -> None:
     with pytest.raises(MalformedError):
         fast.decode_places(coded, count, 40)
 

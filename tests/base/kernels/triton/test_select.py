@@ -158,7 +158,7 @@ def signed(x: Tensor, sizes: Sequence[int], counts: Sequence[int], owed: object)
 
 
 @pytest.mark.parametrize("twin", [last_among_equals, one_lost, signed])
-def test_the_check_sees_broken_twins(twin: Any) -> None:
+def test_the_check_sees_broken_mutants(twin: Any) -> None:
     x = data(1000, "ties", 0)
     check_largest(x, [1000], [100], "nothing owed", x)
     with pytest.raises(AssertionError):
@@ -240,7 +240,7 @@ def test_above_of_other_types(dtype: torch.dtype) -> None:
 
 
 @once_each("bad, mode", [math.nan, -math.nan, math.inf, -math.inf], MODES)
-def test_what_is_not_finite_is_refused_and_nothing_is_lost(bad: float, mode: str) -> None:
+def test_a_value_that_is_not_finite_is_refused_and_nothing_is_lost(bad: float, mode: str) -> None:
     n = 9000
     x, before = data(n, "normal", 3), data(n, "normal", 4)
     (x if mode == "nothing owed" else before)[n - 1] = bad

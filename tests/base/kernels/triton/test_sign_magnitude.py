@@ -34,7 +34,7 @@ def test_large_tensors(codec: Codec) -> None:
     at_large(codec)
 
 
-def test_twins_are_caught() -> None:
+def test_mutants_are_caught() -> None:
     def of_other_blocks(x, sizes, block, residual):
         means, codes = sign_magnitude.sign_magnitude_encode(x, sizes, block, residual)
         return means.view(-1, 2).flip(1).reshape(-1), codes

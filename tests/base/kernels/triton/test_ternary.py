@@ -56,7 +56,9 @@ def test_what_is_left_may_take_the_place_of_what_was_given(per_byte: int) -> Non
 @pytest.mark.parametrize("per_byte", [4, 5])
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [0, 2, 69])
-def test_what_is_not_finite_is_noticed_whatever_its_place_in_a_byte(per_byte: int, number: float, place: int) -> None:
+def test_a_value_that_is_not_finite_is_noticed_whatever_its_place_in_a_byte(
+    per_byte: int, number: float, place: int
+) -> None:
     x = numbers("plain", 70)
     x[place] = 3e38
     kernels.ternary_encode(x, [70], torch.ones(1), 5, per_byte)
@@ -65,7 +67,7 @@ def test_what_is_not_finite_is_noticed_whatever_its_place_in_a_byte(per_byte: in
         kernels.ternary_encode(x, [70], torch.ones(1), 5, per_byte)
 
 
-def test_twins_are_caught() -> None:
+def test_mutants_are_caught() -> None:
     x, sizes = corpus()
 
     def of_another_key(x, sizes, scales, key, per_byte, after=None):

@@ -47,7 +47,7 @@ def test_thresholds_are_measured_in_float64(part: float) -> None:
     assert not torch.equal(found[0], rounded[0])
 
 
-def test_twins_are_caught() -> None:
+def test_mutants_are_caught() -> None:
     def above(x, sizes, block, thresholds, residual):
         return kernels.twobit_encode(x, sizes, block, torch.nextafter(thresholds, torch.tensor(9.0)), residual)
 

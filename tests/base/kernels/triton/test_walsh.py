@@ -53,7 +53,7 @@ def test_the_check_sees_levels_in_another_order() -> None:
 
 @pytest.mark.parametrize("bad", [nan, inf, -inf, 3e38])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what is tested
-def test_what_is_not_finite_is_told(bad: float) -> None:
+def test_a_value_that_is_not_finite_is_reported(bad: float) -> None:
     x = torch.full((70,), 1.0)
     x[40:42] = bad
     for sizes in ([70], [40, 30]):

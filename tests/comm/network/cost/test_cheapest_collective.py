@@ -11,18 +11,18 @@ from gossamer.algorithms.collectives import (
     RingAllReduce,
     TreeAllReduce,
 )
-from gossamer.comm.mesh.collective_selector import WISHES, CollectiveSelector
+from gossamer.comm.mesh.collective_selector import REQUESTABLE, CollectiveSelector
 from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.network import Host, Network, Path, read_network
 from gossamer.comm.network.cost import cheapest_collective
 from gossamer.comm.network.cost.cheapest_collective import (
     candidates,
+    chosen_collective,
     fastest,
     most_others,
     order_of,
     ranks_per_site,
     table_seconds,
-    wished,
 )
 from gossamer.comm.network.cost.message_schedule import table_moves
 from gossamer.comm.network.cost.message_simulator import Wires
@@ -241,17 +241,17 @@ def check_wishes(come_to):
         links = links_of(network)
         assert [host.up_bits_per_second for host in links.network.hosts] == list(links.up)
         ranks = tuple(range(len(links.round_trips)))
-        for wish in (*WISHES, "hierarchical(2)"):
+        for wish in (*REQUESTABLE, "hierarchical(2)"):
             if wish != "engine":
                 assert come_to(wish, 400_000, 4, links.network) == CollectiveSelector(wish, links)(400_000, 4, ranks)
 
 
 def test_a_wish_comes_to_what_the_mesh_picks():
-    check_wishes(wished)
+    check_wishes(chosen_collective)
 
 
 @pytest.mark.parametrize(
-    "broken", [lambda *_: RingAllReduce(), lambda wish, *rest: wished(wish.partition("(")[0], *rest)]
+    "broken", [lambda *_: RingAllReduce(), lambda wish, *rest: chosen_collective(wish.partition("(")[0], *rest)]
 )
 def test_other_readings_of_a_wish_are_noticed(broken):
     with pytest.raises(AssertionError):
@@ -260,23 +260,25 @@ def test_other_readings_of_a_wish_are_noticed(broken):
 
 def test_wishes_are_names():
     network = sites("wewe")
-    assert wished("ring", 40, 4, network) == RingAllReduce(order=(0, 2, 1, 3))
-    assert wished("halving", 40, 4, network) == HalvingDoubling()
-    assert wished("hierarchical(4)", 40, 4, network) == HierarchicalAllReduce(per_node=4)
-    assert wished("hierarchical", 40, 4, sites("wwwee")) == HierarchicalAllReduce(per_node=3)
-    assert wished("hierarchical", 40, 4, read_network("1gbit", 4)) == HierarchicalAllReduce(per_node=4)
-    assert wished("auto", 40, 4, network) == fastest(40, 4, network)
+    assert chosen_collective("ring", 40, 4, network) == RingAllReduce(order=(0, 2, 1, 3))
+    assert chosen_collective("halving", 40, 4, network) == HalvingDoubling()
+    assert chosen_collective("hierarchical(4)", 40, 4, network) == HierarchicalAllReduce(per_node=4)
+    assert chosen_collective("hierarchical", 40, 4, sites("wwwee")) == HierarchicalAllReduce(per_node=3)
+    assert chosen_collective("hierarchical", 40, 4, read_network("1gbit", 4)) == HierarchicalAllReduce(per_node=4)
+    assert chosen_collective("auto", 40, 4, network) == fastest(40, 4, network)
     with pytest.raises(ValueError, match="'rign': use auto, or one of ring, "):
-        wished("rign", 40, 4, network)
+        chosen_collective("rign", 40, 4, network)
 
 
 @pytest.mark.parametrize(
     "wish", ["auto", "ring", "hierarchical(2)", "tree", RingAllReduce(), TreeAllReduce()], ids=repr
 )
 def test_half_precision_goes_straight_whatever_is_asked_for(wish):
-    assert wished(wish, 16_000_000, 2, read_network("1gbit", 4)) == DirectAllReduce()
-    assert wished(wish, 16_000_000, 8, read_network("1gbit", 4)) != DirectAllReduce()
+    assert chosen_collective(wish, 16_000_000, 2, read_network("1gbit", 4)) == DirectAllReduce()
+    assert chosen_collective(wish, 16_000_000, 8, read_network("1gbit", 4)) != DirectAllReduce()
 
 
 def test_a_table_may_be_a_wish():
-    assert wished(RingAllReduce(order=(1, 0, 2)), 40, 4, read_network("1gbit", 3)) == RingAllReduce(order=(1, 0, 2))
+    assert chosen_collective(RingAllReduce(order=(1, 0, 2)), 40, 4, read_network("1gbit", 3)) == RingAllReduce(
+        order=(1, 0, 2)
+    )

@@ -14,7 +14,7 @@ from gossamer.comm.network.cost.message_schedule import (
     CHUNK_BYTES,
     MOST_MESSAGES,
     SEGMENT_BYTES,
-    Hear,
+    Collect,
     RankTurn,
     Receive,
     ReceiveCompleted,
@@ -124,8 +124,13 @@ def test_every_message_that_is_sent_is_received(world):
 
 
 def test_what_is_eager_is_not_asked_for():
-    assert list(eager_direct(0, 3, [9, 10, 11])) == [Send(1, 10, eager=True), Send(2, 11, eager=True), Hear(1), Hear(2)]
-    assert list(eager_neighbors(0, [0, 2], [0, 1], 5)) == [Send(2, 5, eager=True), Hear(1)]
+    assert list(eager_direct(0, 3, [9, 10, 11])) == [
+        Send(1, 10, eager=True),
+        Send(2, 11, eager=True),
+        Collect(1),
+        Collect(2),
+    ]
+    assert list(eager_neighbors(0, [0, 2], [0, 1], 5)) == [Send(2, 5, eager=True), Collect(1)]
 
 
 def told(nbytes, to=1):
@@ -134,14 +139,18 @@ def told(nbytes, to=1):
 
 def test_every_piece_of_a_table_is_an_exchange():
     assert [list(moves) for moves in table_moves(DirectAllReduce(), 0, 2, 3, 4)] == [
-        [RankTurn(2), Hear(1), told(8)],  # its own piece, of two elements, which it sends when it has heard the other's
-        [RankTurn(1), told(4), Hear(1)],
+        [
+            RankTurn(2),
+            Collect(1),
+            told(8),
+        ],  # its own piece, of two elements, which it sends when it has heard the other's
+        [RankTurn(1), told(4), Collect(1)],
     ]
-    assert [list(moves) for moves in table_moves(DirectAllReduce(), 0, 2, 1, 4)] == [[RankTurn(2), Hear(1), told(4)]]
+    assert [list(moves) for moves in table_moves(DirectAllReduce(), 0, 2, 1, 4)] == [[RankTurn(2), Collect(1), told(4)]]
     assert table_moves(DirectAllReduce(), 0, 2, 0, 4) == []
     assert table_moves(DirectAllReduce(), 0, 1, 5, 4) != []
     assert [list(moves) for moves in table_moves(TreeAllReduce(), 0, 3, 1, 4)] == [
-        [RankTurn(1), Hear(1), Hear(2), told(4), told(4, to=2)],
+        [RankTurn(1), Collect(1), Collect(2), told(4), told(4, to=2)],
     ]
 
 
@@ -162,7 +171,7 @@ def check_moves(collective, world, numel, moves_of):
         sent = sum(nbytes for moves in exchanges for _, nbytes in sends(moves))
         assert sent == collective.bytes_sent(rank, world, numel, 4)
         for place, moves in enumerate(exchanges):
-            heard = Counter(move.of for move in moves if isinstance(move, Hear))
+            heard = Counter(move.of for move in moves if isinstance(move, Collect))
             assert heard == {
                 peer: told for peer in range(world) if (told := sum(to == rank for to, _ in sends(every[peer][place])))
             }

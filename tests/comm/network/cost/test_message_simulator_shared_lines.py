@@ -16,10 +16,11 @@ from gossamer.algorithms.collectives import (
     RingAllReduce,
     TreeAllReduce,
 )
+from gossamer.base.virtual_clock import VirtualClock
 from gossamer.comm.network import Host, Network, Path, read_network
 from gossamer.comm.network.cost.cheapest_collective import fastest, table_seconds
 from gossamer.comm.network.cost.message_schedule import (
-    Hear,
+    Collect,
     Move,
     Receive,
     ReceiveCompleted,
@@ -33,7 +34,6 @@ from gossamer.comm.network.cost.message_simulator import (
     SharedLine,
     SharedLines,
     Wires,
-    _Exchange,
 )
 from gossamer.comm.network.tcp_model import ETHERNET
 
@@ -97,10 +97,10 @@ def test_when_a_line_is_free() -> None:
 
 def check_two_take_twice_as_long() -> None:
     """Hosts 0 and 1 to 2 and 3, over a line of the rate of one."""
-    one = run(sites("wwee"), [told(2)], [], [Hear(0)], [])
-    two = run(sites("wwee"), [told(2)], [told(3)], [Hear(0)], [Hear(1)])
+    one = run(sites("wwee"), [told(2)], [], [Collect(0)], [])
+    two = run(sites("wwee"), [told(2)], [told(3)], [Collect(0)], [Collect(1)])
     assert (max(one), max(two)) == (1.0, 2.0)
-    many = run(sites("wwee"), [told(2)] * 5, [told(2)] * 5, [Hear(0), Hear(1)] * 5, [])
+    many = run(sites("wwee"), [told(2)] * 5, [told(2)] * 5, [Collect(0), Collect(1)] * 5, [])
     assert max(many) == 10.0
 
 
@@ -115,7 +115,7 @@ def check_alone(shared: float) -> None:
     """Nobody else on the line: the same moments as without it, of what leaves at once or is asked for, far and near."""
     for round_trip in (0.0, 0.3):
         there, without = sites("we", shared, round_trip), sites("we", None, round_trip)
-        eager = [told(1)] * 3, [Hear(0)] * 3
+        eager = [told(1)] * 3, [Collect(0)] * 3
         asked = (
             [Send(1, BYTES), Send(1, 7), SendCompleted(), SendCompleted()],
             [Receive(0), Receive(0), ReceiveCompleted(), ReceiveCompleted()],
@@ -132,16 +132,16 @@ def test_one_alone_is_not_slowed_by_a_line_of_its_own_rate(shared: float) -> Non
 
 
 def test_one_alone_is_slowed_by_a_slower_line() -> None:
-    assert run(sites("we", RATE / 4), [told(1)] * 2, [Hear(0)] * 2) == [8.0, 8.0]
+    assert run(sites("we", RATE / 4), [told(1)] * 2, [Collect(0)] * 2) == [8.0, 8.0]
     with pytest.raises(AssertionError):
         check_alone(RATE / 4)
 
 
 def check_directions() -> None:
-    there, back, both = [told(2)] * 2, [told(1)] * 2, [Hear(3)] * 2
-    alone = run(sites("wwee"), there, [], [Hear(0)] * 2, [])
+    there, back, both = [told(2)] * 2, [told(1)] * 2, [Collect(3)] * 2
+    alone = run(sites("wwee"), there, [], [Collect(0)] * 2, [])
     assert max(alone) == 2.0
-    assert run(sites("wwee"), there, both, [Hear(0)] * 2, back) == [2.0] * 4
+    assert run(sites("wwee"), there, both, [Collect(0)] * 2, back) == [2.0] * 4
 
 
 def test_opposite_directions_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,14 +155,14 @@ def test_opposite_directions_do_not_disturb_each_other(monkeypatch: pytest.Monke
 def test_pairs_of_sites_have_lines_of_their_own() -> None:
     paths = {frozenset(ends): Path(bits_per_second=RATE) for ends in ("ab", "ac", "bc")}
     network = Network(hosts=hosts_at("abc"), paths=paths)
-    assert run(network, [told(2)], [told(2)], [Hear(0), Hear(1)])[2] == 2.0  # by host 2's own
+    assert run(network, [told(2)], [told(2)], [Collect(0), Collect(1)])[2] == 2.0  # by host 2's own
     wide = Network(hosts=hosts_at("aabc", down=9 * RATE), paths=paths)
-    assert run(wide, [told(2)], [told(3)], [told(3), Hear(0)], [Hear(1), Hear(2)]) == [1.0] * 4
+    assert run(wide, [told(2)], [told(3)], [told(3), Collect(0)], [Collect(1), Collect(2)]) == [1.0] * 4
 
 
 def test_what_stays_inside_a_site_never_sees_the_line() -> None:
     network = sites("wwee", RATE / 100)
-    assert run(network, [told(1)] * 2, [Hear(0)] * 2, [], []) == [2.0, 2.0, 0.0, 0.0]
+    assert run(network, [told(1)] * 2, [Collect(0)] * 2, [], []) == [2.0, 2.0, 0.0, 0.0]
 
 
 def moves_at_random(seed: int) -> tuple[list[list[Move]], list[float]]:
@@ -174,7 +174,7 @@ def moves_at_random(seed: int) -> tuple[list[list[Move]], list[float]]:
         for _ in range(random.randint(3, 12)):
             receiver = random.choice([peer for peer in range(4) if peer != sender])
             sends[sender].append(told(receiver, random.choice((1, 1000, BYTES // 7, BYTES, 4 * BYTES))))
-            hears[receiver].append(Hear(sender))
+            hears[receiver].append(Collect(sender))
     return [sends[rank] + hears[rank] for rank in range(4)], [random.choice((0.0, 0.5, 3.0)) for _ in range(4)]
 
 
@@ -214,14 +214,15 @@ def check_fair() -> None:
     Hosts 0 and 1 begin ten messages each; at 8 s four of each are through, and host 2 sends two: two of six turns.
     """
     network = sites("wwweee")
-    moves = [[told(3)] * 10, [told(4)] * 10, [told(5)] * 2, [Hear(0)] * 10, [Hear(1)] * 10, [Hear(2)] * 2]
+    moves = [[told(3)] * 10, [told(4)] * 10, [told(5)] * 2, [Collect(0)] * 10, [Collect(1)] * 10, [Collect(2)] * 2]
     ends = run(network, *moves, starts=[0.0, 0.0, 8.0, 0.0, 0.0, 0.0])
     assert max(ends) == 22.0  # and never idle
     assert ends[5] <= 8.0 + 3 * 2
 
 
 def runs_ahead(
-    exchange: _Exchange,
+    wires: Wires,
+    clock: VirtualClock,
     sender: int,
     receiver: int,
     nbytes: int,
@@ -229,19 +230,14 @@ def runs_ahead(
     then: Callable[..., None],
 ) -> None:
     """A broken sender, which goes on though the line between has not taken what it sent."""
-    now = exchange._clock.now
-    _, passed = exchange._wires.cross(sender, receiver, nbytes, begin, now)
-    connection = exchange._wires.connection(sender, receiver)
-    connection.stream.free_seconds = now
-    exchange._clock.at(passed, exchange._heard, sender, receiver)
-    connection.queue.popleft()
-    if connection.queue:
-        connection.queue[0]()
+    _, passed = wires.cross(sender, receiver, nbytes, begin, clock.now)
+    wires.connection(sender, receiver).stream.free_seconds = clock.now
+    then(sender, receiver, nbytes, passed)
 
 
-def test_who_comes_late_is_served_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_comes_late_is_served_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     check_fair()
-    monkeypatch.setattr(_Exchange, "_cross", runs_ahead)
+    monkeypatch.setattr(Wires, "cross_at", runs_ahead)
     with pytest.raises(AssertionError):
         check_fair()
 

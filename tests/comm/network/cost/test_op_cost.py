@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from gossamer.algorithms.collectives import (
     RingAllReduce,
     TreeAllReduce,
 )
-from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, Coalesced, InGroup, NeighborAllGather
+from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, Coalesced, InGroup, NeighborAllGather, payload_form
 from gossamer.comm.network import Host, Network, Path, read_network
 from gossamer.comm.network.cost import message_schedule
 from gossamer.comm.network.cost.cheapest_collective import fastest
@@ -43,6 +45,25 @@ def warm(op, network=NETWORK, rounds=6, collective="engine"):
 
 def by_engine(op, network=NETWORK):
     return seconds(op, network, collective="engine")
+
+
+@pytest.mark.parametrize("collective", ["engine", "auto"])
+def test_each_rank_sends_the_bytes_of_its_form(collective):
+    equal = [payload_form((octets(100_000),))] * WORKERS
+    small = [payload_form((octets(1_000 if rank == 1 else 100_000),)) for rank in range(WORKERS)]
+    slow = replace(
+        NETWORK,
+        hosts=tuple(
+            replace(host, up_bits_per_second=1e6) if rank == 1 else host for rank, host in enumerate(NETWORK.hosts)
+        ),
+    )
+    for op in (AllGather((octets(100_000),)), AllToAll(((octets(100_000),),) * WORKERS)):
+        assert seconds(replace(op, forms=tuple(equal)), slow, collective=collective) == (
+            seconds(op, slow, collective=collective)
+        )
+        assert seconds(replace(op, forms=tuple(small)), slow, collective=collective) < (
+            0.2 * seconds(op, slow, collective=collective)
+        )
 
 
 # -- messages that wait for their receivers: the engine's
@@ -235,7 +256,7 @@ def test_half_precision_goes_straight_to_its_owners_whatever_is_chosen():
 @pytest.mark.parametrize(
     "collective", [DIRECT, RingAllReduce(), HalvingDoubling(), HierarchicalAllReduce(per_node=2)], ids=repr
 )
-def test_large_means_cost_bytes_over_the_rate_whatever_the_table(collective):
+def test_large_means_cost_bytes_over_the_rate_regardless_of_the_table(collective):
     share = 3 / 4 * BYTE * OVERHEAD * 4 * 5_000_000
     took = warm(AllReduceMean(floats(5_000_000)), collective=collective)
     assert 2 * share < took < 2 * share + 2.5 * ROUND_TRIP

@@ -10,7 +10,7 @@ from gossamer.algorithms.topologies import Exponential, Ring, Torus
 from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, InGroup, NeighborAllGather
 from gossamer.comm.network import Host, Network, read_network
 from gossamer.comm.network.cost import message_schedule, op_cost, representative_cost
-from gossamer.comm.network.cost.cheapest_collective import fastest, is_alike, most_others, wished_alike
+from gossamer.comm.network.cost.cheapest_collective import chosen_on_uniform_links, fastest, is_alike, most_others
 from gossamer.comm.network.cost.op_cost import NetworkCost, op_costs
 from gossamer.comm.network.cost.representative_cost import RepresentativeCost, RepresentativeRank, UniformNetwork
 from gossamer.comm.network.parse import NetworkError
@@ -32,7 +32,7 @@ def floats(numel):
 
 def both(network, wish="auto"):
     uniform = UniformNetwork.of(network)
-    return NetworkCost(network, collective=wish), RepresentativeCost(uniform, partial(wished_alike, wish))
+    return NetworkCost(network, collective=wish), RepresentativeCost(uniform, partial(chosen_on_uniform_links, wish))
 
 
 def ratios(ops, network, wish="auto", representative=None):
@@ -80,7 +80,7 @@ def check_mirrored(representative):
 
 def with_rank(kind):
     def made(network):
-        cost = RepresentativeCost(UniformNetwork.of(network), partial(wished_alike, "direct"))
+        cost = RepresentativeCost(UniformNetwork.of(network), partial(chosen_on_uniform_links, "direct"))
         cost._rank = kind(UniformNetwork.of(network), cost._rank._tcp)
         return cost
 

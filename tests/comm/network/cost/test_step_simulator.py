@@ -10,6 +10,7 @@ from gossamer.base.ops import AllGather
 from gossamer.comm.network.cost.step_simulator import (
     BACKWARD_SHARE,
     BucketJob,
+    RankWork,
     Trip,
     even_wait,
     ready_seconds,
@@ -131,7 +132,7 @@ def test_steps_of_equal_buckets_wait_as_long_as_the_closed_form_says(buckets, ba
 
 
 def turns(schedule, *trips, world=2, **changes):
-    found = run_turns(trips, schedule, measured(**changes), Fixed(), world)
+    found = run_turns(trips, schedule, measured(**changes), Fixed(), [RankWork()] * world)
     return found.seconds, found.waiting, found.wire, found.codec
 
 
@@ -174,7 +175,7 @@ def test_fragments_take_turns_on_one_lane():
     )
 
 
-def test_who_comes_is_known_before_anything_else_leaves():
+def test_a_peer_that_comes_is_known_before_anything_else_leaves():
     """The participation poll takes 10 seconds; one bucket leaves at 11, the other at 12, which is there at 22."""
     going = trip(job(0.0, 0.0), job(0.0, 1.0), job(0.0, 1.0))
     assert turns(PeriodicSchedule(2), going) == pytest.approx(((48 + 22) / 2, 22 / 2, 20 / 2, 2 / 2))
@@ -203,9 +204,9 @@ def test_training_is_slowed_only_until_it_waits():
 
 def test_sites_step_on_their_own_and_wait_for_turns():
     inner, going = [job(20.0, 1.0)], trip(job(0.0, 1.0), offering=2.0, landing=3.0)
-    found = run_sites(inner, [going], PeriodicSchedule(6), measured(), Fixed(), Fixed(), 4)
+    found = run_sites(inner, [going], PeriodicSchedule(6), measured(), Fixed(), Fixed(), [RankWork()] * 4)
     assert found.seconds == pytest.approx((6 * 35 + 2 + 11 + 3) / 6)
     assert found.waiting == pytest.approx((6 * 11 + 11) / 6)
     assert (found.wire, found.codec) == pytest.approx(((6 * 10 + 10) / 6, (6 + 1) / 6))
-    found = run_sites(inner, [going], PeriodicSchedule(2), measured(), Fixed(), Fixed(), 4)
+    found = run_sites(inner, [going], PeriodicSchedule(2), measured(), Fixed(), Fixed(), [RankWork()] * 4)
     assert found.seconds == pytest.approx((2 * 35 + 2 + 11 + 3) / 2)

@@ -13,7 +13,12 @@ HEADROOM = 1024  # largest factor between a decoded value and the numbers in its
 
 
 def within_range(x: Tensor, terms: float) -> bool:
-    """Whether x holds no NaN and nothing so large that a sum of `terms` such numbers could leave its dtype's range."""
+    """Return whether all of x is finite and a sum of `terms` such numbers stays within the range of its dtype.
+
+    Args:
+        x: (n,), floating-point numbers.
+        terms: number of summands, usually of workers.
+    """
     if x.is_meta or not x.numel():
         return True
     low, high = torch.aminmax(x)

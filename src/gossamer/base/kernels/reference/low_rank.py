@@ -42,7 +42,7 @@ class Place:
         return prod(self.shape)
 
     @cached_property
-    def lies_row_by_row(self) -> bool:
+    def is_row_major(self) -> bool:
         return torch.empty_strided(self.shape, self.stride, device="meta").is_contiguous()
 
     def view(self, flat: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class Place:
     def follows(self, other: Place) -> bool:
         """Whether this matrix is directly behind another of its shape, both row by row."""
         alike = (self.rows, self.columns) == (other.rows, other.columns) and self.at == other.at + other.numel
-        return alike and self.lies_row_by_row and other.lies_row_by_row
+        return alike and self.is_row_major and other.is_row_major
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class Run:
     def matrices(self, flat: Tensor) -> Tensor:
         """Return (batch, rows, columns): a view, or a copy of a matrix that is not stored row by row."""
         first, batch = self.places[0], len(self.places)
-        if not first.lies_row_by_row:
+        if not first.is_row_major:
             return first.view(flat).reshape(1, first.rows, first.columns)
         return flat[first.at : first.at + batch * first.numel].view(batch, first.rows, first.columns)
 
     def write(self, matrices: Tensor, flat: Tensor) -> None:
         first = self.places[0]
-        if first.lies_row_by_row:
+        if first.is_row_major:
             self.matrices(flat).copy_(matrices)
         else:
             first.view(flat).copy_(matrices.view(first.shape))

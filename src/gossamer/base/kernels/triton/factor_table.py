@@ -33,7 +33,7 @@ class FactorTable:
         places = factoring.places
         sizes = [place.numel for place in places]
         starts = list(accumulate(sizes, initial=0))
-        plain = all(place.lies_row_by_row for place in factoring.matrices)
+        plain = all(place.is_row_major for place in factoring.matrices)
         numbers = [(each.at, each.columns if each.rows else 0, each.left, each.right) for each in places]
         ats, columns, lefts, rights = torch.tensor(numbers, dtype=torch.int32).view(-1, 4).t().contiguous().to(device)
         return cls(

@@ -89,13 +89,13 @@ def _made(
     before = _before(sizes), _before(counts), _before([-(-size // BLOCK) for size in sizes]), _before(rooms)
     columns = torch.tensor([sizes, counts, strides, ranks, rooms, *before], dtype=torch.int32).view(9, -1).to(device)
     of_size, taken, stride, rank, room, start, first, first_block, first_room = columns
-    blocks, beside = block_table(sizes, BLOCK, device), block_table(rooms, BLOCK, device)
+    blocks, room_blocks = block_table(sizes, BLOCK, device), block_table(rooms, BLOCK, device)
     return Spans(
         blocks=blocks,
         rows=BlockTable(
-            torch.cat([blocks.starts, beside.starts]),
-            torch.cat([blocks.lengths, beside.lengths]),
-            torch.cat([blocks.owners, beside.owners]),
+            torch.cat([blocks.starts, room_blocks.starts]),
+            torch.cat([blocks.lengths, room_blocks.lengths]),
+            torch.cat([blocks.owners, room_blocks.owners]),
             BLOCK,
         ),
         starts=start,

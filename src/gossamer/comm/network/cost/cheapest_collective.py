@@ -35,18 +35,22 @@ LONG_SECONDS = 0.005  # above this round trip, loss and jitter may limit a strea
 SECOND_MESSAGE_BYTES = 256  # upper bound for the overhead of a second message
 MOST_PLAYED = 32  # up to this many equal ranks, the messages of all are simulated; above, those of one
 
-Wish = Collective | str  # an algorithm, "auto", or a name in COLLECTIVES
+RequestedCollective = Collective | str  # an algorithm, "auto", or a name in COLLECTIVES
 
 
-def wished_alike(wish: Wish, nbytes: int, itemsize: int, network: UniformNetwork, tcp: Tcp = ETHERNET) -> Collective:
+def chosen_on_uniform_links(
+    requested: RequestedCollective, nbytes: int, itemsize: int, network: UniformNetwork, tcp: Tcp = ETHERNET
+) -> Collective:
     """Return the requested algorithm on a uniform network of any size."""
-    if wish == "auto" and itemsize >= SUMMED_BYTES:
+    if requested == "auto" and itemsize >= SUMMED_BYTES:
         return fastest_alike(nbytes, itemsize, network, tcp)
     pair = Network(hosts=(network.host,) * min(2, network.world), default=network.path)
-    return wished(wish, nbytes, itemsize, pair, tcp)
+    return chosen_collective(requested, nbytes, itemsize, pair, tcp)
 
 
-def wished(wish: Wish, nbytes: int, itemsize: int, network: Network, tcp: Tcp = ETHERNET) -> Collective:
+def chosen_collective(
+    requested: RequestedCollective, nbytes: int, itemsize: int, network: Network, tcp: Tcp = ETHERNET
+) -> Collective:
     """Return the requested algorithm: "auto" selects the fastest.
 
     Half precision always uses Direct: each owner sums in float32 and rounds once. A ring follows fast links.
@@ -54,12 +58,12 @@ def wished(wish: Wish, nbytes: int, itemsize: int, network: Network, tcp: Tcp = 
     """
     if itemsize < SUMMED_BYTES:
         return DirectAllReduce()
-    if isinstance(wish, Collective):
-        return wish
-    name, _, node = wish.partition("(")
+    if isinstance(requested, Collective):
+        return requested
+    name, _, node = requested.partition("(")
     require(
         name in ("auto", *COLLECTIVES),
-        f"cannot compute the cost of collective {wish!r}: use auto, or one of {', '.join(COLLECTIVES)}",
+        f"cannot compute the cost of collective {requested!r}: use auto, or one of {', '.join(COLLECTIVES)}",
     )
     match name:
         case "auto" if is_alike(network):

@@ -1,7 +1,7 @@
 """Message schedules: the moves of one rank in an exchange, as cut by Gloo or by a table of hops.
 
 Pure functions of integers. Every exchange is a list of moves. SendCompleted and ReceiveCompleted wait for the oldest
-send or receive that was not awaited yet. An eager send leaves before its receiver requests it with `Hear`. Sizes are
+send or receive that was not awaited yet. An eager send leaves before its receiver requests it with `Collect`. Sizes are
 payload bytes.
 """
 
@@ -46,7 +46,7 @@ class ReceiveCompleted:
 
 
 @dataclass(frozen=True)
-class Hear:
+class Collect:
     """Wait for the oldest unreceived eager message from `of`."""
 
     of: int
@@ -59,7 +59,7 @@ class RankTurn:
     number: int
 
 
-Move = Send | Receive | SendCompleted | ReceiveCompleted | Hear | RankTurn
+Move = Send | Receive | SendCompleted | ReceiveCompleted | Collect | RankTurn
 Moves = Iterator[Move]
 
 
@@ -140,13 +140,13 @@ def _powers_below(limit: int) -> list[int]:
 def eager_direct(rank: int, world: int, nbytes: Sequence[int]) -> Moves:
     """Send nbytes[j] directly to rank j, all at once, without waiting until it is ready."""
     yield from (Send(peer, nbytes[peer], eager=True) for peer in others(rank, world))
-    yield from (Hear(peer) for peer in others(rank, world))
+    yield from (Collect(peer) for peer in others(rank, world))
 
 
 def eager_neighbors(rank: int, receivers: Sequence[int], senders: Sequence[int], nbytes: int) -> Moves:
     """Send the same payload to each of `receivers` without waiting; then receive one from each of `senders`."""
     yield from (Send(peer, nbytes, eager=True) for peer in receivers if peer != rank)
-    yield from (Hear(peer) for peer in senders if peer != rank)
+    yield from (Collect(peer) for peer in senders if peer != rank)
 
 
 def table_moves(collective: Collective, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]:
@@ -173,7 +173,7 @@ def _piece_moves(collective: Collective, rank: int, world: int, nbytes: int) -> 
     """Return a rank's moves for every piece of `nbytes` bytes, by round: its send, then its receives."""
     moves: list[list[Move]] = [[] for _ in range(collective.pieces(world))]
     for hop in sorted(collective.hops(rank, world), key=lambda hop: (hop.round, hop.does is not Does.SEND)):
-        move = Send(hop.peer, nbytes, eager=True) if hop.does is Does.SEND else Hear(hop.peer)
+        move = Send(hop.peer, nbytes, eager=True) if hop.does is Does.SEND else Collect(hop.peer)
         for piece in hop.pieces:
             moves[piece].append(move)
     return tuple(map(tuple, moves))

@@ -15,7 +15,7 @@ from functools import partial
 
 from gossamer.base.virtual_clock import VirtualClock
 from gossamer.comm.network.cost.message_schedule import (
-    Hear,
+    Collect,
     Move,
     Moves,
     RankTurn,
@@ -31,6 +31,7 @@ ENVELOPE_BYTES = 48  # Gloo's header of a message, and the whole of "ready to re
 EAGER_ENVELOPE_BYTES = 16  # header of an eager message
 
 Carried = Callable[[int, int, int, float], None]  # (sender, receiver, bytes, arrival of first bit); last bit: now
+Then = Callable[[], None]
 
 
 @dataclass
@@ -162,6 +163,46 @@ class Wires:
         self._down[receiver] = max(self._down[receiver], begin) + bits / line
         return max(self._down[receiver], left) + self.connection(sender, receiver).latency_seconds
 
+    def post(self, clock: VirtualClock, sender: int, receiver: int, nbytes: int, left: Then, arrived: Then) -> None:
+        """Send a message behind earlier ones of its connection, so that a slow connection does not block the line.
+
+        Args:
+            clock: of all messages on these lines.
+            sender: number of the host.
+            receiver: number of the host.
+            nbytes: of the message, header included.
+            left: called when its last byte has left the lines of the sender and between sites.
+            arrived: called when its last byte has arrived.
+        """
+        queue = self.connection(sender, receiver).queue
+        queue.append(partial(self.start, clock, sender, receiver, nbytes, left, arrived))
+        if len(queue) == 1:
+            queue[0]()
+
+    def start(self, clock: VirtualClock, sender: int, receiver: int, nbytes: int, left: Then, arrived: Then) -> None:
+        """Send the first message of a connection's queue."""
+
+        def posted(sender: int, receiver: int, nbytes: int, begin: float) -> None:
+            clock.at(self.arrive(sender, receiver, nbytes, begin, clock.now), arrived)
+            left()
+            queue = self.connection(sender, receiver).queue
+            queue.popleft()
+            if queue:
+                queue[0]()
+
+        begin, gone = self.depart(sender, receiver, nbytes, clock.now)
+        clock.at(gone, self.cross_at, clock, sender, receiver, nbytes, begin, posted)
+
+    def cross_at(
+        self, clock: VirtualClock, sender: int, receiver: int, nbytes: int, begin: float, then: Carried
+    ) -> None:
+        """Pass the shared line. A message without delay continues at once, in its turn among this time's events."""
+        begin, passed = self.cross(sender, receiver, nbytes, begin, clock.now)
+        if passed > clock.now:
+            clock.at(passed, then, sender, receiver, nbytes, begin)
+        else:
+            then(sender, receiver, nbytes, begin)
+
     def notice(self, sender: int, receiver: int, now: float) -> float:
         """Return when a small message arrives: it waits in the queues of all lines except the receiver's."""
         connection = self.connection(sender, receiver)
@@ -200,35 +241,35 @@ class _Exchange:
         self._wires, self._clock, self._ends = wires, clock, ends
         self._ranks = [_Rank(each) for each in moves]
         self._offers: dict[tuple[int, int], deque[tuple[float, int]]] = {}
-        self._wishes: dict[tuple[int, int], deque[float]] = {}
+        self._requests: dict[tuple[int, int], deque[float]] = {}
         for rank, start in enumerate(starts):
             clock.at(start, self._go_on, rank)
 
     def _go_on(self, rank: int) -> None:
         """Execute moves until one must wait."""
-        own, now = self._ranks[rank], self._clock.now
+        state, now = self._ranks[rank], self._clock.now
         while True:
-            move = own.waiting or next(own.moves, None)
-            own.waiting = None
+            move = state.waiting or next(state.moves, None)
+            state.waiting = None
             match move:
-                case Hear(of):
-                    if not own.received_counts.get(of):
-                        own.waiting = move
+                case Collect(of):
+                    if not state.received_counts.get(of):
+                        state.waiting = move
                         return
-                    own.received_counts[of] -= 1
+                    state.received_counts[of] -= 1
                 case Send(to, nbytes, True):
                     self._post(rank, to, nbytes + EAGER_ENVELOPE_BYTES)
                 case Send(to, nbytes):
                     self._offers.setdefault((rank, to), deque()).append((now, nbytes + ENVELOPE_BYTES))
                     self._match(rank, to)
                 case Receive(of):
-                    wish = self._wires.notice(rank, of, now)
-                    self._wishes.setdefault((of, rank), deque()).append(wish)
+                    request = self._wires.notice(rank, of, now)
+                    self._requests.setdefault((of, rank), deque()).append(request)
                     self._match(of, rank)
                 case SendCompleted() | ReceiveCompleted():
-                    done = own.sent if isinstance(move, SendCompleted) else own.received
+                    done = state.sent if isinstance(move, SendCompleted) else state.received
                     if not done:
-                        own.waiting = move
+                        state.waiting = move
                         return
                     done.popleft()
                 case RankTurn(number):
@@ -238,25 +279,17 @@ class _Exchange:
                     self._ends[rank] = max(self._ends[rank], now)
                     return
 
-    def _cross(self, sender: int, receiver: int, nbytes: int, begin: float, then: Carried) -> None:
-        """Pass the shared line. A message without delay continues at once, in its turn among this time's events."""
-        begin, passed = self._wires.cross(sender, receiver, nbytes, begin, self._clock.now)
-        if passed > self._clock.now:
-            self._clock.at(passed, then, sender, receiver, nbytes, begin)
-        else:
-            then(sender, receiver, nbytes, begin)
-
     # -- messages that leave when both ends are ready ------------------------------------------------------------------
 
     def _match(self, sender: int, receiver: int) -> None:
-        offers, wishes = self._offers.get((sender, receiver)), self._wishes.get((sender, receiver))
-        if offers and wishes:
-            (offered, nbytes), wished = offers.popleft(), wishes.popleft()
-            self._clock.at(max(offered, wished), self._leave, sender, receiver, nbytes)
+        offers, requests = self._offers.get((sender, receiver)), self._requests.get((sender, receiver))
+        if offers and requests:
+            (offered, nbytes), requested_at = offers.popleft(), requests.popleft()
+            self._clock.at(max(offered, requested_at), self._leave, sender, receiver, nbytes)
 
     def _leave(self, sender: int, receiver: int, nbytes: int) -> None:
         begin, left = self._wires.depart(sender, receiver, nbytes, self._clock.now)
-        self._clock.at(left, self._cross, sender, receiver, nbytes, begin, self._arrive)
+        self._clock.at(left, self._wires.cross_at, self._clock, sender, receiver, nbytes, begin, self._arrive)
 
     def _arrive(self, sender: int, receiver: int, nbytes: int, begin: float) -> None:
         arrived = self._wires.arrive(sender, receiver, nbytes, begin, self._clock.now)
@@ -271,27 +304,13 @@ class _Exchange:
     # -- eager messages ------------------------------------------------------------------------------------------------
 
     def _post(self, sender: int, receiver: int, nbytes: int) -> None:
-        """Queue a message behind earlier ones of its connection, so that a slow connection does not block the line."""
-        queue = self._wires.connection(sender, receiver).queue
-        queue.append(partial(self._start, sender, receiver, nbytes))
-        if len(queue) == 1:
-            queue[0]()
+        def left() -> None:
+            self._ends[sender] = max(self._ends[sender], self._clock.now)
 
-    def _start(self, sender: int, receiver: int, nbytes: int) -> None:
-        begin, left = self._wires.depart(sender, receiver, nbytes, self._clock.now)
-        self._clock.at(left, self._cross, sender, receiver, nbytes, begin, self._posted)
+        self._wires.post(self._clock, sender, receiver, nbytes, left, partial(self._received, sender, receiver))
 
-    def _posted(self, sender: int, receiver: int, nbytes: int, begin: float) -> None:
-        arrived = self._wires.arrive(sender, receiver, nbytes, begin, self._clock.now)
-        self._clock.at(arrived, self._heard, sender, receiver)
-        self._ends[sender] = max(self._ends[sender], self._clock.now)
-        queue = self._wires.connection(sender, receiver).queue
-        queue.popleft()
-        if queue:
-            queue[0]()
-
-    def _heard(self, sender: int, receiver: int) -> None:
-        own = self._ranks[receiver]
-        own.received_counts[sender] = own.received_counts.get(sender, 0) + 1
-        if own.waiting is not None:
+    def _received(self, sender: int, receiver: int) -> None:
+        state = self._ranks[receiver]
+        state.received_counts[sender] = state.received_counts.get(sender, 0) + 1
+        if state.waiting is not None:
             self._go_on(receiver)

@@ -18,9 +18,15 @@ from gossamer.base.ops import (
     NeighborAllGather,
     payload_bytes,
 )
-from gossamer.comm.network.cost.cheapest_collective import SUMMED_BYTES, Wish, is_alike, wished, wished_alike
+from gossamer.comm.network.cost.cheapest_collective import (
+    SUMMED_BYTES,
+    RequestedCollective,
+    chosen_collective,
+    chosen_on_uniform_links,
+    is_alike,
+)
 from gossamer.comm.network.cost.message_schedule import (
-    Hear,
+    Collect,
     Moves,
     Receive,
     Send,
@@ -41,7 +47,7 @@ from gossamer.comm.network.tcp_model import ETHERNET, Tcp
 MOST_UNLIKE = 256  # largest number of ranks for which all messages are simulated
 SMALL_BYTES = 2**20  # largest mean for which the engine uses a direct exchange
 
-Chosen = Wish  # or "engine"
+Chosen = RequestedCollective  # or "engine"
 DEFAULT: Chosen = "auto"
 
 
@@ -123,7 +129,7 @@ def message_plan(collective: Chosen, network: Network, tcp: Tcp = ETHERNET) -> M
 
     def choose(nbytes: int, itemsize: int, ranks: Sequence[int]) -> Collective:
         hosts = tuple(network.hosts[rank] for rank in ranks)
-        return wished(collective, nbytes, itemsize, replace(network, hosts=hosts), tcp)
+        return chosen_collective(collective, nbytes, itemsize, replace(network, hosts=hosts), tcp)
 
     return ENGINE if collective == "engine" else Eager(choose, range(len(network.hosts)))
 
@@ -133,6 +139,8 @@ def parts_of(op: CollectiveOp, rank: int, world: int, way: MessagePlan = ENGINE)
     match op:
         case AllReduceMean(tensor):
             return way.mean(rank, world, tensor.numel(), tensor.element_size())
+        case AllGather(forms=tuple(forms)) | AllToAll(forms=tuple(forms)):
+            return [way.straight(rank, world, [payload_bytes(forms[rank])] * world)]
         case AllGather(payload):
             return [way.straight(rank, world, [payload_bytes(payload)] * world)]
         case AllToAll(parts):
@@ -153,7 +161,7 @@ def _renamed(moves: Moves, ranks: Sequence[int]) -> Moves:
         match move:
             case Send(to):
                 yield replace(move, to=ranks[to])
-            case Receive(of) | Hear(of):
+            case Receive(of) | Collect(of):
                 yield replace(move, of=ranks[of])
             case _:
                 yield move
@@ -184,7 +192,7 @@ def op_costs(network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT
 
 def representative_cost(network: Network, tcp: Tcp = ETHERNET, collective: Chosen = DEFAULT) -> RepresentativeCost:
     """Return the costs from one rank's messages, for a network that `is_uniform`."""
-    return RepresentativeCost(UniformNetwork.of(network), partial(wished_alike, collective, tcp=tcp), tcp)
+    return RepresentativeCost(UniformNetwork.of(network), partial(chosen_on_uniform_links, collective, tcp=tcp), tcp)
 
 
 class NetworkCost:

@@ -15,7 +15,8 @@ time that grows with one rank's messages instead of all. Compared with op_cost.N
   world that is not a power of two, and in `hierarchical` with a smaller last node, some ranks are less busy. A `tree`
   is evaluated along a path from its deepest leaf to the root and back; the chunks after the first are as fast as the
   line of a rank with a parent and two children;
-- an operation completes on all ranks when it completes on the last.
+- an operation completes on all ranks when it completes on the last;
+- if payloads differ between ranks, all count as the largest.
 
 Connections with the same history share one TCP stream; only the time when it is free is kept per connection. If they
 begin at different times, behind another exchange in flight, all acknowledgments arrive like those of the first.
@@ -144,7 +145,7 @@ class RepresentativeRank:
         """Return when each connection could have sent its bytes on an exclusive line."""
         path = self.network.path
         for stream in self._streams:
-            stream.hear(float(begins.min()))
+            stream.acknowledge(float(begins.min()))
         if len(self._streams) > MOST_STREAMS:
             self._merge()
         rests = np.maximum(0, (begins - self._free[peers]) / (LEAST_TIMEOUT_SECONDS + path.round_trip_seconds))
@@ -287,6 +288,8 @@ class RepresentativeCost:
         match op:
             case AllReduceMean(tensor):
                 return self._mean(tensor.numel(), tensor.element_size(), ranks, now)
+            case AllGather(forms=tuple(forms)) | AllToAll(forms=tuple(forms)):
+                return self._rank.exchange(ranks[1:], max(map(payload_bytes, forms)), now)
             case AllGather(payload):
                 return self._rank.exchange(ranks[1:], payload_bytes(payload), now)
             case AllToAll():

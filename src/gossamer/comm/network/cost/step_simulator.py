@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Protocol
 
 from gossamer.algorithms.strategies import PeriodicSchedule
+from gossamer.algorithms.strategies.shares_by_speed import steps_until
 from gossamer.base.ops import CollectiveOp
 from gossamer.comm.runtime.pipeline import DEPTH, Pipeline
 
@@ -73,6 +74,18 @@ class Pace(Protocol):
     def crowded(self) -> bool: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankWork:
+    """A rank's part of the work, relative to the `Pace`, which is the step of one pass of a worker of speed 1."""
+
+    slowdown: float = 1.0  # of everything that the rank computes
+    parts: int | None = None  # backward passes per step, or local steps per period; None: as many as the schedule
+    batch: float = 1.0  # samples of a pass
+
+
+PLAIN = RankWork()
+
+
 class AnswerTimes(Protocol):
     """Network model: when each rank has the result of an operation, given the time at which each rank issues it."""
 
@@ -85,6 +98,7 @@ class VirtualCommThread:
     """One rank's communication thread."""
 
     free_at: float = 0.0
+    slowdown: float = 1.0
     wire: float = 0.0  # total seconds waiting for results
     codec: float = 0.0  # total seconds of computation
 
@@ -118,13 +132,13 @@ class _RunningJob:
         self._compute(computing)
         ops = op if isinstance(op, tuple) else [op] * len(self.ranks)
         received = self.lines.answer(ops, [rank.free_at for rank in self.ranks])
-        self.answered = [moment + engine for moment in received]
+        self.answered = [moment + engine * rank.slowdown for moment, rank in zip(received, self.ranks, strict=True)]
         self.issued += 1
         return True
 
     def _compute(self, seconds: float) -> None:
         for rank in self.ranks:
-            rank.compute(seconds)
+            rank.compute(seconds * rank.slowdown)
 
 
 def run_jobs(jobs: Sequence[BucketJob], ranks: Sequence[VirtualCommThread], lines: AnswerTimes) -> None:
@@ -136,15 +150,26 @@ def run_jobs(jobs: Sequence[BucketJob], ranks: Sequence[VirtualCommThread], line
 
 
 def run_step(
-    jobs: Sequence[BucketJob], pace: Pace, lines: AnswerTimes, begins: Sequence[float], window: int = DEPTH
+    jobs: Sequence[BucketJob],
+    pace: Pace,
+    lines: AnswerTimes,
+    begins: Sequence[float],
+    window: int = DEPTH,
+    works: Sequence[RankWork] = (),
 ) -> Step:
     """Simulate one step of every rank: buckets in order, each when it is ready and the communication thread is free.
 
-    window: the pipeline's depth.
+    Passes before a step's last one send nothing, and have no optimizer step.
+
+    Args:
+        jobs: of all ranks.
+        pace: a worker's pass and optimizer step.
+        lines: the network.
+        begins: time at which each rank begins the step.
+        window: the pipeline's depth.
+        works: of each rank; empty: one pass at this pace.
     """
-    ranks = [
-        _InStep(begin, begin=begin, backward=begin + pace.backward_seconds, crowded=pace.crowded) for begin in begins
-    ]
+    ranks = [_InStep.of(begin, pace, work) for begin, work in zip(begins, works or [PLAIN] * len(begins), strict=True)]
     pipeline = Pipeline(window)
     for job in jobs:
         for rank in ranks:
@@ -155,7 +180,7 @@ def run_step(
         _wait_until(ranks, lines.broadcast(nbytes, [rank.free_at for rank in ranks]))
     resumed = [max(rank.free_at, rank.backward) for rank in ranks]
     return Step(
-        ends=[moment + pace.rest_seconds for moment in resumed],
+        ends=[moment + pace.rest_seconds * rank.slowdown for moment, rank in zip(resumed, ranks, strict=True)],
         waiting=[moment - rank.backward for moment, rank in zip(resumed, ranks, strict=True)],
         wire=[rank.wire for rank in ranks],
         codec=[rank.codec for rank in ranks],
@@ -171,13 +196,21 @@ def _wait_until(ranks: Sequence[VirtualCommThread], moments: Sequence[float]) ->
 class _InStep(VirtualCommThread):
     """A communication thread during one backward pass."""
 
-    begin: float  # of the step
+    begin: float  # of the step's last pass
     backward: float  # end time of that pass
     crowded: bool  # whether all cores are busy
+    stretch: float = 1.0  # of the pass, by speed and samples
     delay: float = 0.0  # of the backward pass, because cores are shared
 
+    @classmethod
+    def of(cls, begin: float, pace: Pace, work: RankWork) -> _InStep:
+        stretch = work.slowdown * work.batch
+        begin += ((work.parts or 1) - 1) * pace.backward_seconds * stretch
+        backward = begin + pace.backward_seconds * stretch
+        return cls(begin, work.slowdown, begin=begin, backward=backward, crowded=pace.crowded, stretch=stretch)
+
     def wait_for(self, ready_seconds: float) -> None:
-        self.free_at = max(self.free_at, self.begin + ready_seconds + self.delay)
+        self.free_at = max(self.free_at, self.begin + ready_seconds * self.stretch + self.delay)
 
     def compute(self, seconds: float) -> None:
         """If all cores are busy, the backward pass and this thread alternate while both have work."""
@@ -209,13 +242,35 @@ class PerStep:
     codec: float  # of the communication thread, for computation
 
 
-def run_turns(trips: Sequence[Trip], schedule: PeriodicSchedule, pace: Pace, lines: AnswerTimes, world: int) -> PerStep:
-    """Simulate a schedule until it is periodic, and then CYCLES periods. trips: by fragment."""
+def run_turns(
+    trips: Sequence[Trip],
+    schedule: PeriodicSchedule,
+    pace: Pace,
+    lines: AnswerTimes,
+    works: Sequence[RankWork],
+    spread: int = 0,
+) -> PerStep:
+    """Simulate a schedule until it is periodic, and then CYCLES periods.
+
+    Args:
+        trips: by fragment.
+        schedule: of the rounds, in steps of a worker with as many steps per period as the schedule.
+        pace: a worker's pass and optimizer step.
+        lines: the network.
+        works: of each simulated rank.
+        spread: rounds until all workers have waited for the slowest, if they wait for their neighbors only.
+    """
     workers = [
-        _RankInRounds(pass_seconds=pace.backward_seconds + pace.rest_seconds, crowded=pace.crowded)
-        for _ in range(world)
+        _RankInRounds(
+            slowdown=work.slowdown,
+            pass_seconds=(pace.backward_seconds + pace.rest_seconds) * work.slowdown,
+            crowded=pace.crowded,
+            period=schedule.period,
+            steps=work.parts or schedule.period,
+        )
+        for work in works
     ]
-    warm = -(-schedule.delay // schedule.period) + 2
+    warm = -(-schedule.delay // schedule.period) + 2 + spread
     before = _spent(workers)
     for cycle in range(warm + CYCLES):
         if cycle == warm:
@@ -230,11 +285,11 @@ def run_turns(trips: Sequence[Trip], schedule: PeriodicSchedule, pace: Pace, lin
 
 def _run_round(trip: Trip, launch: int, landing: int, workers: Sequence[_RankInRounds], lines: AnswerTimes) -> None:
     for worker in workers:
-        worker.send(launch, landing, trip.offering_seconds)
+        worker.send(launch, landing, trip.offering_seconds * worker.slowdown)
     run_jobs(trip.jobs[:1], workers, lines)
     run_jobs(trip.jobs[1:], workers, lines)
     for worker in workers:
-        worker.under_way.append((landing, worker.free_at, trip.landing_seconds))
+        worker.under_way.append((landing, worker.free_at, trip.landing_seconds * worker.slowdown))
 
 
 def run_sites(
@@ -244,10 +299,13 @@ def run_sites(
     pace: Pace,
     inside: AnswerTimes,
     lines: AnswerTimes,
-    world: int,
+    works: Sequence[RankWork],
 ) -> PerStep:
-    """Simulate steps within sites, over `inside`, and rounds between all workers, for which every worker waits."""
-    workers = [_RankInRounds(pass_seconds=0.0, crowded=False) for _ in range(world)]
+    """Simulate steps within sites, over `inside`, and rounds between all workers, for which every worker waits.
+
+    works: of each simulated rank; one pass per step.
+    """
+    workers = [_RankInRounds(slowdown=work.slowdown, pass_seconds=0.0, crowded=False) for work in works]
     before = _spent(workers)
     for cycle in range(1 + CYCLES):
         if cycle == 1:
@@ -255,7 +313,8 @@ def run_sites(
         for fragment, trip in enumerate(trips):
             number = cycle * schedule.fragments + fragment
             launch = schedule.sync_round(number).launch
-            _steps(launch - (schedule.sync_round(number - 1).launch if number else 0), jobs, workers, pace, inside)
+            since = schedule.sync_round(number - 1).launch if number else 0
+            _steps(launch - since, jobs, workers, pace, inside, works)
             _run_round(trip, launch, launch, workers, lines)
             for worker in workers:
                 worker.land_until(launch)
@@ -263,13 +322,18 @@ def run_sites(
 
 
 def _steps(
-    count: int, jobs: Sequence[BucketJob], workers: Sequence[_RankInRounds], pace: Pace, inside: AnswerTimes
+    count: int,
+    jobs: Sequence[BucketJob],
+    workers: Sequence[_RankInRounds],
+    pace: Pace,
+    inside: AnswerTimes,
+    works: Sequence[RankWork],
 ) -> None:
     """Simulate a few steps; the last represents all that follow."""
     for made in range(min(count, STEPS_UNTIL_STEADY)):
         alike = count - made if made == STEPS_UNTIL_STEADY - 1 else 1
         begins = [worker.now for worker in workers]
-        step = run_step(jobs, pace, inside, begins)
+        step = run_step(jobs, pace, inside, begins, works=works)
         for rank, worker in enumerate(workers):
             worker.now += alike * (step.ends[rank] - begins[rank])
             worker.waiting += alike * step.waiting[rank]
@@ -298,8 +362,10 @@ class _RankInRounds(VirtualCommThread):
 
     pass_seconds: float  # of one backward pass and optimizer step
     crowded: bool  # whether all cores are busy
+    period: int = 1  # of the schedule
+    steps: int = 1  # local steps of this rank per period
     now: float = 0.0  # of the training thread
-    passes: int = 0  # backward passes by `now`
+    passes: int = 0  # position in the schedule at `now`
     waiting: float = 0.0  # seconds so far
     waits: float = 0.0  # when training will wait for the current round of the communication thread
     under_way: deque[tuple[int, float, float]] = field(default_factory=deque)  # (landing pass, arrival, its seconds)
@@ -332,7 +398,8 @@ class _RankInRounds(VirtualCommThread):
         self._train_until(passes)
 
     def _train_until(self, passes: int) -> None:
-        self._train((passes - self.passes) * self.pass_seconds)
+        made, before = (steps_until(each, self.steps, self.period) for each in (passes, self.passes))
+        self._train((made - before) * self.pass_seconds)
         self.passes = passes
 
     def _train(self, seconds: float) -> None:

@@ -21,7 +21,7 @@ function aligned(curves) {
 
 function recipeOf(run) {
   const told = run.summary.run;
-  const rows = [["recipe", told.recipe], ["script", told.script], ["workers", told.workers], ["parameters", told.parameters && count(told.parameters)], ["network", told.network && JSON.stringify(told.network)], ["machine", told.machine], ["versions", told.versions && Object.entries(told.versions).map((each) => each.join(" ")).join(", ")], ["folder", run.folder]];
+  const rows = [["recipe", told.recipe], ["script", told.script], ["workers", told.workers], ["parameters", told.parameters && count(told.parameters)], ["network", told.network && JSON.stringify(told.network)], ["bandwidth limits", told.limits], ["machine", told.machine], ["versions", told.versions && Object.entries(told.versions).map((each) => each.join(" ")).join(", ")], ["folder", run.folder]];
   return h("dl", { className: "dl" }, rows.filter(([, value]) => value !== undefined && value !== null && value !== "").flatMap(([name, value]) => [h("dt", {}, name), h("dd", { className: "mono" }, typeof value === "string" ? value.replace(/^"|"$/g, "") : Array.isArray(value) ? value.join(" ") : String(value))]));
 }
 

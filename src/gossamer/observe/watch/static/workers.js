@@ -30,7 +30,8 @@ function findings(told) {
 function cell(rank, vitals, slow) {
   const pace = rank.pace;
   const says = rank.state === "waiting" && rank.waits_for ? `waits for ${rank.waits_for}` : pace ? `waits ${share(pace.waiting / pace.seconds)}, ${pace.data > LOADS_LONG * pace.seconds ? `loads ${seconds(pace.data)}` : `computes ${seconds(pace.compute)}`}` : "no step yet";
-  const own = [vitals?.cpu_share !== undefined ? `CPU ${share(vitals.cpu_share)}` : null, vitals?.rss !== undefined ? bytes(vitals.rss) : null].filter(Boolean).join(", ");
+  const part = rank.local_steps != null ? `${count(rank.local_steps)} local steps per period` : rank.share != null ? `${share(rank.share)} of a step` : null;
+  const own = [part, vitals?.cpu_share !== undefined ? `CPU ${share(vitals.cpu_share)}` : null, vitals?.rss !== undefined ? bytes(vitals.rss) : null].filter(Boolean).join(", ");
   return h("div", { className: `cell${slow ? " straggler" : ""}`, data: { kind: KINDS[rank.state] ?? "" }, title: `${rank.machine ?? "unknown machine"}, process ${rank.pid ?? "unknown"}, attempt ${(rank.attempt ?? 0) + 1}` },
     h("span", { className: "state" }, rank.state ?? "–"), h("b", {}, `rank ${rank.rank}`), h("span", {}, [`step ${count(rank.step)}`, rank.machine].filter(Boolean).join(" · ")), h("span", {}, says), h("span", { className: "of" }, own));
 }

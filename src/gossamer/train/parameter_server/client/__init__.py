@@ -1,6 +1,7 @@
 """Parameter-server client: the worker's side, as scripts.
 
 client         Client: gather, push_pull, apply_pull; begin, barrier, end
+periodic_client  PeriodicClient: changes of several local steps, by server; unsent ones are kept
 membership     agree, join, leave, stop and barrier at all servers
 requests       pushes and pulls to all servers, and errors in their answers
 shard_client   one server's part: gradient buffer, compressor state, parameter replica

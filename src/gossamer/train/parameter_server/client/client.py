@@ -17,14 +17,22 @@ from gossamer.base.peer_ops import AtOnce, Peer, PeerOp, PeerScript, Push, Stamp
 from gossamer.errors import CheckpointError, LoopError, MalformedError, MismatchError, NotFinite
 from gossamer.train.parameter_server.client.membership import ServerMembership
 from gossamer.train.parameter_server.client.requests import Requests, about, check
-from gossamer.train.parameter_server.client.shard_client import shard_clients
+from gossamer.train.parameter_server.client.shard_client import ShardClient, shard_clients
 from gossamer.train.parameter_server.client.step_result import GatheredStep, RunTotals, SentStep, StepResult, StepTimer
 from gossamer.train.parameter_server.deduplication import LATE
 from gossamer.train.parameter_server.from_recipe import push_pull_codecs
 from gossamer.train.parameter_server.shard_message import ShardMessage
-from gossamer.train.parameter_server.shard_spec import Options, options_of
+from gossamer.train.parameter_server.shard_spec import ELASTIC, Options, options_of
 from gossamer.train.parameter_server.shard_state import count_of, described, file_of, state_of
-from gossamer.train.parameter_server.update_policy import BEGIN, EXACT, GRADIENT, PARAMETERS, SILENT, STATE
+from gossamer.train.parameter_server.update_policy import (
+    BEGIN,
+    EXACT,
+    GRADIENT,
+    PARAMETERS,
+    SILENT,
+    STATE,
+    WANTED,
+)
 
 ANSWER_SECONDS = 5.0  # for a server's answer about disconnected workers
 
@@ -32,7 +40,8 @@ __all__ = ["Client", "RunTotals", "StepResult"]
 
 
 class Client:
-    """Worker `worker` of `world`, with the parameters `tensors` on `shards` servers.
+    """Worker `worker` of `world`, with the parameters `tensors` on `shards` servers. In an elastic run `world` is
+    ELASTIC, and `worker` a number that no other process has.
 
     Call `gather` and `apply_pull` on the training thread. Between them, run scripts on any thread, one at a time:
     `begin` once and then `push_pull`.
@@ -66,7 +75,7 @@ class Client:
         self._requests = Requests(worker, self.shard_clients, within_seconds)
         self._synchronous = codecs.strategy.mode != ASYNC
         self._membership = ServerMembership(self._requests, self._synchronous and not codecs.strategy.rounds_ahead)
-        self._worker, self._tensors, self._optimizer = worker, tensors, optimizer
+        self._worker, self._world, self._tensors, self._optimizer = worker, world, tensors, optimizer
         self._rounds_ahead, self._local_server = codecs.strategy.rounds_ahead, local_server
         self._gathered: GatheredStep | None = None
         self._unanswered: tuple[Push, ...] = ()
@@ -118,21 +127,30 @@ class Client:
     def begin(self) -> PeerScript:
         """Ensure that all servers have their shard, pull its parameters, and join.
 
-        Worker 0 pushes the initial parameters to servers without a shard; the others wait for it. Raises MismatchError
-        if a server has another shard.
+        Worker 0 pushes the initial parameters to servers without a shard; in an elastic run, a worker that the first
+        server asks to. The others wait for it. Raises MismatchError if a server has another shard.
         """
-        if self._worker == 0:
-            stamp = Stamp(self._worker, 0)
-            receipts = yield AtOnce(
-                tuple(
-                    self._requests.push(each, BEGIN, stamp, each.spec.to_json(), each.parameters_of(self._tensors))
-                    for each in self.shard_clients
-                )
-            )
-            check(receipts, MismatchError)
+        if self._world == ELASTIC:
+            answer = yield self._requests.pull(self.shard_clients[0], WANTED)
+            check([answer], MismatchError)
+            if about(answer)[WANTED]:  # the first server is last: until it has a shard, it asks other workers, too
+                yield from self._send_shards(self.shard_clients[1:])
+                yield from self._send_shards(self.shard_clients[:1])
+        elif self._worker == 0:
+            yield from self._send_shards(self.shard_clients)
         yield from self._membership.agree()
         yield from self._membership.join()
         yield from self.pull(self._clock)
+
+    def _send_shards(self, some: Sequence[ShardClient]) -> PeerScript:
+        stamp = Stamp(self._worker, 0)
+        receipts = yield AtOnce(
+            tuple(
+                self._requests.push(each, BEGIN, stamp, each.spec.to_json(), each.parameters_of(self._tensors))
+                for each in some
+            )
+        )
+        check(receipts, MismatchError)
 
     def push_pull(self) -> PeerScript:
         """Push the gathered gradients, wait until the policy allows the next step, and pull. Returns StepResult.

@@ -84,7 +84,8 @@ class ServerMembership:
         totals = max(map(about, answers), key=lambda each: int(each["applied"]))
         staleness = {int(versions): int(count) for versions, count in totals["staleness"].items()}
         missed = any(each["missed"] for each in map(about, answers))
-        return RunTotals(int(totals["applied"]), int(totals["late"]), staleness, missed)
+        samples = float(totals["samples"])
+        return RunTotals(int(totals["applied"]), int(totals["late"]), staleness, missed, samples)
 
     def barrier(self) -> PeerScript:
         """Wait for all workers, and join together with those that have not ended. Returns RunTotals."""

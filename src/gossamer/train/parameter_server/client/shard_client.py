@@ -37,7 +37,7 @@ class ShardClient:
         self.applied_version = -1  # version of the replica at its last copy to the parameters
         self._parts = [[parts[name] for name, _ in block.tensors] for block in spec.blocks]
         self._push, self._seed = codecs.push, rng.address(spec.seed, spec.number)
-        self.gradients = spec.zeros(device)
+        self.gradients = list(spec.zeros(device))
         self.states = shard_message.initial_states(codecs.push, self.gradients, push_context(self._seed, Stamp(0, 0)))
         self.replica = Replica(self.gradients, codecs.pull, self._seed, sender=str(self.peer))
 
@@ -53,34 +53,77 @@ class ShardClient:
             gather(tensors, parts, packed)
         return tuple(packed.flat for packed in found)
 
-    def encode(self, stamp: Stamp, options: Sequence[Options] | None = None) -> ShardMessage:
+    def encode(
+        self, stamp: Stamp, options: Sequence[Options] | None = None, fragment: int | None = None
+    ) -> ShardMessage:
         """Compress the gradient buffer; `commit` adopts the new state. Raises NotFinite.
 
         Args:
             options: the optimizer's hyperparameters by group; None means the initial ones.
+            fragment: the group of the blocks to compress; None: all blocks.
         """
         groups, at = self.spec.groups if options is None else options, push_context(self._seed, stamp)
+        numbers, states = self.spec.blocks_of(fragment), list(self.states)
+        blocks = [self.spec.blocks[number] for number in numbers]
         contexts = [
-            with_momentum(at, groups[block.group]) if has_velocity(self._push, block.layout) else at
-            for block in self.spec.blocks
+            with_momentum(at, groups[block.group]) if has_velocity(self._push, block.layout) else at for block in blocks
         ]
-        return shard_message.encode(self._push, self.gradients, self.states, contexts)
+        message = shard_message.encode(
+            self._push, [self.gradients[number] for number in numbers], [states[number] for number in numbers], contexts
+        )
+        for number, state in zip(numbers, message.states, strict=True):
+            states[number] = state
+        return message._replace(states=tuple(states))
 
-    def empty_message(self) -> ShardMessage:
+    def empty_message(self, fragment: int | None = None) -> ShardMessage:
         """A contribution without gradients."""
-        return ShardMessage((), (0,) * len(self.gradients), self.states)
+        return ShardMessage((), (0,) * len(self.spec.blocks_of(fragment)), self.states)
 
     def commit(self, message: ShardMessage) -> None:
         """Adopt the compressor's new state, after the message was sent."""
         self.states = message.states
 
-    def about(self, options: Sequence[Options], weight: float, counts: Sequence[int]) -> str:
-        """Header of a contribution: hyperparameters by group, weight, and number of tensors by block."""
-        return json.dumps({"groups": options, "weight": weight, "tensors": counts})
+    def about(self, options: Sequence[Options], weight: float, counts: Sequence[int], **more: int) -> str:
+        """Header of a contribution: hyperparameters by group, weight, tensors by block; fragment and steps."""
+        return json.dumps({"groups": options, "weight": weight, "tensors": counts, **more})
 
     def apply_pull(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite this server's rows of the tensors with the last pulled values."""
         self.scatter(tuple(packed.flat for packed in self.replica.values), tensors)
+        self.applied_version = self.replica.version
+
+    # -- local training: `anchors` are the parameters from which the unsent change is measured, by block
+
+    def anchors(self) -> list[FlatTensors]:
+        """The last pulled values, in the parameters' dtypes and on their device."""
+        found = [FlatTensors(torch.empty_like(block.flat), block.layout) for block in self.gradients]
+        for anchor, pulled in zip(found, self.replica.values, strict=True):
+            anchor.flat.copy_(pulled.flat)
+        return found
+
+    @torch.no_grad()
+    def take_change(self, tensors: Mapping[str, Tensor], anchors: list[FlatTensors], fragment: int) -> None:
+        """Move a fragment's change since its anchors, which is the pseudo-gradient, into the gradient buffer."""
+        for number in self.spec.blocks_of(fragment):
+            gather(tensors, self._parts[number], self.gradients[number])
+            anchors[number].flat.sub_(self.gradients[number].flat)
+            anchors[number], self.gradients[number] = self.gradients[number], anchors[number]
+
+    @torch.no_grad()
+    def take_up(self, tensors: Mapping[str, Tensor], anchors: Sequence[FlatTensors], *, keep_change: bool) -> None:
+        """Overwrite the parameters with the last pulled values, plus the change since the anchors if it is kept.
+
+        The anchors become the pulled values. This overwrites the gradient buffer.
+        """
+        for parts, own, anchor, pulled in zip(self._parts, self.gradients, anchors, self.replica.values, strict=True):
+            gather(tensors, parts, own)
+            own.flat.sub_(anchor.flat)
+            anchor.flat.copy_(pulled.flat)
+            if keep_change:
+                own.flat.add_(anchor.flat)
+            else:
+                own.flat.copy_(anchor.flat)
+            scatter(own, parts, tensors)
         self.applied_version = self.replica.version
 
     def scatter(self, values: Payload, tensors: Mapping[str, Tensor]) -> None:

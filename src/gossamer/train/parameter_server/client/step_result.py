@@ -34,6 +34,7 @@ class RunTotals(NamedTuple):
     late: int  # arrived too late to be applied
     staleness: Mapping[int, int]  # number of contributions by age in versions
     missed: bool  # whether this worker was disconnected when the others ended, so that its last ones were not applied
+    samples: float = 0.0  # sum of the weights of applied contributions
 
 
 class GatheredStep(NamedTuple):

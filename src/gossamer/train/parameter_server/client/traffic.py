@@ -36,12 +36,13 @@ def server_traffic(
     """Estimate the traffic of each server, for parameters in one optimizer group.
 
     A worker pulls one delta per step, or the uncompressed parameters; if staleness is allowed, one delta for each of
-    `workers` contributions, or the whole estimate if that is smaller.
+    `workers` contributions, or the whole estimate if that is smaller. With local steps this is the traffic of a period,
+    with one answer for each fragment; uncompressed answers of a period contain each fragment once.
 
     Args:
         at: a step after any warm-up.
     """
-    deltas = workers if codecs.strategy.rounds_ahead else 1
+    deltas, pulls = codecs.strategy.deltas_per_pull(workers), codecs.strategy.schedule.fragments
     itemsizes = {name: dtype.itemsize for name, dtype in dtypes.items()}
     parts = split(Layout.of(shapes), shards, itemsizes)
     groups = dict.fromkeys(shapes, 0)
@@ -51,13 +52,14 @@ def server_traffic(
             [_meta_block(each, dtypes) for each in blocks_of(part, shapes, dtypes, groups, codecs.push)],
             at,
             deltas,
+            pulls,
         )
         for part in parts
     ]
 
 
 def _of_server(
-    codecs: PushPullCodecs, blocks: Sequence[FlatTensors], at: AggregationContext, deltas: int
+    codecs: PushPullCodecs, blocks: Sequence[FlatTensors], at: AggregationContext, deltas: int, pulls: int
 ) -> ServerTraffic:
     pushed, pulled, whole, remembered = 0, 0, 0, State()
     for number, block in enumerate(blocks):
@@ -71,7 +73,7 @@ def _of_server(
             delta = point_to_point.encode(codecs.pull, missing, point_to_point.begin(codecs.pull, missing, at), at)
             pulled, whole = pulled + deltas * payload_bytes(delta.payload), whole + missing.flat.nbytes
     if codecs.pull is not None:
-        pulled = min(pulled, whole)
+        pulled = pulls * min(pulled, whole)
     return ServerTraffic(pushed, pulled, remembered)
 
 

@@ -1,0 +1,80 @@
+"""Global hooks of torch, which are called for all modules or optimizers of the process, shared by threads.
+
+torch iterates over its dictionaries of global hooks without a lock, so a hook that is registered or removed while
+another thread builds a module ends that thread with "OrderedDict mutated during iteration". Each global hook here is
+therefore registered at its first subscription, when torch has nothing to iterate over, and stays registered;
+subscriptions come and go in a tuple that is replaced, never modified.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+Callback = Callable[..., None]
+Reference = weakref.WeakMethod[Callback]
+
+
+class GlobalHook:
+    """One global hook of torch, which calls its subscribers in the order of their subscriptions, but not in graphs
+    that torch.compile captures."""
+
+    def __init__(self, register: Callable[[Callback], object]) -> None:
+        self._register, self._lock = register, threading.Lock()
+        self._registered, self._subscribers = False, tuple[Reference, ...]()
+
+    def subscribe(self, method: Callback) -> Subscription:
+        """Call a bound method of an object from now on, with torch's arguments, until the object is collected or the
+        subscription is removed."""
+        reference = weakref.WeakMethod(method)
+        self.replace(reference)
+        return Subscription(self, reference)
+
+    def replace(self, *more: Reference, without: Reference | None = None) -> None:
+        with self._lock:
+            kept = (each for each in self._subscribers if each is not without and each() is not None)
+            self._subscribers = (*kept, *more)
+            if more and not self._registered:
+                self._register(self._call)
+                self._registered = True
+
+    def _call(self, *args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        for reference in self._subscribers:
+            if (method := reference()) is not None:
+                method(*args)
+
+    @property
+    def subscribers(self) -> int:
+        """The number of subscriptions of objects that exist."""
+        return sum(reference() is not None for reference in self._subscribers)
+
+
+class Subscription:
+    """A handle to end a subscription. Its copy, as in the copy of a model whose hooks hold it, ends nothing."""
+
+    def __init__(self, hook: GlobalHook | None = None, reference: Reference | None = None) -> None:
+        self._hook, self._reference = hook, reference
+
+    def remove(self) -> None:
+        if self._hook is not None:
+            self._hook.replace(without=self._reference)
+
+    def __reduce__(self) -> tuple[type[Subscription], tuple[()]]:
+        return Subscription, ()
+
+
+PARAMETER_REGISTRATION = GlobalHook(register_module_parameter_registration_hook)  # (module, name, parameter)
+MODULE_REGISTRATION = GlobalHook(register_module_module_registration_hook)  # (module, name, child)
+OPTIMIZER_STEP = GlobalHook(register_optimizer_step_pre_hook)  # (optimizer, args, kwargs), before each step
+OPTIMIZER_STEPPED = GlobalHook(register_optimizer_step_post_hook)  # the same, after each step

@@ -1,0 +1,57 @@
+"""`gossamer invite`: makes and revokes the links with which other machines join an elastic run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gossamer.cli.console import echo
+from gossamer.cli.options import check_certificates, check_parent, lifetime_option, uses_option
+from gossamer.cli.resize import SECONDS, reach_run
+from gossamer.comm.elastic.remote_control import invite, revoke
+from gossamer.comm.environment.run_token import write_secret
+
+
+@click.command("invite")
+@click.argument("run")
+@lifetime_option
+@uses_option
+@click.option("--revoke", "number", type=click.IntRange(1), help="Make the invitation with this number invalid.")
+@click.option(
+    "--file",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    callback=check_parent,
+    help="Write the link to a file with mode 0600 instead of printing it.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="The run's secret.  [default: the file named in RUN's folder]",
+)
+@click.option("--tls", "tls_folder", type=click.Path(path_type=Path), callback=check_certificates, help="The run's.")
+def invite_command(
+    run: str,
+    lifetime: float | None,
+    uses: int | None,
+    number: int | None,
+    file: Path | None,
+    token_file: Path | None,
+    tls_folder: Path | None,
+) -> None:
+    """Print a link with which other machines join an elastic run.
+
+    They write: gossamer join LINK SCRIPT. RUN is the run's folder of logs, or HOST:PORT of its coordinator. A link is
+    as secret as a password. --revoke stops its further use; machines that have joined keep the token of the run.
+    """
+    address, token, tls = reach_run(run, token_file, tls_folder)
+    if number is not None:
+        revoke(address, token, number, seconds=SECONDS, tls=tls)
+        echo(f"invitation {number} is revoked; machines that have joined by it stay in the run")
+        return
+    made = invite(address, token, lifetime_seconds=lifetime, uses=uses, seconds=SECONDS, tls=tls)
+    if file is None:
+        echo(made.link())
+        return
+    write_secret(file, made.link())
+    echo(f"the link of invitation {made.number} is in {file}: gossamer join @{file} SCRIPT")

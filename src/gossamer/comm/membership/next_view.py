@@ -1,0 +1,500 @@
+"""Next view: decides when a view ends, who is in the next view, and when the run ends.
+
+A change (lost worker, leaving worker, ready newcomer, resize, report of a broken view) first ends the current view.
+The next view is created once each member has either closed the old view, which proves that it is alive, or is lost.
+It consists of the live members, in their order, followed by the ready newcomers. At least one of them must have the
+parameters; otherwise the run ends.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, field
+from math import inf
+
+from gossamer.base.peer_ops import Peer
+from gossamer.comm.membership.fingerprints import difference
+from gossamer.comm.membership.journal import ViewJournal, view_entry
+from gossamer.comm.membership.known_worker import ALIVE, LOST, UNDECIDED, ReportedWorker
+from gossamer.comm.membership.messages import ALL_LEFT, RESIZED, BrokenReport, WorkerReport
+from gossamer.comm.membership.view import MOST_MEMBERS, SECRET_BYTES, View
+from gossamer.errors import MalformedError, require
+
+FIRST_SECONDS, LONGEST_SECONDS = 1.0, 30.0
+LOSS_FORGOTTEN_SECONDS = 300.0  # after this time without a loss, the count restarts
+
+
+@dataclass
+class LossHistory:
+    """Losses per launch slot. A single loss causes no back-off. It is 1 s after the second loss, 2 s after the third,
+    and at most 30 s."""
+
+    _losses: dict[str, tuple[int, float]] = field(default_factory=dict)  # consecutive losses, time of the last one
+
+    def lost(self, place: str, now: float) -> None:
+        count, last = self._losses.get(place, (0, now))
+        self._losses[place] = (1 if now - last > LOSS_FORGOTTEN_SECONDS else count + 1), now
+
+    def count(self, place: str) -> int:
+        return self._losses.get(place, (0, 0.0))[0]
+
+    def opens_at(self, place: str) -> float:
+        """Return the time from which a worker of this slot may be admitted; in the past if there was no loss."""
+        count, last = self._losses.get(place, (0, 0.0))
+        if count < 2:
+            return float("-inf")
+        return last + min(FIRST_SECONDS * 2.0 ** min(count - 2, 10), LONGEST_SECONDS)
+
+
+TRIES = 3  # consecutive broken views before a member is evicted
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 2.0
+VIEW_HELD_SECONDS = 600.0  # a view that lasted this long counts as working, even without a report
+
+Accusation = tuple[int, int]  # (accuser, accused) numbers
+
+
+def least_connected(members: Sequence[int], accusations: Iterable[Accusation]) -> int | None:
+    """Return the member with the fewest connections; among several, the one that joined last.
+
+    Two members count as connected unless one accuses the other, because it is unknown which of the two is right.
+
+    Args:
+        members: Numbers of the members, in the order in which they joined.
+        accusations: Pairs (accuser, accused).
+
+    Returns:
+        The number of a member, or None if no member accuses another.
+    """
+    pairs = {frozenset(each) for each in accusations if each[0] != each[1] and set(each) <= set(members)}
+    if not pairs:
+        return None
+    apart = {member: sum(member in pair for pair in pairs) for member in members}
+    return max(members, key=lambda member: (apart[member], members.index(member)))
+
+
+@dataclass
+class AccusationRecord:
+    """Accusations in consecutive views that broke without a loss to explain it."""
+
+    _views: list[frozenset[Accusation]] = field(default_factory=list)  # of the last TRIES views
+    _count: int = 0  # all consecutive broken views
+
+    def broke(self, accusations: Set[Accusation], *, explained: bool, went_on: bool, seconds: float) -> None:
+        """Record a broken view.
+
+        Args:
+            accusations: Of this view.
+            explained: Whether a member was lost.
+            went_on: Whether a transaction was completed in it.
+            seconds: How long the view lasted.
+        """
+        if explained or went_on or seconds > VIEW_HELD_SECONDS:
+            self.clear()
+        if not explained:
+            self._views = [*self._views, frozenset(accusations)][-TRIES:]
+            self._count += 1
+
+    def pause_seconds(self) -> float:
+        """Pause before the next view, so that views that break at once do not follow each other without delay."""
+        doublings = min(self._count - 2, 10)
+        return 0.0 if doublings < 0 else min(FIRST_PAUSE_SECONDS * 2.0**doublings, LONGEST_PAUSE_SECONDS)
+
+    def blamed(self, members: Sequence[int]) -> int | None:
+        """Return the member to evict, or None. Every one of the last TRIES views must contain an accusation."""
+        if len(self._views) < TRIES or not all(self._views):
+            return None
+        return least_connected(members, {each for view in self._views for each in view})
+
+    def clear(self) -> None:
+        self._views, self._count = [], 0
+
+
+NOTICE_SECONDS = 10.0  # between messages about a waiting run
+SOON_SECONDS = 1.0  # before the first message: at the end of a run, members leave one after another
+NO_SECRET = bytes(SECRET_BYTES)  # of a view that was read from a journal
+RUN_BYTES = 16  # of a run's identity
+
+
+class ViewPolicy:
+    """The newest view, and the coordinator's knowledge of each worker.
+
+    It has no socket, does not interpret messages, and its only clock is `now`.
+
+    Args:
+        least: Minimum number of members of a view.
+        most: Maximum number of members of a view.
+        initial: Number of workers for which the first view waits.
+        journal: Storage for decisions.
+        note: Called with messages for the user.
+        dead_after_seconds: A member that is silent for this long is lost.
+        reconnect_seconds: Time that a member has to reconnect after its connection broke.
+        patience_seconds: After this time since the first worker connected, the first view begins with `least` workers.
+        end_after_seconds: The run ends after this time without a reachable member that has the parameters.
+        served: Whether servers have the parameters, so that every member counts as one that has them, and newcomers
+            may come after the loss of all members.
+        draw: Source of random bytes.
+    """
+
+    def __init__(
+        self,
+        *,
+        least: int,
+        most: int,
+        initial: int,
+        journal: ViewJournal,
+        note: Callable[[str], None],
+        dead_after_seconds: float = 5.0,
+        reconnect_seconds: float = 0.1,
+        patience_seconds: float = 300.0,
+        end_after_seconds: float = 300.0,
+        served: bool = False,
+        draw: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        require(
+            1 <= least <= initial <= most,
+            f"worker counts must satisfy least <= initial <= most, got {least}, {initial} and {most}. "
+            "Example: --workers 2:8",
+        )
+        self.least, self.initial, self._journal, self._note, self._draw = least, initial, journal, note, draw
+        self._dead_after_seconds = dead_after_seconds
+        self._reconnect_seconds = min(reconnect_seconds, dead_after_seconds)
+        self._patience_seconds, self._end_after_seconds = patience_seconds, end_after_seconds
+        self._served = served
+        kept = journal.load()
+        self.run = kept.run or draw(RUN_BYTES).hex()
+        if not kept.run:
+            journal.append({"run": self.run})
+        self.most, self.ended, self.fingerprint = kept.most or most, kept.ended, kept.fingerprint
+        self.began = kept.began
+        self.resizes = 0  # number of resize requests
+        self.finishing = kept.finishing
+        self.view: View | None = None
+        self.is_over = False
+        self.workers: dict[int, ReportedWorker] = {}
+        if kept.view:
+            self.view = View(number=kept.view, members=kept.members, newcomers=kept.newcomers, secret=NO_SECRET)
+            for each in kept.members:
+                report = WorkerReport(number=each.number, host=each.host, port=each.port, place=-1, view=kept.view)
+                # Workers of this launcher's earlier processes ended with them
+                self.workers[each.number] = ReportedWorker(report, gone=each.number in kept.launched)
+        self.forgotten: list[ReportedWorker] = []  # lost newcomers, which must report again
+        self.outs: dict[int, str] = {}
+        self._losses, self._record = LossHistory(), AccusationRecord()
+        self._broken: list[tuple[int, BrokenReport]] = []  # reports about this view, with the reporter's number
+        self.now, self._has_begun = 0.0, False  # time of the last event
+        self._judges_from = -inf  # connections that break before this time may be restored until then
+        self._view_since = self._over_since = self._not_before = 0.0
+        self._recorded = False  # whether the failure of this view is recorded
+        self._excused = False  # whether the silent members of this view were given more time
+        self.first_here = self._waits_since = self._note_at = inf
+        self._noted: set[str] = set()
+
+    # -- evidence ------------------------------------------------------------------------------------------------------
+
+    @property
+    def due(self) -> float:
+        """Time of the next check without an event; frequent enough to detect that this process was stopped."""
+        moments = [self.now + self._dead_after_seconds / 4, self._note_at, self.first_here + self._patience_seconds]
+        moments += [each.lost_at for each in self.workers.values() if not each.connected]
+        moments += [self._losses.opens_at(each.spot) for each in self.workers.values() if each.report.ready]
+        moments += [self._over_since + self._dead_after_seconds, self._not_before] if self.is_over else []
+        return min(moment for moment in moments if moment > self.now)
+
+    def look_at_clock(self, now: float) -> None:
+        """Advance the clock. If this process was stopped, silence in that time does not count against a worker."""
+        was_stopped = self._has_begun and now - self.now > self._dead_after_seconds / 2
+        if was_stopped or not self._has_begun:
+            self._excuse_silence(now)
+        if was_stopped:
+            self._judges_from = now + self._dead_after_seconds
+        if not self._has_begun:
+            self._has_begun, self._view_since = True, now
+        self.now = max(self.now, now)
+
+    def _excuse_silence(self, now: float) -> None:
+        """Give each silent worker the full time to answer again."""
+        self._over_since = now
+        for each in self.workers.values():
+            if not each.connected:
+                each.lost_at = now + self._dead_after_seconds
+
+    def record_contact(self, worker: ReportedWorker, peer: Peer) -> None:
+        """Record a message from a worker.
+
+        If a lost member returns while too few are present, a network partition may have healed. The remaining members
+        may follow a moment later, so they are given more time, once per view.
+        """
+        view, silent_at = self.view, self._over_since + self._dead_after_seconds
+        was_lost = (
+            self.is_over
+            and view is not None
+            and view.holds(worker.number)
+            and worker.evidence(view.number, self.now, silent_at) == LOST
+        )
+        worker.reconnect(peer)
+        if was_lost and not self._excused and not worker.is_lost(self.now):
+            self._excused = True
+            self._excuse_silence(self.now)
+
+    def connection_closed(self, worker: ReportedWorker) -> None:
+        if worker.connected:
+            worker.close(max(self.now + self._reconnect_seconds, self._judges_from))
+
+    def broke(self, number: int, report: BrokenReport) -> None:
+        """Record that a member cannot continue in a view."""
+        if self.view is not None and report.view == self.view.number and self.view.holds(number):
+            self._broken.append((number, report))
+            self.declare_over()
+
+    @property
+    def living(self) -> frozenset[int]:
+        """Numbers of the view's members that are not known to be lost."""
+        members = self.view.members if self.view is not None else ()
+        return frozenset(each.number for each in members if not self.workers[each.number].is_lost(self.now))
+
+    @property
+    def survivors(self) -> list[ReportedWorker]:
+        """Members of the view, without those known to have ended."""
+        members = self.view.members if self.view is not None else ()
+        return [self.workers[each.number] for each in members if not self.workers[each.number].gone]
+
+    def launched(self, number: int) -> None:
+        """Record that the coordinator's launcher has started this worker, so both end together."""
+        self._journal.append({"launched": number})
+
+    def resize(self, most: int) -> str:
+        """Set the maximum number of members; the newest ones are evicted. Returns a description of the effect."""
+        if self.ended:
+            return f"the run is over: {self.ended}"
+        if not self.least <= most <= MOST_MEMBERS:
+            return (
+                f"refused: this run was started with at least {self.least} workers, so it can have {self.least} to "
+                f"{MOST_MEMBERS}, got {most}"
+            )
+        before, self.most, self.resizes = self.most, most, self.resizes + 1
+        self._journal.append({"most": most})
+        there = 0 if self.view is None else self.view.world
+        puts_out = f"; the newest {there - most} of {there} are evicted" if there > most else ""
+        text = f"at most {most} workers from now on (before: {before}){puts_out}"
+        self._note(text)
+        return text
+
+    def leaves(self, worker: ReportedWorker, finished: bool) -> None:
+        """Record that a worker leaves. finished: its training is complete, so fewer than `least` may remain."""
+        worker.left = True
+        if finished and not self.finishing:
+            self.finishing = True
+            self._journal.append({"finishing": True})
+
+    def attached(self, number: int, fingerprint: str) -> None:
+        """Store the fingerprint that newcomers must match: that of the first member to report one. Members in lock step
+        have compared theirs; others are compared here."""
+        if self.view is None or not self.view.holds(number):
+            return
+        if not self.fingerprint:
+            self.fingerprint = fingerprint
+            self._journal.append({"fingerprint": fingerprint})
+        elif self._served:
+            self.workers[number].refused = _compared(self.fingerprint, fingerprint)
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    def go_on(self) -> None:
+        """Perform all changes that are due."""
+        for each in list(self.workers.values()):
+            if each.is_lost(self.now) and (self.view is None or not self.view.holds(each.number)):
+                self.forgotten.append(self.workers.pop(each.number))
+        if self.ended:
+            return
+        for each in self.workers.values():
+            if each.report.ready and self.fingerprint and not each.is_compared:
+                each.is_compared, each.refused = True, _compared(self.fingerprint, each.report.fingerprint)
+        if self.view is None:
+            self._begin()
+        elif not self.is_over and self._change_is_due():
+            self.declare_over()
+        if self.is_over:
+            self._decide()
+
+    def _begin(self) -> None:
+        """Create the first view, once enough workers are connected."""
+        here = [each for each in self.workers.values() if each.connected and not each.left and not each.gone]
+        waited = self.now >= self.first_here + self._patience_seconds
+        if len(here) < (self.least if waited else self.initial):
+            self._note_waits(f"{len(here)} of {self.initial} workers are connected", 0.0)
+            return
+        here.sort(key=lambda each: (each.report.place < 0, each.report.place))  # in order of arrival within a slot
+        self._make_view(here[: self.most], frozenset())
+
+    def _change_is_due(self) -> bool:
+        assert self.view is not None
+        return (
+            any(self.workers[each.number].is_lost(self.now) for each in self.view.members)
+            or self.view.world > self.most
+            or (self.view.world < self.most and self._all_have_state() and bool(self._newcomers()))
+        )
+
+    def declare_over(self) -> None:
+        if not self.is_over:
+            self.is_over, self._recorded, self._excused = True, False, False
+            self._over_since = self._not_before = self.now
+            self._waits_since = inf
+
+    def _decide(self) -> None:
+        """Create the next view, once each member is known to be alive or lost."""
+        assert self.view is not None
+        silent_at = self._over_since + self._dead_after_seconds
+        workers = [self.workers[each.number] for each in self.view.members]
+        evidence = {each: each.evidence(self.view.number, self.now, silent_at) for each in workers}
+        if UNDECIDED in evidence.values():
+            return
+        alive = [each for each in workers if evidence[each] == ALIVE]
+        self._remember_how_it_broke(explained=len(alive) < len(workers))
+        if self.now < self._not_before:
+            return
+        outs = {each: each.why_lost(self._dead_after_seconds) for each in workers if evidence[each] == LOST}
+        stay = self._without_accused(alive, outs)
+        newcomers = self._newcomers()
+        if not any(map(self._has_state, stay)) and not (self._served and newcomers):
+            self._end_without_state(workers)
+        elif len(stay) + len(newcomers) < self.least and not self.finishing:
+            missing = self.least - len(stay) - len(newcomers)
+            self._note_waits(f"{missing} more workers are needed, for a minimum of {self.least}", SOON_SECONDS)
+        else:
+            self._make_next(stay, newcomers, outs)
+
+    def _remember_how_it_broke(self, *, explained: bool) -> None:
+        if self._recorded or not self._broken:
+            return
+        self._recorded = True
+        self._record.broke(
+            {(number, suspect) for number, report in self._broken for suspect in report.suspects},
+            explained=explained,
+            went_on=any(report.went_on for _, report in self._broken),
+            seconds=self._over_since - self._view_since,
+        )
+        self._not_before = self._over_since + self._record.pause_seconds()
+
+    def _without_accused(self, alive: list[ReportedWorker], outs: dict[ReportedWorker, str]) -> list[ReportedWorker]:
+        """Live members, without one that cannot work with the rest, provided that enough remain."""
+        number = self._record.blamed([each.number for each in alive])
+        stay = [each for each in alive if each.number != number]
+        if number is None or len(stay) < self.least or not any(map(self._has_state, stay)):
+            return alive
+        self._record.clear()
+        outs[self.workers[number]] = (
+            "several views in a row broke, and this worker has the fewest connections (among several, it joined last)"
+        )
+        return stay
+
+    def _make_next(
+        self, stay: list[ReportedWorker], newcomers: Sequence[ReportedWorker], outs: dict[ReportedWorker, str]
+    ) -> None:
+        assert self.view is not None
+        kept = sorted(stay, key=self._has_state, reverse=True)[: self.most]  # members with parameters are kept first
+        outs |= {each: f"{RESIZED} to {self.most} workers" for each in stay if each not in kept}
+        members = [each for each in stay if each in kept]
+        joining = list(newcomers)[: self.most - len(members)]
+        no_state = frozenset(each.number for each in (*members, *joining) if not self._has_state(each))
+        for each, why in outs.items():
+            self.outs[each.number] = f"it was evicted after view {self.view.number}: {why}"
+            if not each.left and each not in stay:
+                self._losses.lost(each.spot, self.now)
+        text = [f"{each.name} is out: {why}" for each, why in outs.items()]
+        text += [f"{each.name} joins" for each in joining]
+        self._make_view([*members, *joining], no_state)
+        self._note(f"view {self.view.number}: {self.view.world} workers. {'; '.join(text) or 'All continue'}")
+
+    def _make_view(self, workers: Sequence[ReportedWorker], newcomers: frozenset[int]) -> None:
+        view = View(
+            number=1 if self.view is None else self.view.number + 1,
+            members=tuple(each.member for each in workers),
+            newcomers=newcomers,
+            secret=self._draw(SECRET_BYTES),
+        )
+        self.began = view.world if self.view is None else self.began
+        self._journal.append(view_entry(view) if self.view else {**view_entry(view), "began": self.began})
+        self.view, self.is_over, self._view_since = view, False, self.now
+        self._broken, self._waits_since, self._note_at, self.first_here = [], inf, inf, inf
+
+    def _end_without_state(self, workers: Sequence[ReportedWorker]) -> None:
+        holders = [each for each in workers if self._has_state(each)]
+        if self.finishing or all(each.left for each in holders):
+            self.end(ALL_LEFT)
+        elif self._served:
+            self._note_waits("no worker is left, and the servers have the parameters", SOON_SECONDS)
+        elif all(each.left or each.gone for each in holders):
+            self.end("no worker with the parameters is left. Restart from the last checkpoint")
+        elif self.now >= self._over_since + self._end_after_seconds:
+            self.end(
+                f"no worker with the parameters was reachable for {self._end_after_seconds:g} s. Restart from the last "
+                "checkpoint"
+            )
+        else:
+            self._note_waits("no worker with the parameters is reachable", SOON_SECONDS)
+
+    def end(self, why: str) -> None:
+        self.ended = why
+        self._journal.append({"ended": why})
+        self._note(f"The run is over: {why}.")
+
+    # -- members -------------------------------------------------------------------------------------------------------
+
+    def _has_state(self, worker: ReportedWorker) -> bool:
+        """Whether this worker is a member that has the parameters."""
+        assert self.view is not None
+        taken_over = self._served or worker.number not in self.view.newcomers or worker.report.has_state
+        return self.view.holds(worker.number) and taken_over
+
+    def _all_have_state(self) -> bool:
+        """Whether the last newcomers have received the whole state. Another newcomer would interrupt the transfer."""
+        assert self.view is not None
+        return all(self._has_state(self.workers[each.number]) for each in self.view.members)
+
+    def _newcomers(self) -> list[ReportedWorker]:
+        """Workers that can be admitted now, in order of arrival."""
+        return [
+            each
+            for each in self.workers.values()
+            if self.why_not_in(each) == "" and self.view is not None and not self.view.holds(each.number)
+        ]
+
+    def why_not_in(self, worker: ReportedWorker) -> str:
+        """Why a newcomer is not admitted, apart from the maximum number of members; empty if it can be admitted."""
+        if worker.report.view or worker.number in self.outs or worker.left or worker.gone or worker.refused:
+            return worker.refused or "it was a member before, and can only rejoin as a new process"
+        if not worker.report.ready or not worker.connected:
+            return "it is not ready"
+        if not worker.is_compared:
+            return "the members have not reported the fingerprint that it must match"
+        if self.finishing:
+            return "the run is about to end"
+        count, opens_at = self._losses.count(worker.spot), self._losses.opens_at(worker.spot)
+        if self.now >= opens_at:
+            return ""
+        why = f"{count} workers of its slot were lost in a row; it is admitted in {opens_at - self.now:.1f} s"
+        self._note_once(f"{worker.name} waits: {why}", f"back-off of {worker.number}")
+        return why
+
+    def _note_waits(self, what: str, first_after_seconds: float) -> None:
+        """Report for what and for how long the run has been waiting: soon, then every ten seconds."""
+        if self._waits_since == inf:
+            self._waits_since, self._note_at = self.now, self.now + (first_after_seconds or NOTICE_SECONDS)
+        if self.now >= self._note_at and self.workers:
+            self._note_at = self.now + NOTICE_SECONDS
+            self._note(f"The run has been waiting for {self.now - self._waits_since:.0f} s: {what}.")
+
+    def _note_once(self, what: str, about: str) -> None:
+        if about not in self._noted:
+            self._noted.add(about)
+            self._note(what)
+
+
+def _compared(run: str, newcomer: str) -> str:
+    """Why a newcomer is refused; empty if its fingerprint matches."""
+
+    try:
+        return difference(run, newcomer)
+    except MalformedError as error:
+        return str(error)

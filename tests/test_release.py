@@ -1,0 +1,132 @@
+"""Extras that pages name, oldest versions, checks of wheels, and workflows of the public host."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from release import matrix, wheels
+from support.paths import ROOT
+
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = set(PROJECT["optional-dependencies"])
+PAGES = [
+    *(path for folder in ("src", "docs", "examples") for path in (ROOT / folder).rglob("*")),
+    *ROOT.glob("*.md"),
+]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+# -- extras --------------------------------------------------------------------------------------------------
+
+
+def _unknown_extras(text: str) -> set[str]:
+    """Extras in `gossamer[a,b]` and in `pip install ".[a,b]"` that pyproject.toml does not have."""
+    lists = re.findall(r"(?:\bgossamer|[\s\"'\\]\.)\[([a-z][a-z,_-]*)\]", text)
+    return {name for each in lists for name in each.split(",")} - EXTRAS
+
+
+def test_extras_that_pages_and_messages_name_exist() -> None:
+    texts = {
+        path: path.read_text() for path in PAGES if path.suffix in {".py", ".md", ".ipynb", ".yaml", ".yml", ".sh"}
+    }
+    assert sum("[watch]" in text for text in texts.values()) > 1
+    assert {str(path): found for path, text in texts.items() if (found := _unknown_extras(text))} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown"),
+    [
+        ("pip install 'gossamer[lightening]'", {"lightening"}),
+        ('pip install ".[watch,wach]"', {"wach"}),
+        ('"pip install \\".[notebok]\\""', {"notebok"}),
+        ("tensor[rank]", set()),
+    ],
+)
+def test_an_extra_that_does_not_exist_is_seen(text: str, unknown: set[str]) -> None:
+    assert _unknown_extras(text) == unknown
+
+
+# -- floors --------------------------------------------------------------------------------------------------
+
+
+def test_the_file_of_floors_has_the_oldest_version_of_each_dependency() -> None:
+    lines = [line for line in matrix.FLOORS.read_text().splitlines() if line and not line.startswith("#")]
+    floors = dict(line.split("==") for line in lines)
+    stated = matrix.requirements()
+    assert floors.keys() == stated.keys()
+    assert {name: version for name, version in floors.items() if not matrix.satisfies(version, stated[name])} == {}
+
+
+def test_rows_of_versions_test_files_that_exist() -> None:
+    assert [name for name in matrix.TESTS if not (ROOT / name).exists()] == []
+
+
+def test_a_row_whose_versions_do_not_install_fails_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def conflicting(row: matrix.Row, wheel: Path) -> Path:
+        raise matrix.Broken("pip install numpy==1.24.0\nERROR: conflict")
+
+    monkeypatch.setattr(matrix, "environment", conflicting)
+    assert matrix.measure(matrix.ROWS[0], tmp_path)["outcome"] == "FAILED: ERROR: conflict"
+
+
+def test_the_page_of_versions_has_a_line_for_each_row() -> None:
+    page = matrix.PAGE.read_text()
+    assert [row.name for row in matrix.ROWS if f"| {row.name} |" not in page] == []
+
+
+# -- wheels --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tag", "refused"),
+    [
+        ("manylinux_2_25_x86_64", False),
+        ("manylinux2014_x86_64", False),
+        ("manylinux_2_28_x86_64", False),
+        ("manylinux_2_34_x86_64", True),
+        ("linux_x86_64", True),
+    ],
+)
+def test_a_wheel_that_needs_a_newer_libc_than_its_tag_is_refused(tag: str, refused: bool) -> None:
+    said = f'gossamer.whl is consistent with the\nfollowing platform tag: "{tag}".'
+    assert (wheels.audit_problem(said, "manylinux_2_28_x86_64") is not None) is refused
+    assert wheels.audit_problem("cannot be analysed", "manylinux_2_28_x86_64") is not None
+
+
+def test_two_builds_with_different_bytes_are_refused(tmp_path: Path) -> None:
+    for folder, content in (("first", b"1"), ("equal", b"1"), ("other", b"2")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "gossamer.whl").write_bytes(content)
+    first, equal, other = (list((tmp_path / folder).iterdir()) for folder in ("first", "equal", "other"))
+    wheels.compare(first, equal)
+    for second in (other, []):
+        with pytest.raises(SystemExit, match=r"gossamer\.whl"):
+            wheels.compare(first, second)
+
+
+# -- CI ------------------------------------------------------------------------------------------------------
+
+
+def _commands(workflow: dict[str, Any]) -> list[str]:
+    """The lines that a workflow runs, without the installation of Debian's packages."""
+    runs = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    lines = [line.strip() for run in runs for line in run.splitlines()]
+    return [line for line in lines if not re.match(r"sudo apt-get (update|install)\b", line)]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_run_only_targets_of_the_makefile(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = _commands(yaml.safe_load(path.read_text()))
+    assert commands
+    assert [line for line in commands if (words := line.split())[0] != "make" or not set(words[1:]) & targets] == []
+
+
+def test_a_workflow_that_runs_something_else_is_seen() -> None:
+    job = {"steps": [{"run": "sudo apt-get update\nmake check\npip install x"}, {"uses": "actions/checkout@v4"}]}
+    assert _commands({"jobs": {"a": job}}) == ["make check", "pip install x"]
