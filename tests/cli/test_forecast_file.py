@@ -1,4 +1,4 @@
-"""`gossamer run --foretold`: a forecast of `gossamer explain` beside what is measured."""
+"""`gossamer run --forecast`: a forecast of `gossamer explain` beside what is measured."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_an_invalid_forecast_is_refused_before_a_run_begins(tmp_path: Path, cont
     file.write_text(content)
     script = tmp_path / "train.py"
     script.touch()
-    said = refusal("run", "--foretold", str(file), "--logs", str(tmp_path / "logs"), str(script))
+    said = refusal("run", "--forecast", str(file), "--logs", str(tmp_path / "logs"), str(script))
     assert "gossamer explain --network SPEC --json FILE RECIPE SCRIPT" in said
     assert not (tmp_path / "logs").exists()
 

@@ -14,7 +14,7 @@ from gossamer.base.units import range_text, seconds_text, share_text
 if TYPE_CHECKING:
     from gossamer.observe.record import Record  # imports NumPy
 
-WRITE = "Write gossamer explain --network SPEC --json FILE RECIPE SCRIPT, then `--foretold FILE`"
+WRITE = "Write gossamer explain --network SPEC --json FILE RECIPE SCRIPT, then `--forecast FILE`"
 
 Forecast = dict[str, Any]
 
@@ -62,7 +62,7 @@ def verdict(forecast: Forecast, record: Record) -> str | None:
 
 
 forecast_option = click.option(
-    "--foretold",
+    "--forecast",
     "forecast_file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",

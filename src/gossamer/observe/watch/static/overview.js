@@ -110,7 +110,7 @@ export function make({ run, runs, get, refresh }) {
       foretold && told.steps ? row("over estimate", share(told.seconds_per_step / foretold - 1)) : null,
       foretold && within ? row(`${share(within.coverage)} of the time`, told.steps ? (within.low_seconds <= told.seconds_per_step && told.seconds_per_step <= within.high_seconds ? "inside" : "outside") : "–", `${seconds(within.low_seconds)} to ${seconds(within.high_seconds)}`) : null,
       row("sent by all ranks", bytes(told.sent)), row("steps of all ranks", count(told.steps)), row("steps skipped", count(told.skipped)))),
-    h("p", { className: "note" }, foretold ? `Estimate of gossamer explain for ${about.workers} workers on ${about.network}, ${about.recipe}.` : [code("gossamer explain --json"), " estimates the step time before a run, and ", code("gossamer run --foretold"), " shows it here."]));
+    h("p", { className: "note" }, foretold ? `Estimate of gossamer explain for ${about.workers} workers on ${about.network}, ${about.recipe}.` : [code("gossamer explain --json"), " estimates the step time before a run, and ", code("gossamer run --forecast"), " shows it here."]));
     settle(element.querySelector(".of-run"), recipeOf(each));
   }
 
