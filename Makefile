@@ -6,6 +6,7 @@ READY := .venv/.ready
 INTEGRATED := .venv/.integrated
 FRAMED := .venv-frameworks/.ready
 ENGINED := .venv-engines/.ready
+PEERED := .venv-peers/.ready
 RELEASED := .venv-release/.ready
 NATIVE := kernels-src/build.py $(filter-out kernels-src/sanitize%,$(wildcard kernels-src/*.cpp kernels-src/*.hpp))
 
@@ -15,7 +16,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test test-notebooks test-nightly test-frameworks frameworks test-engines test-plain check check-systems docs docs-serve docs-age docs-version kernels sanitize fuzz audit sbom wheels wheels-twice test-arm lint-workflows test-matrix format bench-overhead bench-steps bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
-	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-unequal-speeds bench-ladder bench-time-to-loss bench-lost-workers clean
+	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-unequal-speeds bench-ladder bench-time-to-loss bench-lost-workers bench-peers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -199,11 +200,14 @@ bench-ladder: $(READY) ## retained benefit of recipes over model size (days; con
 bench-time-to-loss: $(READY) ## hours until recipes on slow networks are where plain DDP ends; writes docs/benchmarks/time-to-loss.md
 	$(BIN)/python benchmarks/time_to_loss.py
 
+bench-peers: $(PEERED) ## DDP, torchft and hivemind beside recipes, on one job (.venv-peers; an hour, needs root)
+	.venv-peers/bin/python benchmarks/peers.py
+
 bench-lost-workers: $(READY) ## one of four workers is killed every ten seconds: rate, gaps, loss, beside undisturbed runs (hours)
 	$(BIN)/python benchmarks/lost_workers.py
 
 clean: ## remove the environment, caches and run records
-	rm -rf .venv .venv-frameworks .venv-engines .venv-audit .venv-release .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist runs
+	rm -rf .venv .venv-frameworks .venv-engines .venv-peers .venv-audit .venv-release .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and pinned: left to the resolver, pip may fetch gigabytes of another version on the way.
@@ -243,3 +247,12 @@ $(ENGINED): $(READY) Makefile
 	.venv-engines/bin/pip install --quiet "ray[train]>=2.60" "flwr>=1.42" || \
 		echo "Ray and Flower could not be installed: their tests are skipped"
 	touch $(ENGINED)
+
+# Without the list of versions: what is compared is each peer's newest release that was tried.
+$(PEERED): export PIP_CONSTRAINT :=
+$(PEERED): $(READY) Makefile
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	echo "import site; site.addsitedir('$(CURDIR)/$$(echo .venv/lib/python*/site-packages)')" \
+		>"$$(echo .venv-peers/lib/python*/site-packages)/gossamer.pth"
+	.venv-peers/bin/pip install --quiet torchft==0.2.0 hivemind==1.1.12
+	touch $(PEERED)
