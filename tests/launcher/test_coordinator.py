@@ -19,10 +19,10 @@ import pytest
 from gossamer.comm.elastic.agent import MembershipAgent
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.remote_control import ask_status, resize
-from gossamer.comm.environment.run_settings import Tls, tls_contexts
 from gossamer.comm.environment.run_token import make_token_file
 from gossamer.comm.membership.journal import ViewLog
 from gossamer.comm.membership.next_view import CoordinatorOptions
+from gossamer.comm.tls_contexts import Tls, tls_contexts
 from gossamer.errors import ConnectError, PeerLost
 from gossamer.launcher import coordinator as coordinator_module
 from gossamer.launcher.coordinator import LocalCoordinator, check_joinable

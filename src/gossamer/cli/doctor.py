@@ -21,7 +21,7 @@ from gossamer.cli.console import ShowText, progress, table
 from gossamer.cli.emulation import Emulation, emulate, enter
 from gossamer.cli.join import read_link
 from gossamer.cli.options import Machines, check_certificates, emulation_option, machine_options, output_option
-from gossamer.comm.environment.run_settings import tls_contexts
+from gossamer.comm.tls_contexts import tls_contexts
 from gossamer.launcher.fixed_run import launch
 from gossamer.launcher.job import Job
 from gossamer.observe.control_sequences import SafeConsole
@@ -109,7 +109,7 @@ def doctor(
 
 def _examine_link(link: str, tls_folder: Path | None, json_file: Path | None) -> int:
     """Show how this machine would reach the run of a link. Returns the exit code."""
-    report = doctor_link.examine(read_link(link), None if tls_folder is None else tls_contexts(str(tls_folder)))
+    report = doctor_link.examine(read_link(link), tls_contexts(tls_folder))
     doctor_link.show(report, json_file)
     return 0 if report.healthy else 1
 

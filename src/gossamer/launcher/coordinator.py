@@ -18,7 +18,7 @@ from gossamer.base import bounded_file, system
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.relay import RelayServer
 from gossamer.comm.elastic.remote_control import ask_status
-from gossamer.comm.environment.run_settings import Tls
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import ConnectError, require
 from gossamer.launcher.process import POLL_SECONDS
 

@@ -19,11 +19,11 @@ from gossamer.base.run_files import RunFiles, Stage, read_json
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.relay import RelayServer
 from gossamer.comm.environment.network_interfaces import interface_towards
-from gossamer.comm.environment.run_settings import tls_contexts
 from gossamer.comm.environment.run_token import check_token_file, make_token_file, write_secret
 from gossamer.comm.environment.wait_timeout import timeout_seconds
 from gossamer.comm.membership.invitations import Welcome
 from gossamer.comm.membership.next_view import CoordinatorOptions
+from gossamer.comm.tls_contexts import tls_contexts
 from gossamer.launcher.coordinator import CoordinatorLink, LocalCoordinator, RemoteCoordinator, RunCard, check_joinable
 from gossamer.launcher.elastic_policy import ElasticOrders, ElasticPolicy
 from gossamer.launcher.failure import Outcome
@@ -74,8 +74,7 @@ def coordinate_run(
         ConnectError: within two seconds, if the port is in use, no coordinator answers, or it has another token.
     """
     token = hashlib.sha256(token_file.read_bytes()).digest()
-    folder = job.settings.get("GOSSAMER_TLS")
-    tls = tls_contexts(folder) if folder else None
+    tls = tls_contexts(job.settings.get("GOSSAMER_TLS"))
     if elasticity.coordinator is not None:
         check_joinable(elasticity.coordinator, token, tls)
         if not elasticity.relays:

@@ -18,9 +18,9 @@ from gossamer.comm.elastic import agent
 from gossamer.comm.elastic.agent import MembershipAgent, read_address
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.remote_control import resize
-from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.membership.messages import Standing
 from gossamer.comm.membership.next_view import CoordinatorOptions
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import ConnectError, CoordinatorLost, MismatchError, PeerLost, Stopped
 
 

@@ -16,12 +16,12 @@ from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.invited import check_addresses, redeem
 from gossamer.comm.elastic.remote_control import invite, resize, revoke
-from gossamer.comm.environment.run_settings import tls_contexts
 from gossamer.comm.membership.invitations import GUEST, JoinLink, Welcome
 from gossamer.comm.membership.messages import COORDINATOR, HERE, RESIZE, STATUS
 from gossamer.comm.membership.next_view import CoordinatorOptions
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc_protocol.credentials import Credentials
+from gossamer.comm.tls_contexts import tls_contexts
 from gossamer.errors import ConnectError, GossamerError
 
 TOKEN, CONTENT = bytes(range(32)), bytes(range(100))

@@ -13,7 +13,6 @@ from pathlib import Path
 from gossamer.base.peer_ops import Answer, Arrived, Ask, Peer, PeerEvent, PeerScript, Push, Reply
 from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
 from gossamer.comm.elastic.relay import RELAY, Relay
-from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.membership.coordinator import Coordinator, coordinate
 from gossamer.comm.membership.invitations import GUEST, INVITE, REVOKE, InvitationBook, Welcome
 from gossamer.comm.membership.journal import MemoryJournal, ViewLog
@@ -23,6 +22,7 @@ from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc.tls_sockets import Address, is_loopback
 from gossamer.comm.rpc_protocol.credentials import Credentials
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import GossamerError, require
 
 NO_ENTRY = secrets.token_bytes(32)  # no guest can prove this key
