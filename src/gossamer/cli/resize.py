@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import click
@@ -10,7 +9,7 @@ import click
 from gossamer.cli.console import echo
 from gossamer.cli.options import check_certificates, read_address
 from gossamer.comm.elastic.remote_control import resize
-from gossamer.comm.environment.run_token import check_token_file
+from gossamer.comm.environment.run_token import check_token_file, read_token
 from gossamer.comm.tls_contexts import Tls, run_tls, tls_contexts
 from gossamer.errors import ConnectError
 from gossamer.launcher.coordinator import RunCard, read_run_card
@@ -48,8 +47,7 @@ def reach_run(run: str, token_file: Path | None, tls_folder: Path | None) -> tup
     """Address of a run's coordinator, the SHA-256 of its token file, and its TLS contexts. Raises as `find_run`."""
     card = find_run(run, token_file)
     tls = run_tls() if tls_folder is None else tls_contexts(tls_folder)
-    token = hashlib.sha256(check_token_file(card.token_file).read_bytes()).digest()
-    return card.address, token, tls
+    return card.address, read_token(check_token_file(card.token_file)), tls
 
 
 def find_run(run: str, token_file: Path | None) -> RunCard:

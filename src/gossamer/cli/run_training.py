@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import shlex
 import signal
@@ -41,6 +40,7 @@ from gossamer.cli.script_terms import refuse_unknown_terms
 from gossamer.cli.watch import served_page
 from gossamer.comm.bandwidth.limits import MachineLimits
 from gossamer.comm.bandwidth.shared_buckets import available
+from gossamer.comm.environment.run_token import read_token
 from gossamer.comm.mesh.collective_selector import ENGINE
 from gossamer.comm.network import Network
 from gossamer.comm.runtime.signal_handlers import handling
@@ -384,7 +384,7 @@ def _to_elastic_run(job: Job, elasticity: Elasticity) -> Uplink | None:
 
 
 def _token(job: Job) -> bytes | None:
-    return None if job.token_file is None else hashlib.sha256(job.token_file.read_bytes()).digest()
+    return None if job.token_file is None else read_token(job.token_file)
 
 
 def _tls(job: Job) -> Tls | None:

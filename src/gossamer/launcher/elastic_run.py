@@ -19,7 +19,7 @@ from gossamer.base.run_files import RunFiles, Stage, read_json
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.relay import RelayServer
 from gossamer.comm.environment.network_interfaces import interface_towards
-from gossamer.comm.environment.run_token import check_token_file, make_token_file, write_secret
+from gossamer.comm.environment.run_token import check_token_file, make_token_file, read_token, write_secret
 from gossamer.comm.environment.wait_timeout import timeout_seconds
 from gossamer.comm.membership.invitations import Welcome
 from gossamer.comm.membership.next_view import CoordinatorOptions
@@ -73,7 +73,7 @@ def coordinate_run(
     Raises:
         ConnectError: within two seconds, if the port is in use, no coordinator answers, or it has another token.
     """
-    token = hashlib.sha256(token_file.read_bytes()).digest()
+    token = read_token(token_file)
     tls = tls_contexts(job.settings.get("GOSSAMER_TLS"))
     if elasticity.coordinator is not None:
         check_joinable(elasticity.coordinator, token, tls)
