@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.base.units import bytes_text, seconds_text
+from gossamer.base.units import bytes_text, ranks_text, seconds_text
 from gossamer.cli import doctor_link
 from gossamer.cli.console import ShowText, progress, table
 from gossamer.cli.emulation import Emulation, emulate, enter
@@ -25,7 +25,6 @@ from gossamer.comm.tls_contexts import tls_contexts
 from gossamer.launcher.fixed_run import launch
 from gossamer.launcher.job import Job
 from gossamer.observe.control_sequences import SafeConsole
-from gossamer.observe.terminal import ranks_text
 from gossamer.plan import doctor as package
 from gossamer.plan.doctor import (
     VERSIONS,

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from gossamer.base import rng
 from gossamer.base.ops import AllGather
+from gossamer.base.units import ranks_text
 from gossamer.errors import MismatchError
 from gossamer.events import notice
 
@@ -214,9 +215,7 @@ def by_value(values: Sequence[str]) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
-    return ", ".join(
-        f"{value!r} on rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}" for value, who in ranks.items()
-    )
+    return ", ".join(f"{value!r} on {ranks_text(each)}" for value, each in ranks.items())
 
 
 def settings(optimizer: Optimizer) -> str:
@@ -259,7 +258,7 @@ def refuse_newcomers(texts: Sequence[str], joined: Sequence[bool], active: Seque
         compare_settings([texts[began[0]] if each not in odd else texts[each] for each in range(len(texts))])
     if odd and rank == began[0]:
         notice(
-            f"rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd))} joined this run with other optimizer settings and "
+            f"{ranks_text(odd)} joined this run with other optimizer settings and "
             f"cannot continue: {by_value([text.rsplit(chr(10), 1)[0] for text in texts])}. The other ranks continue"
         )
 
