@@ -35,7 +35,7 @@ from gossamer.comm.membership.coordinator import Coordinator, coordinate
 from gossamer.comm.membership.journal import MemoryJournal, ViewJournal
 from gossamer.comm.membership.member import MemberScripts
 from gossamer.comm.membership.messages import ATTACHED, COORDINATOR, HERE, HERE_AGAIN, READY, RESIZE, WorkerReport
-from gossamer.comm.membership.next_view import ViewPolicy
+from gossamer.comm.membership.next_view import CoordinatorOptions, ViewPolicy
 from gossamer.comm.membership.resolution import Resolution, resolve
 from gossamer.comm.membership.view import View
 from gossamer.comm.simulation import Trace, compute, simulate_peers
@@ -300,18 +300,16 @@ class ElasticRun:
 
     def coordinating(self) -> PeerScript:
         draw = Random(self.random.random())
+        options = CoordinatorOptions(
+            least=self.least,
+            most=self.most,
+            initial=self.initial,
+            dead_after_seconds=DEAD_AFTER_SECONDS,
+            patience_seconds=10.0,
+            end_after_seconds=END_AFTER_SECONDS,
+        )
         self.coordinator = coordinator = self._rule(
-            self._view_policy(
-                least=self.least,
-                most=self.most,
-                initial=self.initial,
-                journal=self._journal(),
-                note=self.notes.append,
-                dead_after_seconds=DEAD_AFTER_SECONDS,
-                patience_seconds=10.0,
-                end_after_seconds=END_AFTER_SECONDS,
-                draw=draw.randbytes,
-            )
+            self._view_policy(options, self._journal(), self.notes.append, draw.randbytes)
         )
         return coordinate(coordinator, lambda event: coordinator.react(_of_one_peer(event)))
 

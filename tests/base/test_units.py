@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.base.units import bytes_text, count_text, rate_text, seconds_text, share_text, short
+from gossamer.base.units import bytes_text, count_text, ranks_text, rate_text, seconds_text, share_text, short
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,8 @@ def test_rates() -> None:
 def test_shares_and_counts() -> None:
     assert [share_text(share) for share in (0, 0.004, 0.2, 1)] == ["0 %", "0.4 %", "20 %", "100 %"]
     assert [count_text(count) for count in (42, 3_307_264)] == ["42", "3.3 million"]
+
+
+def test_ranks_are_listed_as_one_or_as_several() -> None:
+    assert [ranks_text(ranks) for ranks in ([], [3], (0, 3), range(3))] == ["", "rank 3", "ranks 0, 3", "ranks 0, 1, 2"]
+    assert [ranks_text(ranks, " and ") for ranks in ([], [3], [0, 3, "5"])] == ["", "rank 3", "ranks 0, 3 and 5"]

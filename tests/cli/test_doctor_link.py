@@ -18,6 +18,7 @@ from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.invited import AddressCheck, MemberCheck
 from gossamer.comm.elastic.remote_control import invite
 from gossamer.comm.membership.invitations import JoinLink, Welcome
+from gossamer.comm.membership.next_view import CoordinatorOptions
 
 TOKEN, LOOPBACK = bytes(range(32)), "127.0.0.1"
 
@@ -31,15 +32,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def run_with(*members: tuple[str, int], relays: bool = False) -> Iterator[CoordinatorServer]:
     """A coordinator whose first view has workers at these addresses."""
     server = CoordinatorServer(
+        CoordinatorOptions(least=1, most=4, initial=max(1, len(members)), relays=relays),
         token=TOKEN,
         address=LOOPBACK,
-        least=1,
-        most=4,
-        initial=max(1, len(members)),
         journal=None,
         note=lambda text: None,
         welcome=Welcome(token=bytes(40), addresses=()),
-        relays=relays,
     )
     agents = [MembershipAgent(server.address, TOKEN, place=place) for place in range(len(members))]
     try:

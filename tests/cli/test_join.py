@@ -24,6 +24,7 @@ from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.invited import redeem
 from gossamer.comm.environment.run_token import make_token, read_token
 from gossamer.comm.membership.invitations import JoinLink, Welcome, read_invitation
+from gossamer.comm.membership.next_view import CoordinatorOptions
 from gossamer.launcher.coordinator import RunCard
 
 INVITATION = JoinLink(number=1, run="ab" * 8, secret=bytes(range(32)), addresses=(("127.0.0.1", 9),))
@@ -234,11 +235,9 @@ def test_two_machines_join_by_one_link_and_all_end_with_the_same_parameters(
 def test_links_of_a_running_run_are_made_used_up_and_revoked() -> None:
     token = Path("token")
     server = CoordinatorServer(
+        CoordinatorOptions(least=1, most=3, initial=1),
         token=read_token(token),
         address="127.0.0.1",
-        least=1,
-        most=3,
-        initial=1,
         journal=None,
         note=print,
         welcome=Welcome(token=token.read_bytes(), addresses=()),

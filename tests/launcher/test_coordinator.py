@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import socket
@@ -10,29 +11,39 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gossamer.comm.elastic.agent import MembershipAgent
+from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.remote_control import ask_status, resize
-from gossamer.comm.environment.run_settings import Tls, tls_contexts
+from gossamer.comm.environment.run_token import make_token_file
 from gossamer.comm.membership.journal import ViewLog
+from gossamer.comm.membership.next_view import CoordinatorOptions
+from gossamer.comm.tls_contexts import Tls, tls_contexts
 from gossamer.errors import ConnectError, PeerLost
 from gossamer.launcher import coordinator as coordinator_module
 from gossamer.launcher.coordinator import LocalCoordinator, check_joinable
-from gossamer.launcher.elastic_run import journal_path
+from gossamer.launcher.elastic_run import coordinate_run, journal_path
 from gossamer.launcher.job import Elasticity, Job, WorkerRange
 
 TOKEN, OTHER = bytes(range(32)), bytes(32)
 LOOPBACK = "127.0.0.1"
 
 
+def coordinator_at(
+    journal: Path, listen: tuple[str, int] = (LOOPBACK, 0), initial: int = 2, tls: Tls | None = None
+) -> LocalCoordinator:
+    options = CoordinatorOptions(least=1, most=4, initial=initial)
+    serve = partial(CoordinatorServer, options, token=TOKEN, note=lambda text: None, tls=tls)
+    return LocalCoordinator(serve, listen, journal)
+
+
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[LocalCoordinator]:
-    made = LocalCoordinator(
-        WorkerRange(least=1, most=4, initial=2), (LOOPBACK, 0), TOKEN, tmp_path / "journal", note=lambda text: None
-    )
+    made = coordinator_at(tmp_path / "journal")
     yield made
     made.close()
 
@@ -74,13 +85,9 @@ def test_a_name_that_means_nothing_is_said_to_be_wrong() -> None:
 def test_two_coordinators_at_one_port_are_refused_with_another(coordinator: LocalCoordinator, tmp_path: Path) -> None:
     port = coordinator.address[1]
     with pytest.raises(ConnectError, match=f"--listen {LOOPBACK}:{port + 1}"):
-        LocalCoordinator(
-            WorkerRange(least=1, most=4, initial=2), coordinator.address, TOKEN, tmp_path / "second", note=print
-        )
+        coordinator_at(tmp_path / "second", coordinator.address)
     with pytest.raises(ConnectError, match="Name an address of this machine"):
-        LocalCoordinator(
-            WorkerRange(least=1, most=4, initial=2), ("192.0.2.1", 0), TOKEN, tmp_path / "second", note=print
-        )
+        coordinator_at(tmp_path / "second", ("192.0.2.1", 0))
 
 
 @pytest.fixture
@@ -97,8 +104,7 @@ def tls(tmp_path: Path) -> Tls:
 
 
 def test_an_encrypted_run_is_joined_encrypted(tmp_path: Path, tls: Tls) -> None:
-    range_ = WorkerRange(least=1, most=4, initial=2)
-    coordinator = LocalCoordinator(range_, (LOOPBACK, 0), TOKEN, tmp_path / "journal", lambda text: None, tls)
+    coordinator = coordinator_at(tmp_path / "journal", tls=tls)
     try:
         check_joinable(coordinator.address, TOKEN, tls)
         with pytest.raises(ConnectError, match="--tls"):
@@ -171,9 +177,7 @@ class Killed:
         before._server.close()  # and nothing else that an orderly end does
 
     def start(self, listen: tuple[str, int]) -> LocalCoordinator:
-        return LocalCoordinator(
-            WorkerRange(least=1, most=4, initial=2), listen, TOKEN, self.journal, note=lambda text: None
-        )
+        return coordinator_at(self.journal, listen)
 
     def start_again(self) -> LocalCoordinator:
         again = self.start(self.address)
@@ -241,9 +245,7 @@ def test_a_run_that_was_over_before_its_first_view_is_not_continued(tmp_path: Pa
     log.append({"run": "f" * 32})
     log.append({"ended": "its first launcher has ended"})
     log.close()
-    made = LocalCoordinator(
-        WorkerRange(least=1, most=4, initial=2), (LOOPBACK, 0), TOKEN, tmp_path / "journal", note=lambda text: None
-    )
+    made = coordinator_at(tmp_path / "journal")
     with closing(made):
         made.settle(lambda text: None)
         assert made.ended == ""
@@ -261,9 +263,7 @@ def test_promise_22_a_run_whose_journal_lost_its_end_is_not_continued(tmp_path: 
 
 
 def test_an_orderly_end_tells_the_workers_of_other_launchers_and_leaves_no_journal(tmp_path: Path) -> None:
-    made = LocalCoordinator(
-        WorkerRange(least=1, most=4, initial=1), (LOOPBACK, 0), TOKEN, tmp_path / "journal", note=lambda text: None
-    )
+    made = coordinator_at(tmp_path / "journal", initial=1)
     agent = MembershipAgent(made.address, TOKEN)
     agent.here((LOOPBACK, 1))
     agent.first_view(30.0)
@@ -304,3 +304,22 @@ def test_the_same_command_finds_the_journal_in_another_folder_of_logs(
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert (found := path("runs/a")) is not None
     assert found.parent == tmp_path / "runs" / "a"
+
+
+@pytest.mark.parametrize(
+    ("relays", "seals", "servers"),
+    [(False, False, ()), (True, False, ()), (False, True, ("10.0.0.1:29701", "10.0.0.1:29702"))],
+)
+def test_workers_receive_the_settings_of_the_launcher_that_has_the_coordinator(
+    tmp_path: Path, relays: bool, seals: bool, servers: tuple[str, ...]
+) -> None:
+    job = Job(script=tmp_path / "train.py", logs=tmp_path, worker_module="w")
+    range_ = WorkerRange(least=1, most=4, initial=2)
+    elasticity = Elasticity(range=range_, relays=relays, seals=seals, servers=servers)
+    coordinator = coordinate_run(job, elasticity, make_token_file(tmp_path), tmp_path, lambda text: None)
+    token = hashlib.sha256((tmp_path / "token").read_bytes()).digest()
+    with closing(coordinator), closing(MembershipAgent(coordinator.address, token)) as worker:
+        worker.here((LOOPBACK, 1))
+        assert (worker.relay, worker.seal, worker.servers) == (relays, relays or seals, ",".join(servers))
+        assert (worker.least, worker.most) == (1, 4)
+        assert ask_status(coordinator.address, token) == "1 of 2 workers are connected"

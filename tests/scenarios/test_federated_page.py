@@ -11,7 +11,7 @@ from support.deployed_federations import join, server
 from support.page_commands import FENCE
 from support.paths import ROOT
 
-from gossamer.comm.environment.run_settings import Tls, tls_contexts
+from gossamer.comm.tls_contexts import Tls, tls_contexts
 
 PAGE = (ROOT / "docs" / "how-to" / "federated-deployment.md").read_text(encoding="utf-8")
 

@@ -35,6 +35,7 @@ from gossamer.comm.elastic.view_listener import ViewListener
 from gossamer.comm.environment.network_interfaces import global_ipv6_addresses
 from gossamer.comm.membership.invitations import Welcome
 from gossamer.comm.membership.messages import RELAY_SERVER
+from gossamer.comm.membership.next_view import CoordinatorOptions
 from gossamer.comm.mesh.greeter import MembersUnreached
 from gossamer.launcher.rendezvous import in_namespace
 
@@ -51,16 +52,13 @@ def serve(net: Internet, count: int, *, relays: bool) -> CoordinatorServer:
 
     def begin() -> CoordinatorServer:
         return CoordinatorServer(
+            CoordinatorOptions(least=count, most=count, initial=count, relays=relays),
             token=TOKEN,
             address=OFFICE,
             port=PORT,
-            least=count,
-            most=count,
-            initial=count,
             journal=None,
             note=lambda text: None,
             welcome=Welcome(token=bytes(40), addresses=()),
-            relays=relays,
         )
 
     return in_namespace(net.path("office"), begin)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.mesh.sealing import mesh_tls
+from gossamer.comm.tls_contexts import Tls
 
 MAKE = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
 

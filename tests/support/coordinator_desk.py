@@ -36,7 +36,7 @@ from gossamer.comm.membership.messages import (
     Standing,
     WorkerReport,
 )
-from gossamer.comm.membership.next_view import ViewPolicy
+from gossamer.comm.membership.next_view import CoordinatorOptions, ViewPolicy
 from gossamer.comm.membership.view import View
 
 LIKE = json.dumps({"torch": "2.13.0"})
@@ -51,7 +51,7 @@ class Desk:
         self.now, self.notes = 0.0, list[str]()
         self.journal = journal or MemoryJournal()
         given = {"least": 1, "most": 8, "initial": 2, "dead_after_seconds": 5.0, "patience_seconds": 60.0} | options
-        self.rule = rule(journal=self.journal, note=self.notes.append, **given)
+        self.rule = rule(CoordinatorOptions(**given), self.journal, self.notes.append)
         self.coordinator = Coordinator(self.rule)
         self.known: dict[int, int] = {}  # by worker: the version of the news that it heard last
         self.news: dict[int, News] = {}

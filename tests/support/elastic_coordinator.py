@@ -12,18 +12,16 @@ from pathlib import Path
 from support.elastic_members import TOKEN
 
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
+from gossamer.comm.membership.next_view import CoordinatorOptions
 
 
 def main(journal: str, initial: str, dead_after_seconds: str, port: str) -> None:
     server = CoordinatorServer(
+        CoordinatorOptions(least=1, most=8, initial=int(initial), dead_after_seconds=float(dead_after_seconds)),
         token=TOKEN,
         address="127.0.0.1",
         port=int(port),
-        least=1,
-        most=8,
-        initial=int(initial),
         journal=Path(journal),
-        dead_after_seconds=float(dead_after_seconds),
         note=lambda text: print("note", text, flush=True),
     )
     print("address", f"{server.address[0]}:{server.address[1]}", flush=True)

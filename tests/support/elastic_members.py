@@ -11,6 +11,7 @@ from typing import Any
 
 from gossamer.comm.elastic.agent import MembershipAgent
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
+from gossamer.comm.membership.next_view import CoordinatorOptions
 
 TOKEN = bytes(range(32))
 DEAD_AFTER_SECONDS = 1.0
@@ -31,7 +32,12 @@ class ElasticRun:
 
     def _serve(self, port: int) -> CoordinatorServer:
         return CoordinatorServer(
-            token=TOKEN, address="127.0.0.1", port=port, journal=self.journal, note=self._note, **self.options
+            CoordinatorOptions(**self.options),
+            token=TOKEN,
+            address="127.0.0.1",
+            port=port,
+            journal=self.journal,
+            note=self._note,
         )
 
     def _note(self, text: str) -> None:

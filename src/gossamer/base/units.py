@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from math import isfinite
 
 BITS_PER_SECOND = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -75,3 +76,9 @@ def range_text(low_seconds: float, high_seconds: float) -> str:
 def share_text(share: float) -> str:
     """A fraction as a percentage: 12 %."""
     return f"{100 * share:.0f} %" if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"
+
+
+def ranks_text(ranks: Collection[object], last: str = ", ") -> str:
+    """Ranks in a sentence: "rank 3", "ranks 0, 3"; empty for no rank. last: before the last of several, as " and "."""
+    *first, end = map(str, ranks) if ranks else ("",)
+    return f"ranks {', '.join(first)}{last}{end}" if first else f"rank {end}" if end else ""

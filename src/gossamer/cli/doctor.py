@@ -15,17 +15,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.base.units import bytes_text, seconds_text
+from gossamer.base.units import bytes_text, ranks_text, seconds_text
 from gossamer.cli import doctor_link
 from gossamer.cli.console import ShowText, progress, table
 from gossamer.cli.emulation import Emulation, emulate, enter
 from gossamer.cli.join import read_link
 from gossamer.cli.options import Machines, check_certificates, emulation_option, machine_options, output_option
-from gossamer.comm.environment.run_settings import tls_contexts
+from gossamer.comm.tls_contexts import tls_contexts
 from gossamer.launcher.fixed_run import launch
 from gossamer.launcher.job import Job
 from gossamer.observe.control_sequences import SafeConsole
-from gossamer.observe.terminal import ranks_text
 from gossamer.plan import doctor as package
 from gossamer.plan.doctor import (
     VERSIONS,
@@ -109,7 +108,7 @@ def doctor(
 
 def _examine_link(link: str, tls_folder: Path | None, json_file: Path | None) -> int:
     """Show how this machine would reach the run of a link. Returns the exit code."""
-    report = doctor_link.examine(read_link(link), None if tls_folder is None else tls_contexts(str(tls_folder)))
+    report = doctor_link.examine(read_link(link), tls_contexts(tls_folder))
     doctor_link.show(report, json_file)
     return 0 if report.healthy else 1
 

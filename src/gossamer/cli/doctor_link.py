@@ -23,9 +23,9 @@ from gossamer.comm.elastic.invited import (
     check_members,
     no_address,
 )
-from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.membership.invitations import Address, JoinLink
 from gossamer.comm.rpc.tls_sockets import is_loopback
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import ConnectError
 from gossamer.observe.control_sequences import SafeConsole
 from gossamer.version import __version__

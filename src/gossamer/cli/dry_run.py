@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gossamer.algorithms.recipes.recipe import automatic, resolve
+from gossamer.base.units import ranks_text
 from gossamer.cli.console import echo
 from gossamer.comm.network import Network
 from gossamer.launcher.job import Elasticity, Job, Serving
-from gossamer.observe.terminal import ranks_text
 
 PRIVATE = ".run-*"  # private folder of the run, removed at its end
 OWN_RECIPE = "the script's own, or EveryStep() + Dense() + Complete()"

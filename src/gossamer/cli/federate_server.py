@@ -24,7 +24,6 @@ from gossamer.comm.runtime.signal_handlers import STOP_SIGNALS, handling
 from gossamer.errors import ConnectError
 
 if TYPE_CHECKING:
-    from gossamer.comm.environment.run_settings import Tls
     from gossamer.comm.rpc.tls_sockets import Address
     from gossamer.federated.secure_aggregation.identities import IdentityRoster
 
@@ -136,6 +135,7 @@ def serve_command(
     this process; it opens no connections. Ctrl-C and SIGTERM end it between two messages. With --journal the same
     command continues from there, also after kill -9.
     """
+    from gossamer.comm.tls_contexts import tls_contexts
     from gossamer.federated.client.functions import load_script
     from gossamer.federated.deployment.reception import Patience
     from gossamer.federated.deployment.server import FederationServer, FederationSettings
@@ -152,7 +152,7 @@ def serve_command(
             settings,
             token=read_token(token_file),
             address=bind,
-            tls=_tls(tls),
+            tls=tls_contexts(tls),
             journal=journal,
             identities=_identities(roster),
             print_text=echo,
@@ -252,6 +252,7 @@ def join_command(
     recipe, so that a server cannot turn off privacy or masks. All connections are opened by this process, and reopened
     when they break. Ctrl-C and SIGTERM leave within 2 s; with --state the same command continues.
     """
+    from gossamer.comm.tls_contexts import tls_contexts
     from gossamer.federated.client.functions import load_script
     from gossamer.federated.deployment.device import DeviceOptions, FederationDevice
     from gossamer.federated.secure_aggregation.identities import Identity
@@ -262,7 +263,7 @@ def join_command(
         load_script(script, arguments),
         server,
         token=read_token(token_file),
-        tls=_tls(tls),
+        tls=tls_contexts(tls),
         number=number,
         directory=state,
         identities=_identities(roster),
@@ -307,12 +308,6 @@ def _identities(path: Path | None) -> IdentityRoster | None:
     from gossamer.federated.secure_aggregation.identities import IdentityRoster
 
     return None if path is None else IdentityRoster.read(path)
-
-
-def _tls(folder: Path | None) -> Tls | None:
-    from gossamer.comm.environment.run_settings import tls_contexts
-
-    return None if folder is None else tls_contexts(str(folder))
 
 
 @contextmanager

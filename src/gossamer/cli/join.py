@@ -43,8 +43,8 @@ def join(link: str, words: tuple[str, ...]) -> None:
     """
     from gossamer.cli.launchers import JOINED_RANGE, RELAY_LISTENS
     from gossamer.comm.elastic.invited import redeem
-    from gossamer.comm.environment.run_settings import tls_contexts
     from gossamer.comm.environment.run_token import make_token
+    from gossamer.comm.tls_contexts import tls_contexts
 
     invitation = read_link(link)
     context = run.make_context("join", ["--workers", "1", *words], parent=click.get_current_context().parent)
@@ -56,7 +56,7 @@ def join(link: str, words: tuple[str, ...]) -> None:
         raise click.UsageError(JOINED_RANGE.format(initial=options["workers"].initial))
     if options["relay"] is not (options["listen"] is not None):
         raise click.UsageError(RELAY_LISTENS)
-    tls = None if options["tls"] is None else tls_contexts(str(options["tls"]))
+    tls = tls_contexts(options["tls"])
     address, welcome = redeem(invitation, tls)
     for name in ("recipe", "collective"):
         options[name] = options[name] or welcome.settings.get(name)

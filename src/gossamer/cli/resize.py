@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import click
@@ -10,8 +9,8 @@ import click
 from gossamer.cli.console import echo
 from gossamer.cli.options import check_certificates, read_address
 from gossamer.comm.elastic.remote_control import resize
-from gossamer.comm.environment.run_settings import Tls, run_tls, tls_contexts
-from gossamer.comm.environment.run_token import check_token_file
+from gossamer.comm.environment.run_token import check_token_file, read_token
+from gossamer.comm.tls_contexts import Tls, run_tls, tls_contexts
 from gossamer.errors import ConnectError
 from gossamer.launcher.coordinator import RunCard, read_run_card
 from gossamer.launcher.job import MOST_WORKERS
@@ -47,9 +46,8 @@ def resize_command(run: str, workers: int, token_file: Path | None, tls_folder: 
 def reach_run(run: str, token_file: Path | None, tls_folder: Path | None) -> tuple[tuple[str, int], bytes, Tls | None]:
     """Address of a run's coordinator, the SHA-256 of its token file, and its TLS contexts. Raises as `find_run`."""
     card = find_run(run, token_file)
-    tls = run_tls() if tls_folder is None else tls_contexts(str(tls_folder))
-    token = hashlib.sha256(check_token_file(card.token_file).read_bytes()).digest()
-    return card.address, token, tls
+    tls = run_tls() if tls_folder is None else tls_contexts(tls_folder)
+    return card.address, read_token(check_token_file(card.token_file)), tls
 
 
 def find_run(run: str, token_file: Path | None) -> RunCard:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import shlex
 import signal
@@ -41,10 +40,11 @@ from gossamer.cli.script_terms import refuse_unknown_terms
 from gossamer.cli.watch import served_page
 from gossamer.comm.bandwidth.limits import MachineLimits
 from gossamer.comm.bandwidth.shared_buckets import available
-from gossamer.comm.environment.run_settings import Tls, tls_contexts
+from gossamer.comm.environment.run_token import read_token
 from gossamer.comm.mesh.collective_selector import ENGINE
 from gossamer.comm.network import Network
 from gossamer.comm.runtime.signal_handlers import handling
+from gossamer.comm.tls_contexts import Tls, tls_contexts
 from gossamer.errors import PeerLost
 from gossamer.events import Ended
 from gossamer.launcher.bandwidth_keeper import BandwidthKeeper, check_cap, keep_limits
@@ -384,12 +384,11 @@ def _to_elastic_run(job: Job, elasticity: Elasticity) -> Uplink | None:
 
 
 def _token(job: Job) -> bytes | None:
-    return None if job.token_file is None else hashlib.sha256(job.token_file.read_bytes()).digest()
+    return None if job.token_file is None else read_token(job.token_file)
 
 
 def _tls(job: Job) -> Tls | None:
-    folder = job.settings.get("GOSSAMER_TLS")
-    return tls_contexts(folder) if folder else None
+    return tls_contexts(job.settings.get("GOSSAMER_TLS"))
 
 
 USAGE_ERROR = 2  # the exit code of argparse and click for unknown arguments

@@ -17,6 +17,7 @@ packing        payloads to and from one buffer of bytes
 
 bandwidth/     limits of this machine, shared by all of its processes
 handshake      mutual challenge-response over a token, with which every authenticated connection begins
+tls_contexts   TLS contexts from a folder of certificates
 libcrypto      the OpenSSL of Python's ssl: encryption of one message, and functions for the compiled loops
 runtime/       the communication thread, its pipeline and transactions
 environment/   the job of this process: rendezvous, run token, network interfaces

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +15,11 @@ from pathlib import Path
 from typing import Protocol
 
 from gossamer.base import bounded_file, system
-from gossamer.base.peer_ops import Answer, Ask
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.relay import RelayServer
 from gossamer.comm.elastic.remote_control import ask_status
-from gossamer.comm.environment.run_settings import Tls
-from gossamer.comm.membership.invitations import Welcome
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import ConnectError, require
-from gossamer.launcher.job import WorkerRange
 from gossamer.launcher.process import POLL_SECONDS
 
 RUN_CARD = "coordinator.json"
@@ -111,48 +108,17 @@ class LocalCoordinator:
     """Serves the coordinator in threads of this process until it is closed. Implements CoordinatorLink.
 
     Args:
+        serve: starts a CoordinatorServer at the address, port and journal that it receives.
         listen: address and port; port 0 for any free one.
         journal: file of the coordinator's journal. It remains only if this process is killed.
-        relays: whether workers may connect by this process.
-        servers: addresses of the run's parameter servers, as HOST:PORT.
-        seals: whether workers seal their connections.
-        more_handlers, welcome: request handlers, and the answer to invited machines; see CoordinatorServer.
 
     Raises:
         ConnectError: the port is in use, or the address does not belong to this machine.
     """
 
-    def __init__(
-        self,
-        range_: WorkerRange,
-        listen: tuple[str, int],
-        token: bytes,
-        journal: Path,
-        note: Callable[[str], None],
-        tls: Tls | None = None,
-        more_handlers: Mapping[str, Callable[[Ask], Answer]] | None = None,
-        welcome: Welcome | None = None,
-        relays: bool = False,
-        servers: Sequence[str] = (),
-        seals: bool = False,
-    ) -> None:
+    def __init__(self, serve: Callable[..., CoordinatorServer], listen: tuple[str, int], journal: Path) -> None:
         _check_free(*listen)
-        self._serve = partial(
-            CoordinatorServer,
-            token=token,
-            address=listen[0],
-            least=range_.least,
-            most=range_.most,
-            initial=range_.initial,
-            journal=journal,
-            note=note,
-            tls=tls,
-            more_handlers=more_handlers,
-            welcome=welcome,
-            relays=relays,
-            servers=servers,
-            seals=seals,
-        )
+        self._serve = partial(serve, address=listen[0], journal=journal)
         self._journal = journal
         self._server = self._serve(port=listen[1])
         self.address = self._server.address

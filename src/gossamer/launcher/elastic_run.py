@@ -16,12 +16,14 @@ from pathlib import Path
 
 from gossamer.base.peer_ops import Answer, Ask
 from gossamer.base.run_files import RunFiles, Stage, read_json
+from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.relay import RelayServer
 from gossamer.comm.environment.network_interfaces import interface_towards
-from gossamer.comm.environment.run_settings import tls_contexts
-from gossamer.comm.environment.run_token import check_token_file, make_token_file, write_secret
+from gossamer.comm.environment.run_token import check_token_file, make_token_file, read_token, write_secret
 from gossamer.comm.environment.wait_timeout import timeout_seconds
 from gossamer.comm.membership.invitations import Welcome
+from gossamer.comm.membership.next_view import CoordinatorOptions
+from gossamer.comm.tls_contexts import tls_contexts
 from gossamer.launcher.coordinator import CoordinatorLink, LocalCoordinator, RemoteCoordinator, RunCard, check_joinable
 from gossamer.launcher.elastic_policy import ElasticOrders, ElasticPolicy
 from gossamer.launcher.failure import Outcome
@@ -71,9 +73,8 @@ def coordinate_run(
     Raises:
         ConnectError: within two seconds, if the port is in use, no coordinator answers, or it has another token.
     """
-    token = hashlib.sha256(token_file.read_bytes()).digest()
-    folder = job.settings.get("GOSSAMER_TLS")
-    tls = tls_contexts(folder) if folder else None
+    token = read_token(token_file)
+    tls = tls_contexts(job.settings.get("GOSSAMER_TLS"))
     if elasticity.coordinator is not None:
         check_joinable(elasticity.coordinator, token, tls)
         if not elasticity.relays:
@@ -90,21 +91,19 @@ def coordinate_run(
         settings={name: value for name, value in _shared_options(job).items() if value},
         encrypted=tls is not None,
     )
-    serve = partial(
-        LocalCoordinator,
-        elasticity.range,
-        elasticity.listen,
-        token,
-        journal,
-        note,
-        tls,
-        more_handlers,
-        welcome,
+    options = CoordinatorOptions(
+        least=elasticity.range.least,
+        most=elasticity.range.most,
+        initial=elasticity.range.initial,
         relays=elasticity.relays,
-        servers=elasticity.servers,
         seals=elasticity.seals,
+        servers=elasticity.servers,
     )
-    return serve() if elasticity.network is None else in_namespace(elasticity.network, serve)
+    serve = partial(
+        CoordinatorServer, options, token=token, note=note, tls=tls, more_handlers=more_handlers, welcome=welcome
+    )
+    start = partial(LocalCoordinator, serve, elasticity.listen, journal)
+    return start() if elasticity.network is None else in_namespace(elasticity.network, start)
 
 
 def journal_path(job: Job, elasticity: Elasticity, token: bytes) -> Path | None:

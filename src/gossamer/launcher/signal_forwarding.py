@@ -15,6 +15,7 @@ from types import FrameType
 
 from gossamer.base import system
 from gossamer.base.run_files import RunFiles
+from gossamer.base.units import ranks_text
 from gossamer.launcher import stack_dumps
 from gossamer.launcher.stack_dumps import StackRequests
 
@@ -47,7 +48,7 @@ class SignalForwarder:
             dumped = self._stacks.ask() if number == stack_dumps.SIGNAL else ()
             ranks = forward(number, self._files, but=dumped)
             if ranks:
-                self._note(SENT.format(signal=number.name, ranks=_named(ranks)))
+                self._note(SENT.format(signal=number.name, ranks=ranks_text(ranks)))
             elif not dumped:
                 self._note(UNHANDLED.format(signal=number.name))
         self._stacks.tick()
@@ -81,8 +82,3 @@ def _handles(pid: int, number: signal.Signals) -> bool:
         return False
     status = dict(line.split(":", 1) for line in lines)
     return int(status["PPid"]) == os.getpid() and bool(int(status["SigCgt"], 16) >> (number - 1) & 1)
-
-
-def _named(ranks: list[int]) -> str:
-    names = ", ".join(map(str, ranks))
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

@@ -7,6 +7,8 @@ few seconds: a rank that is blocked still reports its machine, and a stopped one
 from __future__ import annotations
 
 import os
+import platform
+import sys
 import threading
 import time
 import traceback
@@ -20,11 +22,12 @@ from typing import Any, TextIO
 from gossamer import events
 from gossamer.base import flight_recorder
 from gossamer.base.flight_recorder import NOTHING, FlightRecorder, NotedOperation
-from gossamer.comm.environment.rank_environment import rank_environment
+from gossamer.base.kernels.library import ABI, are_built
 from gossamer.events import Event, GroupChanged, Joined, LinkCounters, LinksOpened, Noticed, ParametersDiffer, Skipped
 from gossamer.observe.event_log import Entry, LineFile
 from gossamer.observe.flight_dump import flight_path, write_flight
 from gossamer.observe.vitals import CollectorClock, VitalsSampler, process_vitals
+from gossamer.version import __version__
 
 # -- activity ----------------------------------------------------------------------------------------------------------
 # The current operation of a rank, sampled every few seconds, and reported if two samples find the same one.
@@ -324,3 +327,58 @@ def watch_threads(report: Callable[[BaseException, str], None]) -> Callable[[], 
             threading.excepthook = shown
 
     return end
+
+
+# -- versions, platform and settings of this process, for comparison between ranks -------------------------------------
+# SETTINGS lists the environment variables that are reported. Others, such as a token, never are.
+
+SETTINGS = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_LAUNCH_BLOCKING",
+    "GLOO_SOCKET_IFNAME",
+    "GOSSAMER_COLLECTIVE",
+    "GOSSAMER_KERNELS",
+    "GOSSAMER_SHARED_MEMORY",
+    "GOSSAMER_THREADS",
+    "GOSSAMER_TIMEOUT",
+    "MKL_NUM_THREADS",
+    "NCCL_ALGO",
+    "NCCL_DEBUG",
+    "NCCL_IB_DISABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_PROTO",
+    "NCCL_SOCKET_IFNAME",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "PYTHONHASHSEED",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+)
+MOST_SETTING_CHARACTERS = 200
+
+
+def rank_environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return descriptions by name, without unset variables. Versions of torch are included if it is imported."""
+    return {
+        "python": platform.python_version(),
+        "gossamer": __version__,
+        **_of_torch(),
+        "kernels": f"compiled, ABI {ABI}" if are_built() else "plain torch",
+        "system": f"{platform.system()} {platform.release()}",
+        "architecture": platform.machine(),
+        "byte order": sys.byteorder,
+        "cores": str(os.cpu_count() or 1),
+        **{name: variables[name][:MOST_SETTING_CHARACTERS] for name in SETTINGS if name in variables},
+    }
+
+
+def _of_torch() -> dict[str, str]:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    versions = {"torch": str(torch.__version__)}
+    if torch.version.cuda:
+        versions["CUDA"] = str(torch.version.cuda)
+    if torch.cuda.is_available() and hasattr(torch.cuda, "nccl"):
+        versions["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return versions

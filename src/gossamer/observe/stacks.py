@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gossamer.base import bounded_file
+from gossamer.base.units import ranks_text
 
 HEAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)[^(]*\(most recent call first\):")
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
@@ -100,7 +101,7 @@ def side_by_side(
     lines = []
     for (stacks, place), ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1])):
         main = stacks[0] if stacks else ()
-        lines.append(f"{_named(ranks)}: {where(main)}{', ' * bool(place)}{place or _after(ranks, steps)}")
+        lines.append(f"{ranks_text(ranks)}: {where(main)}{', ' * bool(place)}{place or _after(ranks, steps)}")
         for number, stack in enumerate(stacks):
             lines += [f"  another thread, {where(stack)}"] if number else []
             lines += [f"    {frame}" for frame in _from_script(stack)]
@@ -111,10 +112,6 @@ def _from_script(stack: Stack) -> Stack:
     """Frames from the outermost one of the script inwards, without those that start the script."""
     outermost = next((depth for depth in reversed(range(len(stack))) if stack[depth].is_users), len(stack) - 1)
     return stack[: outermost + 1][::-1]
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def _after(ranks: Sequence[int], steps: Mapping[int, int]) -> str:

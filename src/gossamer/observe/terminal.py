@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console, Group
@@ -12,7 +12,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.base.units import bytes_text, count_text, seconds_text, share_text, short
+from gossamer.base.units import bytes_text, count_text, ranks_text, seconds_text, share_text, short
 from gossamer.observe.control_sequences import in_one_line, without_controls
 from gossamer.observe.live import LiveView
 from gossamer.observe.record import Record
@@ -162,11 +162,6 @@ def rows(record: Record, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     yield from files.items()
 
 
-def ranks_text(ranks: Collection[int]) -> str:
-    """`rank 3`, or `ranks 0, 3`; empty for no rank."""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else ""
-
-
 def _differing(found: Record | None) -> str:
     """The tensor that differs between ranks, and the ranks with each value."""
     if not found:
@@ -174,7 +169,7 @@ def _differing(found: Record | None) -> str:
     by_hash: dict[str, list[str]] = {}
     for rank, text in found["hashes"].items():
         by_hash.setdefault(text or "absent", []).append(rank)
-    held = "; ".join(f"{text[:8]} on rank{'s' * (len(each) > 1)} {', '.join(each)}" for text, each in by_hash.items())
+    held = "; ".join(f"{text[:8]} on {ranks_text(each)}" for text, each in by_hash.items())
     more = f", and {found['others']} more" if found["others"] else ""
     local = LOCAL_STATISTICS if found["name"].rpartition(".")[2] in STATISTICS else ""
     return f': "{in_one_line(found["name"])}" differs ({held}){more}{local}'

@@ -18,12 +18,11 @@ from gossamer.algorithms.compressors import (
     Sharded,
     SparseSum,
     TopK,
-    index_regions,
 )
 from gossamer.algorithms.compressors import sparse_allreduce as module
 from gossamer.algorithms.compressors.error_feedback import RESIDUAL
-from gossamer.algorithms.compressors.index_regions import Regions
 from gossamer.algorithms.compressors.int8 import Int8
+from gossamer.algorithms.compressors.sparse_allreduce import Regions
 from gossamer.base import rng
 from gossamer.base.aggregation import AggregationContext, State
 from gossamer.base.kernels import coded_bytes
@@ -98,7 +97,7 @@ def test_the_same_entries_are_told_as_soon_as_the_regions_are_large_enough() -> 
 
 def test_what_crowds_one_region_is_told_sooner_where_regions_move(monkeypatch: pytest.MonkeyPatch) -> None:
     still = check_exact(TENTH, "one region")
-    monkeypatch.setattr(index_regions, "STEPS", 1)
+    monkeypatch.setattr(module, "STEPS", 1)
     assert check_exact(TENTH, "one region") < still
 
 
@@ -162,7 +161,7 @@ def test_it_trains_as_its_choice_does_and_not_where_sums_are_dropped(monkeypatch
 
 
 def test_regions_change_with_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_regions, "STEPS", 3)
+    monkeypatch.setattr(module, "STEPS", 3)
     first, later = (Group(Feedback(SparseSum(TopK(density=0.05))), 3) for _ in range(2))
     inputs, later.step = first.gradients(), 3
     assert not torch.equal(first.aggregate(inputs)[0].mean, later.aggregate(inputs)[0].mean)

@@ -18,8 +18,9 @@ from gossamer.comm.elastic import agent
 from gossamer.comm.elastic.agent import MembershipAgent, read_address
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.remote_control import resize
-from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.membership.messages import Standing
+from gossamer.comm.membership.next_view import CoordinatorOptions
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import ConnectError, CoordinatorLost, MismatchError, PeerLost, Stopped
 
 
@@ -36,7 +37,11 @@ def test_the_first_view_holds_all_by_place() -> None:
 @pytest.mark.parametrize("options", [{}, {"seals": True}, {"relays": True}], ids=str)
 def test_workers_learn_from_the_coordinator_whether_they_seal_their_connections(options: dict[str, bool]) -> None:
     server = CoordinatorServer(
-        token=TOKEN, address="127.0.0.1", least=1, most=2, initial=2, journal=None, note=print, **options
+        CoordinatorOptions(least=1, most=2, initial=2, **options),
+        token=TOKEN,
+        address="127.0.0.1",
+        journal=None,
+        note=print,
     )
     with closing(server), closing(MembershipAgent(server.address, TOKEN)) as worker:
         worker.here(("127.0.0.1", 7))
@@ -314,8 +319,8 @@ def test_views_travel_encrypted(tmp_path: Path) -> None:
     accepting = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     accepting.load_cert_chain(certificate, key)
     tls = Tls(dialing=ssl.create_default_context(cafile=certificate), accepting=accepting)
-    options = {"least": 1, "most": 2, "initial": 2, "journal": None, "note": lambda text: None}
-    with CoordinatorServer(token=TOKEN, address="127.0.0.1", dead_after_seconds=20.0, tls=tls, **options) as server:
+    options = CoordinatorOptions(least=1, most=2, initial=2, dead_after_seconds=20.0)
+    with CoordinatorServer(options, token=TOKEN, address="127.0.0.1", journal=None, note=print, tls=tls) as server:
         agents = [MembershipAgent(server.address, TOKEN, place=place, tls=tls) for place in range(2)]
         for each in agents:
             each.here(("127.0.0.1", 7))

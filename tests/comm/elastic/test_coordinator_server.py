@@ -17,6 +17,7 @@ from support.processes import TESTS, environment
 
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.remote_control import resize
+from gossamer.comm.membership.next_view import CoordinatorOptions
 from gossamer.errors import ConnectError
 
 pytestmark = pytest.mark.processes
@@ -141,7 +142,12 @@ def test_a_worker_that_waits_ends_by_ctrl_c(start: Start, tmp_path: Path) -> Non
 def test_promise_14_a_port_that_is_taken_is_named() -> None:
     def serve(port: int) -> CoordinatorServer:
         return CoordinatorServer(
-            token=TOKEN, address="127.0.0.1", port=port, least=1, most=1, initial=1, journal=None, note=print
+            CoordinatorOptions(least=1, most=1, initial=1),
+            token=TOKEN,
+            address="127.0.0.1",
+            port=port,
+            journal=None,
+            note=print,
         )
 
     with serve(0) as server:

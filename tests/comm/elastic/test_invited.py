@@ -16,11 +16,12 @@ from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.invited import check_addresses, redeem
 from gossamer.comm.elastic.remote_control import invite, resize, revoke
-from gossamer.comm.environment.run_settings import tls_contexts
 from gossamer.comm.membership.invitations import GUEST, JoinLink, Welcome
 from gossamer.comm.membership.messages import COORDINATOR, HERE, RESIZE, STATUS
+from gossamer.comm.membership.next_view import CoordinatorOptions
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc_protocol.credentials import Credentials
+from gossamer.comm.tls_contexts import tls_contexts
 from gossamer.errors import ConnectError, GossamerError
 
 TOKEN, CONTENT = bytes(range(32)), bytes(range(100))
@@ -31,14 +32,12 @@ def serve(**options: object) -> CoordinatorServer:
     arguments = {
         "token": TOKEN,
         "address": LOOPBACK,
-        "least": 1,
-        "most": 4,
-        "initial": 1,
         "journal": None,
         "note": lambda text: None,
         "welcome": Welcome(token=CONTENT, addresses=(), settings={"recipe": "Int8()"}),
     }
-    return CoordinatorServer(**arguments | options)  # type: ignore[arg-type]
+    run = CoordinatorOptions(least=1, most=4, initial=1)
+    return CoordinatorServer(run, **arguments | options)  # type: ignore[arg-type]
 
 
 @pytest.fixture

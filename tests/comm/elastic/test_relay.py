@@ -26,6 +26,7 @@ from gossamer.comm.elastic.relay import BUFFER_BYTES, GO, PAIR, RELAY, Relay, Re
 from gossamer.comm.elastic.view_listener import ViewListener
 from gossamer.comm.membership import Member, View
 from gossamer.comm.membership.messages import RELAY_SERVER
+from gossamer.comm.membership.next_view import CoordinatorOptions
 from gossamer.comm.mesh import connection_candidates, greeter
 from gossamer.comm.mesh.connection_candidates import Approach
 from gossamer.comm.mesh.greeter import Detour
@@ -35,6 +36,8 @@ from gossamer.comm.network.tcp_model import ETHERNET
 from gossamer.errors import ConnectError, GossamerError
 
 TOKEN, LOOPBACK = bytes(range(32)), "127.0.0.1"
+DIRECT = CoordinatorOptions(least=1, most=4, initial=1)
+RELAYED = replace(DIRECT, relays=True)
 Sockets = list[socket.socket | None]
 
 
@@ -52,11 +55,7 @@ def notes() -> list[str]:
 
 @pytest.fixture
 def server(notes: list[str]) -> Iterator[CoordinatorServer]:
-    with closing(
-        CoordinatorServer(
-            token=TOKEN, address=LOOPBACK, least=1, most=4, initial=1, journal=None, note=notes.append, relays=True
-        )
-    ) as server:
+    with closing(CoordinatorServer(RELAYED, token=TOKEN, address=LOOPBACK, journal=None, note=notes.append)) as server:
         yield server
 
 
@@ -169,11 +168,7 @@ def test_relayed_bytes_count_in_both_directions_and_within_the_limits(
     elements = 300_000
     with (
         limited(tmp_path, up=rate, down=rate) as bandwidth,
-        closing(
-            CoordinatorServer(
-                token=TOKEN, address=LOOPBACK, least=1, most=4, initial=1, journal=None, note=notes.append, relays=True
-            )
-        ) as server,
+        closing(CoordinatorServer(RELAYED, token=TOKEN, address=LOOPBACK, journal=None, note=notes.append)) as server,
         closing(Group(2, {0, 1}, server.address)) as group,
     ):
         group.meet()
@@ -202,9 +197,7 @@ def test_a_worker_without_the_token_cannot_use_the_relay(server: CoordinatorServ
 
 def test_a_run_without_a_relay_does_not_relay() -> None:
     with (
-        closing(
-            CoordinatorServer(token=TOKEN, address=LOOPBACK, least=1, most=4, initial=1, journal=None, note=print)
-        ) as server,
+        closing(CoordinatorServer(DIRECT, token=TOKEN, address=LOOPBACK, journal=None, note=print)) as server,
         closing(Group(2, {0, 1}, server.address)) as group,
         pytest.raises(ConnectError),
     ):
@@ -271,9 +264,7 @@ def test_a_relay_that_has_ended_is_not_named_to_members(server: CoordinatorServe
 def test_a_relay_is_refused_by_a_run_that_does_not_seal() -> None:
     notes: list[str] = []
     with (
-        closing(
-            CoordinatorServer(token=TOKEN, address=LOOPBACK, least=1, most=4, initial=1, journal=None, note=print)
-        ) as server,
+        closing(CoordinatorServer(DIRECT, token=TOKEN, address=LOOPBACK, journal=None, note=print)) as server,
         closing(RelayServer(server.address, TOKEN, (LOOPBACK, 0), (), notes.append)),
     ):
         wait_until(lambda: notes)

@@ -55,8 +55,7 @@ def relay_says(desk: Desk, number: int, about: str) -> list[Any]:
 
 
 def test_members_receive_the_relays_of_the_run_until_those_leave() -> None:
-    desk = Desk()
-    desk.coordinator._relays = True
+    desk = Desk(relays=True)
     assert relay_says(desk, 9, '[["10.0.0.9", 5]]') == []  # without an answer it is repeated
     desk.begin(1, 2)
     assert desk.news[1].read_view().relays == (RelayAddress(host="10.0.0.9", port=5, number=9),)
@@ -67,8 +66,7 @@ def test_members_receive_the_relays_of_the_run_until_those_leave() -> None:
 
 @pytest.mark.parametrize("about", ["", "3", '[["a"]]', '[["a", 70000]]', '[["", 1]]'])
 def test_a_relay_with_an_invalid_address_is_refused(about: str) -> None:
-    desk = Desk()
-    desk.coordinator._relays = True
+    desk = Desk(relays=True)
     assert "invalid" in relay_says(desk, 9, about)[0].answer.about
     assert desk.coordinator.relays == ()
 
@@ -76,7 +74,7 @@ def test_a_relay_with_an_invalid_address_is_refused(about: str) -> None:
 def test_a_run_that_does_not_seal_refuses_relays_and_no_run_has_more_than_the_limit() -> None:
     desk = Desk()
     assert "--relay" in relay_says(desk, 9, '[["a", 1]]')[0].answer.about
-    desk.coordinator._relays = True
+    desk = Desk(relays=True)
     for number in range(MOST_RELAYS + 2):
         relay_says(desk, number, '[["a", 1]]')
     assert len(desk.coordinator.relays) == MOST_RELAYS

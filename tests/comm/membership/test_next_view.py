@@ -510,7 +510,7 @@ def test_a_worker_that_leaves_is_no_loss_of_its_place() -> None:
 
 
 def test_with_servers_newcomers_come_after_the_loss_of_all_members() -> None:
-    desk = Desk(served=True)
+    desk = Desk(servers=("10.0.0.4:40211",))
     desk.begin(1, 2)
     desk.gone(1, 2)
     desk.wait(400)
@@ -522,7 +522,7 @@ def test_with_servers_newcomers_come_after_the_loss_of_all_members() -> None:
 
 
 def test_with_servers_no_newcomer_waits_for_the_one_before() -> None:
-    desk = Desk(served=True)
+    desk = Desk(servers=("10.0.0.4:40211",))
     desk.begin(1, 2)
     for worker in (3, 4):
         desk.here(worker)
@@ -531,7 +531,7 @@ def test_with_servers_no_newcomer_waits_for_the_one_before() -> None:
 
 
 def test_with_servers_the_members_of_the_first_view_are_compared() -> None:
-    desk = Desk(served=True)
+    desk = Desk(servers=("10.0.0.4:40211",))
     desk.begin(1, 2)
     desk.say(2, ATTACHED, fingerprint='{"torch": "1.0"}', view=1)
     assert "torch: '2.13.0' in the run, '1.0' here" in desk.standing(2).refused
@@ -539,7 +539,7 @@ def test_with_servers_the_members_of_the_first_view_are_compared() -> None:
 
 
 def test_with_servers_the_run_ends_once_all_have_left() -> None:
-    desk = Desk(served=True)
+    desk = Desk(servers=("10.0.0.4:40211",))
     desk.begin(1, 2)
     desk.leave(1)
     desk.leave(2)

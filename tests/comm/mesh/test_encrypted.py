@@ -20,13 +20,13 @@ from support.standalone_group import connected, near
 from gossamer.base.kernels.library import library
 from gossamer.base.ops import AllGather, AllReduceMean
 from gossamer.base.transport import Transport
-from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.mesh import encrypted, transport
 from gossamer.comm.mesh.collective_selector import ENGINE
 from gossamer.comm.mesh.encrypted import encrypted_mesh
 from gossamer.comm.mesh.sealing import agree
 from gossamer.comm.mesh.standalone import standalone_mesh
 from gossamer.comm.mesh.transport import MeshTransport, mesh_transport
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import ConnectError, MismatchError, PeerLost
 from gossamer.train.session import transport_setup
 

@@ -15,11 +15,11 @@ import pytest
 from support.certificates import certificates, contexts, old
 
 from gossamer.base import system
-from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.libcrypto import AES, CHACHA
 from gossamer.comm.mesh import sealing
 from gossamer.comm.mesh.greeter import MembersUnreached
 from gossamer.comm.mesh.sealing import LinkKeys, agree, agree_group, shake_hands
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import ConnectError
 
 TOKEN, CONTEXT = bytes(range(32)), b"what was said when they met"

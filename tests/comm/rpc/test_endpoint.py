@@ -53,9 +53,9 @@ from gossamer.base.peer_ops import (
     Receipt,
     Reply,
 )
-from gossamer.comm.environment.run_settings import Tls, run_tls
 from gossamer.comm.handshake import HEADER_BYTES, NONCE_BYTES
 from gossamer.comm.rpc.endpoint import run_peer_script
+from gossamer.comm.tls_contexts import Tls, run_tls
 from gossamer.errors import ConnectError, MismatchError, PeerLost
 
 
@@ -568,9 +568,3 @@ def test_who_shows_no_certificate_of_the_authority_is_not_heard(
 
 def without_certificate(authority: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=authority)
-
-
-def test_a_folder_without_certificates_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOSSAMER_TLS", str(tmp_path))
-    with pytest.raises(ConnectError, match=r"cert\.pem, key\.pem and ca\.pem"):
-        run_tls()

@@ -18,6 +18,7 @@ from support.processes import eventually
 
 from gossamer.base.peer_ops import Answer, Ask, Pull, Receipt
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
+from gossamer.comm.membership.next_view import CoordinatorOptions
 from gossamer.errors import PeerLost
 from gossamer.observe.telemetry.batches import MOST_BYTES
 from gossamer.observe.telemetry.machines import BATCH, CLOCK, MOST_WAITING, MachineDesk, RankBook
@@ -164,11 +165,9 @@ def test_ranks_are_nobody_elses_and_stay(db: sqlite3.Connection) -> None:
 @contextmanager
 def coordinator(desk: MachineDesk) -> Iterator[CoordinatorServer]:
     with CoordinatorServer(
+        CoordinatorOptions(least=1, most=2, initial=1),
         token=TOKEN,
         address="127.0.0.1",
-        least=1,
-        most=2,
-        initial=1,
         journal=None,
         note=lambda text: None,
         more_handlers=desk.answers,

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
+from gossamer.errors import MismatchError
 from gossamer.train.engine.step_decision import (
     LAPS,
     SHORT_OF_MEMORY,
     Presence,
     StepDecision,
     StepReport,
+    compare_settings,
     decide,
     encode,
+    settings,
 )
 
 NO_FLAGS = np.zeros(0, dtype=bool)
@@ -99,3 +103,23 @@ def test_no_rank_with_data_is_a_decision_too() -> None:
 def test_a_report_without_flags_is_decoded() -> None:
     decision = decided(report(0), report(0))
     assert (decision.used.tolist(), decision.moved.tolist()) == ([], [])
+
+
+def test_settings_differ_by_hyperparameters_loss_scale_and_batch_weights() -> None:
+    def optimizer(rate: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=rate)
+
+    texts = [
+        settings(optimizer(0.1), weighted=False),
+        settings(optimizer(0.2), weighted=False),
+        settings(optimizer(0.1), 1024.0, weighted=False),
+        settings(optimizer(0.1), weighted=True),
+        settings(None, weighted=False),
+        settings(None, weighted=True),
+    ]
+    assert len(set(texts)) == len(texts)
+    assert settings(optimizer(0.1), weighted=False) == texts[0]
+    with pytest.raises(MismatchError, match="only some ranks have set a batch weight"):
+        compare_settings([texts[0], texts[3]])
+    with pytest.raises(MismatchError, match=r"lr=0\.1.*on rank 0, .*lr=0\.2.*on rank 1"):
+        compare_settings([texts[0], texts[1]])

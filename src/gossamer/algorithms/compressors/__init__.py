@@ -6,7 +6,7 @@ wrapper         compressors around another: error_feedback, route, sharded, hier
 dense           all entries, in full or half precision
 int8, float4, sign_magnitude, bin_means, eden, twobit, terngrad, onebit, qsgd   quantizers: all entries in few bits;
                 quantize has shared code
-topk, threshold, dgc, sparse_allreduce       sparse compressors; index_regions: the worker that sums each entry
+topk, threshold, dgc, sparse_allreduce       sparse compressors
 adaptive        as many entries, distributed over the tensors by their energy
 arc_topk, shared_mask, randomk  sparse compressors with the same indices on all ranks; shared_places: their mean
 powersgd, random_projection     low-rank compressors, with two factors or one; random_subspace: code shared by

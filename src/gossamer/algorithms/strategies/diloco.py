@@ -112,7 +112,7 @@ class DiLoCo(AveragingStrategy):
             f'averaging must be "{MEAN}" or "{RADIAL}", got {self.averaging!r}. Write '
             f'DiLoCo(period={self.period}, averaging="{RADIAL}").',
         )
-        check_moments(*self._moment_settings)
+        check_moments(self)
         require(
             self.optimizer_state != ALIGN or not (self.delay or self.mix),
             f'optimizer_state="align" corrects momenta relative to the parameters that a worker sent, and with '
@@ -123,11 +123,6 @@ class DiLoCo(AveragingStrategy):
             f"mix={self.mix} keeps a part of each worker's own state, so no second moment is equal on all "
             f'workers. Omit mix or second_moment="{self.second_moment}".',
         )
-
-    @property
-    def _moment_settings(self) -> tuple[int, str, int | None, int | None, str]:
-        periods = self.first_moment_period, self.second_moment_period
-        return self.period, self.optimizer_state, *periods, self.second_moment
 
     def caution(self, compressor: Compressor) -> str | None:
         if self.outer_momentum <= CALM_MOMENTUM and not self.radial:
@@ -164,7 +159,7 @@ class DiLoCo(AveragingStrategy):
 
     @property
     def moments(self) -> MomentRounds:
-        return moment_rounds(*self._moment_settings)
+        return moment_rounds(self)
 
     @property
     def schedule(self) -> PeriodicSchedule:

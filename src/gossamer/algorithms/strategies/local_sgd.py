@@ -96,12 +96,7 @@ class LocalSGD(AveragingStrategy):
             f"balance=True gives every worker its own number of local steps, and the workers of a site average their "
             f"gradients in every step. Write LocalSGD(period={self.period}, balance=True) without per_site.",
         )
-        check_moments(*self._moment_settings)
-
-    @property
-    def _moment_settings(self) -> tuple[int, str, int | None, int | None, str]:
-        periods = self.first_moment_period, self.second_moment_period
-        return self.period, self.optimizer_state, *periods, self.second_moment
+        check_moments(self)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -117,7 +112,7 @@ class LocalSGD(AveragingStrategy):
 
     @property
     def moments(self) -> MomentRounds:
-        return moment_rounds(*self._moment_settings)
+        return moment_rounds(self)
 
     @property
     def schedule(self) -> PeriodicSchedule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import lcm
+from typing import Protocol
 
 from gossamer.errors import require
 
@@ -49,30 +50,37 @@ class MomentRounds:
 NEVER, ALWAYS = MomentRounds(), MomentRounds(1, 1, 1)
 
 
-def moment_rounds(
-    period: int,
-    optimizer_state: str,
-    first_moment_period: int | None,
-    second_moment_period: int | None,
-    second_moment: str = OWN,
-) -> MomentRounds:
-    """Convert periods in steps to rounds. optimizer_state: applies to moments without a period."""
-    if second_moment != OWN and second_moment_period is None:
-        second_moment_period = period
-    own = {"first": first_moment_period, "second": second_moment_period}
-    rest = ALWAYS if optimizer_state == AVERAGE else NEVER
-    given = {name: steps // period for name, steps in own.items() if steps is not None}
+class MomentPeriods(Protocol):
+    """A strategy with periods of the optimizer's moments, in steps. optimizer_state applies to moments without one."""
+
+    @property
+    def period(self) -> int: ...
+    @property
+    def optimizer_state(self) -> str: ...
+    @property
+    def first_moment_period(self) -> int | None: ...
+    @property
+    def second_moment_period(self) -> int | None: ...
+    @property
+    def second_moment(self) -> str: ...
+
+
+def moment_rounds(strategy: MomentPeriods) -> MomentRounds:
+    """Convert periods in steps to rounds."""
+    second_moment, second_period = strategy.second_moment, strategy.second_moment_period
+    if second_moment != OWN and second_period is None:
+        second_period = strategy.period
+    own = {"first": strategy.first_moment_period, "second": second_period}
+    rest = ALWAYS if strategy.optimizer_state == AVERAGE else NEVER
+    given = {name: steps // strategy.period for name, steps in own.items() if steps is not None}
     first, second = given.get("first", rest.first), given.get("second", rest.second)
     return MomentRounds(first, second, rest.others, tuple(given), second_moment)
 
 
-def check_moments(
-    period: int,
-    optimizer_state: str,
-    first_moment_period: int | None,
-    second_moment_period: int | None,
-    second_moment: str = OWN,
-) -> None:
+def check_moments(strategy: MomentPeriods) -> None:
+    """Raise ValueError for periods that contradict each other."""
+    period, optimizer_state, second_moment = strategy.period, strategy.optimizer_state, strategy.second_moment
+    periods = {"first": strategy.first_moment_period, "second": strategy.second_moment_period}
     require(
         optimizer_state in OPTIMIZER_STATES,
         f'optimizer_state must be "keep", "align", "average" or "reset", got {optimizer_state!r}: it selects the '
@@ -89,11 +97,11 @@ def check_moments(
         "them.",
     )
     require(
-        optimizer_state != ALIGN or (first_moment_period is None and second_moment == OWN),
+        optimizer_state != ALIGN or (periods["first"] is None and second_moment == OWN),
         'optimizer_state="align" corrects each worker\'s own first moment, and first_moment_period or second_moment '
         "replaces the moments that the correction is computed from. Omit one of them.",
     )
-    for name, steps in {"first": first_moment_period, "second": second_moment_period}.items():
+    for name, steps in periods.items():
         if steps is None:
             continue
         require(

@@ -5,7 +5,6 @@ served_member       the place of a worker whose parameters are on servers, witho
 newcomer_state      transfers the members' state to newcomers, in the background and between two transactions
 interrupted_operations  results of the last transaction, for ranks that lost some of them
 value_transfer      sends tensors and texts from ranks that have them to ranks that do not
-difference          the exact change of a state since an earlier copy, compressed
 change              description of a change of view, and protocols that the transport uses
 joined_run          this process's membership: its agent, its listener, the mesh of each view
 view_engines        this process's engines between GPUs: one per view, if every member has a GPU

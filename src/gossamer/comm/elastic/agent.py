@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from gossamer.base.peer_ops import WORKER, Peer, PeerScript
-from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.environment.wait_timeout import COORDINATOR_SECONDS
 from gossamer.comm.membership.member import MemberScripts
 from gossamer.comm.membership.messages import (
@@ -27,6 +26,7 @@ from gossamer.comm.membership.view import View
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc_protocol.credentials import Credentials
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import (
     ConnectError,
     CoordinatorLost,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +13,16 @@ from pathlib import Path
 from gossamer.base.peer_ops import Answer, Arrived, Ask, Peer, PeerEvent, PeerScript, Push, Reply
 from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
 from gossamer.comm.elastic.relay import RELAY, Relay
-from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.membership.coordinator import Coordinator, coordinate
 from gossamer.comm.membership.invitations import GUEST, INVITE, REVOKE, InvitationBook, Welcome
 from gossamer.comm.membership.journal import MemoryJournal, ViewLog
 from gossamer.comm.membership.messages import COORDINATOR
-from gossamer.comm.membership.next_view import ViewPolicy
+from gossamer.comm.membership.next_view import CoordinatorOptions, ViewPolicy
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc.tls_sockets import Address, is_loopback
 from gossamer.comm.rpc_protocol.credentials import Credentials
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import GossamerError, require
 
 NO_ENTRY = secrets.token_bytes(32)  # no guest can prove this key
@@ -32,23 +32,16 @@ class CoordinatorServer:
     """Creates the views of one run, in threads of its own, until it is closed.
 
     Args:
+        options: Settings of the run.
         token: The run's token; 32 bytes if other machines can reach `address`.
         address: Address to listen on.
         port: Port to listen on; 0 for any.
-        least: Minimum number of workers of a view.
-        most: Maximum number of workers of a view.
-        initial: Number of workers with which the run begins; `least` after patience_seconds.
         journal: File from which a restarted server recovers; None to keep no journal.
-        dead_after_seconds: A worker that is silent for this long is lost.
         note: Called with messages for the user; must not call the server.
-        patience_seconds: How long to wait for `initial` workers.
-        tls: TLS contexts, if the run encrypts.
+        tls: TLS contexts, if the run encrypts. Not where workers seal their connections.
         `more_handlers`: Answers requests of other launchers, by key. They return at once, because workers wait.
         welcome: Answer to machines with an invitation; its addresses are those in addition to this server's own. None:
             the run has no invitations.
-        relays: Whether to relay connections between workers that cannot connect to each other. Not with `tls`.
-        servers: Addresses of the run's parameter servers, as HOST:PORT.
-        seals: Whether workers seal their connections with keys of their own, as with `relays`. Not with `tls`.
 
     Raises:
         ConnectError: The address or the journal is in use.
@@ -57,47 +50,27 @@ class CoordinatorServer:
 
     def __init__(
         self,
+        options: CoordinatorOptions,
         *,
         token: bytes,
         address: str,
         port: int = 0,
-        least: int,
-        most: int,
-        initial: int,
         journal: Path | None,
-        dead_after_seconds: float = 5.0,
         note: Callable[[str], None],
-        patience_seconds: float = 300.0,
         tls: Tls | None = None,
         more_handlers: Mapping[str, Callable[[Ask], Answer]] | None = None,
         welcome: Welcome | None = None,
-        relays: bool = False,
-        servers: Sequence[str] = (),
-        seals: bool = False,
     ) -> None:
         self._note, self._lock, self._handlers = note, threading.Lock(), more_handlers or {}
         self._log = None if journal is None else ViewLog(journal, note)
         kept = self._log or MemoryJournal()
         self.invitations: InvitationBook | None = None
-        seals = seals or relays
-        require(not seals or tls is None, "workers seal their connections, or use those of --tls: omit one of them")
-        self._relay = Relay(note) if relays else None
+        sealed = options.sealed
+        require(not sealed or tls is None, "workers seal their connections, or use those of --tls: omit one of them")
+        self._relay = Relay(note) if options.relays else None
         try:
             self._coordinator = Coordinator(
-                ViewPolicy(
-                    least=least,
-                    most=most,
-                    initial=initial,
-                    journal=kept,
-                    note=note,
-                    dead_after_seconds=dead_after_seconds,
-                    patience_seconds=patience_seconds,
-                    served=bool(servers),
-                ),
-                relays=relays,
-                servers=",".join(servers),
-                seals=seals,
-                address_of=lambda peer: self._endpoint.address_of(peer),
+                ViewPolicy(options, kept, note), address_of=lambda peer: self._endpoint.address_of(peer)
             )
             self._endpoint = TcpEndpoint(
                 Credentials(
@@ -110,7 +83,7 @@ class CoordinatorServer:
                 EndpointOptions(
                     address=address,
                     port=port,
-                    dead_after_seconds=dead_after_seconds,
+                    dead_after_seconds=options.dead_after_seconds,
                     gone_when_closed=True,
                     tls=tls,
                     hand_over={} if self._relay is None else {RELAY: self._relay.take},
@@ -122,7 +95,8 @@ class CoordinatorServer:
             raise
         self.address: tuple[str, int] = self._endpoint.address
         if welcome is not None:
-            welcome = replace(welcome, addresses=_addresses(welcome.addresses, self.address), relays=relays)
+            addresses = _addresses(welcome.addresses, self.address)
+            welcome = replace(welcome, addresses=addresses, relays=options.relays)
             self.invitations = InvitationBook(token, self._coordinator.rule.run, kept, welcome)
         self._endpoint.start(self._serving())
 

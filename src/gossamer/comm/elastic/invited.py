@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from gossamer.base import system
 from gossamer.base.peer_ops import Answer, Pull, Push, Stamp
 from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
-from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.membership.invitations import (
     LOOK,
     NONCE_BYTES,
@@ -35,6 +34,7 @@ from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc.tls_sockets import Address
 from gossamer.comm.rpc_protocol.credentials import Credentials, OtherTokenError
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import ConnectError, GossamerError, MismatchError, PeerLost
 
 CONNECT_SECONDS = 5.0

@@ -18,7 +18,7 @@ from gossamer.comm.elastic.served_member import ServedMember
 from gossamer.comm.elastic.transport import ElasticTransport
 from gossamer.comm.elastic.view_engines import ViewEngines, nccl_group
 from gossamer.comm.elastic.view_listener import ViewListener
-from gossamer.comm.environment.run_settings import adopt_servers, own_address, own_ipv6_addresses, run_tls
+from gossamer.comm.environment.run_settings import adopt_servers, own_address, own_ipv6_addresses
 from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.environment.wait_timeout import coordinator_seconds, timeout_seconds
 from gossamer.comm.membership.messages import RELAY_SERVER
@@ -32,6 +32,7 @@ from gossamer.comm.mesh.sealing import LinkKeys, LinksKeys, agree, mesh_tls
 from gossamer.comm.mesh.staged_operations import CPU
 from gossamer.comm.mesh.standalone import standalone_mesh
 from gossamer.comm.mesh.transport import refuse_unlimited
+from gossamer.comm.tls_contexts import run_tls
 from gossamer.errors import AttachError, ConnectError, PeerLost
 
 COORDINATOR = "GOSSAMER_COORDINATOR"

@@ -8,12 +8,12 @@ from typing import Any
 
 from gossamer.base.peer_ops import Peer, Pull, Pulled, Push, Receipt, Stamp
 from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
-from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.membership.invitations import INVITE, REVOKE, JoinLink, read_answer, read_issued
 from gossamer.comm.membership.messages import COORDINATOR, RESIZE, STATUS
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc_protocol.credentials import Credentials
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import ConnectError, PeerLost
 
 NO_WORKER = 0  # not the number of any worker

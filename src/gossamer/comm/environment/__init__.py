@@ -14,9 +14,8 @@ store.py               a key-value store at the rendezvous, before any process g
 closing_exchange.py    final all-gather of a text through the store of the process group
 worker_registry.py     addresses and exits of workers, for restarted workers
 roll_call.py           all-gather among the surviving ranks through a store; survivor_calls.py: this process's instances
-run_settings.py        servers, TLS and names from GOSSAMER_* variables
+run_settings.py        servers, addresses and names from GOSSAMER_* variables
 run_token.py           the run's secret: create, validate and read its file
-rank_environment.py    versions, platform and settings of this process, without secrets
 host_info.py           processor, cores and versions of this machine
 """
 

@@ -1,24 +1,14 @@
-"""Run settings: servers, TLS and the run's name from GOSSAMER_* variables."""
+"""Run settings: servers, addresses and the run's name from GOSSAMER_* variables."""
 
 from __future__ import annotations
 
 import os
-import ssl
-from pathlib import Path
-from typing import NamedTuple
 
 from gossamer.comm.environment.network_interfaces import global_ipv6_addresses, interfaces
 from gossamer.errors import ConnectError
 
 LARGEST_FRAME_BYTES = 2**31  # for servers, which begin to listen before they know the model
 Address = tuple[str, int]
-
-
-class Tls(NamedTuple):
-    """SSL contexts: for connections that this process dials, and for those that it accepts."""
-
-    dialing: ssl.SSLContext
-    accepting: ssl.SSLContext
 
 
 def dedicated_servers() -> tuple[Address, ...]:
@@ -41,40 +31,6 @@ def adopt_servers(addresses: str, order: int) -> None:
     """Set variables of this process that depend on its run: the addresses of the servers, as a launcher sets them in a
     fixed run, and the number of the order in which it draws data, see rendezvous.data_order."""
     os.environ["GOSSAMER_SERVERS"], os.environ["GOSSAMER_DATA_ORDER"] = addresses, str(order)
-
-
-def encrypts() -> bool:
-    """Whether this run must encrypt: GOSSAMER_TLS is set, for example by `gossamer run --tls FOLDER`."""
-    return bool(os.environ.get("GOSSAMER_TLS"))
-
-
-def run_tls() -> Tls | None:
-    """Return the TLS contexts of this run's connections.
-
-    None unless GOSSAMER_TLS names a folder with cert.pem, key.pem and ca.pem. Both ends present a certificate of that
-    authority. Names in certificates are ignored, because the run's token proves identity. Raises ConnectError.
-    """
-    name = os.environ.get("GOSSAMER_TLS")
-    return tls_contexts(name) if name else None
-
-
-def tls_contexts(name: str) -> Tls:
-    """Return the TLS contexts for the certificates in this folder. Raises ConnectError."""
-    folder = Path(name)
-    tls = Tls(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-    tls.dialing.check_hostname = False
-    tls.accepting.verify_mode = ssl.CERT_REQUIRED
-    try:
-        for context in tls:
-            context.minimum_version = ssl.TLSVersion.TLSv1_2
-            context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-            context.load_verify_locations(folder / "ca.pem")
-    except (OSError, ssl.SSLError) as problem:
-        raise ConnectError(
-            f"TLS is requested, but the certificates in {name} cannot be used ({problem}). Put cert.pem, "
-            "key.pem and ca.pem there, of this machine and of the authority that signed them, or omit --tls."
-        ) from None
-    return tls
 
 
 def run_name() -> str:

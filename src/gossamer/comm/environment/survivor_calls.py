@@ -10,9 +10,9 @@ from weakref import WeakKeyDictionary
 from gossamer import events
 from gossamer.comm.environment.rendezvous import comebacks, group_store
 from gossamer.comm.environment.roll_call import RollCall
-from gossamer.comm.environment.run_settings import encrypts
 from gossamer.comm.environment.worker_registry import has_exited, registry_store
 from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
+from gossamer.comm.tls_contexts import encrypts
 
 _sessions: WeakKeyDictionary[WorkerScope, count[int]] = WeakKeyDictionary()  # numbers of sessions with a roll call
 _outside: WeakKeyDictionary[WorkerScope, RollCall] = WeakKeyDictionary()

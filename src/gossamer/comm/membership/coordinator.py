@@ -66,23 +66,12 @@ class Coordinator:
     """Maps events to replies. It has no socket, and its only clock is the time stamp of each event.
 
     Args:
-        rule: decides about views.
-        relays: whether workers may connect by this process.
-        seals: whether workers seal their connections.
-        servers: addresses of the run's parameter servers, HOST:PORT,HOST:PORT.
+        rule: decides about views; has the settings of the run.
         address_of: the address from which a peer is connected.
     """
 
-    def __init__(
-        self,
-        rule: ViewPolicy,
-        relays: bool = False,
-        seals: bool = False,
-        servers: str = "",
-        address_of: Callable[[Peer], Address | None] = lambda peer: None,
-    ) -> None:
-        self.rule, self._relays, self._seals, self._servers = rule, relays, seals, servers
-        self._address_of = address_of
+    def __init__(self, rule: ViewPolicy, address_of: Callable[[Peer], Address | None] = lambda peer: None) -> None:
+        self.rule, self._address_of = rule, address_of
         self._relay_servers: dict[Peer, tuple[RelayAddress, ...]] = {}
         self._replies: list[Reply] = []
 
@@ -218,7 +207,7 @@ class Coordinator:
 
     def _relay_arrived(self, token: int, sender: Peer, about: str) -> None:
         """Name a relay to the members of later views, until its connection is closed."""
-        if not self._relays:
+        if not self.rule.options.relays:
             self._reply(token, Receipt(version=-1, about=UNSEALED))
             return
         try:
@@ -230,7 +219,7 @@ class Coordinator:
     @property
     def relays(self) -> tuple[RelayAddress, ...]:
         """Relays other than this process."""
-        return tuple(each for addresses in self._relay_servers.values() for each in addresses)[:MOST_RELAYS]
+        return tuple(each for addresses in [*self._relay_servers.values()] for each in addresses)[:MOST_RELAYS]
 
     def _record_contact(self, worker: ReportedWorker, peer: Peer) -> None:
         worker.seen_at = self._address_of(peer) or worker.seen_at
@@ -258,10 +247,10 @@ class Coordinator:
             least=rule.least,
             most=rule.most,
             refused=worker.refused,
-            relay=self._relays,
-            seal=self._seals,
+            relay=rule.options.relays,
+            seal=rule.options.sealed,
             run=rule.run,
-            servers=self._servers,
+            servers=",".join(rule.options.servers),
         )
 
     def status(self, number: int = 0) -> str:

@@ -116,56 +116,78 @@ NO_SECRET = bytes(SECRET_BYTES)  # of a view that was read from a journal
 RUN_BYTES = 16  # of a run's identity
 
 
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorOptions:
+    """Settings of an elastic run that its coordinator applies.
+
+    Args:
+        least: Minimum number of members of a view.
+        most: Maximum number of members of a view, until a resize.
+        initial: Number of workers for which the first view waits.
+        dead_after_seconds: A member that is silent for this long is lost.
+        reconnect_seconds: Time that a member has to reconnect after its connection broke.
+        patience_seconds: After this time since the first worker connected, the first view begins with `least` workers.
+        end_after_seconds: The run ends after this time without a reachable member that has the parameters.
+        relays: Whether the coordinator relays connections between workers that cannot connect to each other.
+        seals: Whether workers seal their connections with keys of their own. Relayed connections are always sealed.
+        servers: Addresses of the run's parameter servers, as HOST:PORT. With servers, every member counts as one that
+            has the parameters, and newcomers may come after the loss of all members.
+
+    Raises:
+        ValueError: unless 1 <= least <= initial <= most.
+    """
+
+    least: int
+    most: int
+    initial: int
+    dead_after_seconds: float = 5.0
+    reconnect_seconds: float = 0.1
+    patience_seconds: float = 300.0
+    end_after_seconds: float = 300.0
+    relays: bool = False
+    seals: bool = False
+    servers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(
+            1 <= self.least <= self.initial <= self.most,
+            f"worker counts must satisfy least <= initial <= most, got {self.least}, {self.initial} and {self.most}. "
+            "Example: --workers 2:8",
+        )
+
+    @property
+    def sealed(self) -> bool:
+        """Whether workers seal their connections."""
+        return self.seals or self.relays
+
+
 class ViewPolicy:
     """The newest view, and the coordinator's knowledge of each worker.
 
     It has no socket, does not interpret messages, and its only clock is `now`.
 
     Args:
-        least: Minimum number of members of a view.
-        most: Maximum number of members of a view.
-        initial: Number of workers for which the first view waits.
+        options: Settings of the run.
         journal: Storage for decisions.
         note: Called with messages for the user.
-        dead_after_seconds: A member that is silent for this long is lost.
-        reconnect_seconds: Time that a member has to reconnect after its connection broke.
-        patience_seconds: After this time since the first worker connected, the first view begins with `least` workers.
-        end_after_seconds: The run ends after this time without a reachable member that has the parameters.
-        served: Whether servers have the parameters, so that every member counts as one that has them, and newcomers
-            may come after the loss of all members.
         draw: Source of random bytes.
     """
 
     def __init__(
         self,
-        *,
-        least: int,
-        most: int,
-        initial: int,
+        options: CoordinatorOptions,
         journal: ViewJournal,
         note: Callable[[str], None],
-        dead_after_seconds: float = 5.0,
-        reconnect_seconds: float = 0.1,
-        patience_seconds: float = 300.0,
-        end_after_seconds: float = 300.0,
-        served: bool = False,
         draw: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        require(
-            1 <= least <= initial <= most,
-            f"worker counts must satisfy least <= initial <= most, got {least}, {initial} and {most}. "
-            "Example: --workers 2:8",
-        )
-        self.least, self.initial, self._journal, self._note, self._draw = least, initial, journal, note, draw
-        self._dead_after_seconds = dead_after_seconds
-        self._reconnect_seconds = min(reconnect_seconds, dead_after_seconds)
-        self._patience_seconds, self._end_after_seconds = patience_seconds, end_after_seconds
-        self._served = served
+        self.options, self._journal, self._note, self._draw = options, journal, note, draw
+        self.least, self.initial = options.least, options.initial
+        self._reconnect_seconds = min(options.reconnect_seconds, options.dead_after_seconds)
         kept = journal.load()
         self.run = kept.run or draw(RUN_BYTES).hex()
         if not kept.run:
             journal.append({"run": self.run})
-        self.most, self.ended, self.fingerprint = kept.most or most, kept.ended, kept.fingerprint
+        self.most, self.ended, self.fingerprint = kept.most or options.most, kept.ended, kept.fingerprint
         self.began = kept.began
         self.resizes = 0  # number of resize requests
         self.finishing = kept.finishing
@@ -195,19 +217,20 @@ class ViewPolicy:
     @property
     def due(self) -> float:
         """Time of the next check without an event; frequent enough to detect that this process was stopped."""
-        moments = [self.now + self._dead_after_seconds / 4, self._note_at, self.first_here + self._patience_seconds]
+        moments = [self.now + self.options.dead_after_seconds / 4, self._note_at]
+        moments.append(self.first_here + self.options.patience_seconds)
         moments += [each.lost_at for each in self.workers.values() if not each.connected]
         moments += [self._losses.opens_at(each.spot) for each in self.workers.values() if each.report.ready]
-        moments += [self._over_since + self._dead_after_seconds, self._not_before] if self.is_over else []
+        moments += [self._over_since + self.options.dead_after_seconds, self._not_before] if self.is_over else []
         return min(moment for moment in moments if moment > self.now)
 
     def look_at_clock(self, now: float) -> None:
         """Advance the clock. If this process was stopped, silence in that time does not count against a worker."""
-        was_stopped = self._has_begun and now - self.now > self._dead_after_seconds / 2
+        was_stopped = self._has_begun and now - self.now > self.options.dead_after_seconds / 2
         if was_stopped or not self._has_begun:
             self._excuse_silence(now)
         if was_stopped:
-            self._judges_from = now + self._dead_after_seconds
+            self._judges_from = now + self.options.dead_after_seconds
         if not self._has_begun:
             self._has_begun, self._view_since = True, now
         self.now = max(self.now, now)
@@ -217,7 +240,7 @@ class ViewPolicy:
         self._over_since = now
         for each in self.workers.values():
             if not each.connected:
-                each.lost_at = now + self._dead_after_seconds
+                each.lost_at = now + self.options.dead_after_seconds
 
     def record_contact(self, worker: ReportedWorker, peer: Peer) -> None:
         """Record a message from a worker.
@@ -225,7 +248,7 @@ class ViewPolicy:
         If a lost member returns while too few are present, a network partition may have healed. The remaining members
         may follow a moment later, so they are given more time, once per view.
         """
-        view, silent_at = self.view, self._over_since + self._dead_after_seconds
+        view, silent_at = self.view, self._over_since + self.options.dead_after_seconds
         was_lost = (
             self.is_over
             and view is not None
@@ -295,7 +318,7 @@ class ViewPolicy:
         if not self.fingerprint:
             self.fingerprint = fingerprint
             self._journal.append({"fingerprint": fingerprint})
-        elif self._served:
+        elif self.options.servers:
             self.workers[number].refused = _compared(self.fingerprint, fingerprint)
 
     # -- changes -------------------------------------------------------------------------------------------------------
@@ -320,7 +343,7 @@ class ViewPolicy:
     def _begin(self) -> None:
         """Create the first view, once enough workers are connected."""
         here = [each for each in self.workers.values() if each.connected and not each.left and not each.gone]
-        waited = self.now >= self.first_here + self._patience_seconds
+        waited = self.now >= self.first_here + self.options.patience_seconds
         if len(here) < (self.least if waited else self.initial):
             self._note_waits(f"{len(here)} of {self.initial} workers are connected", 0.0)
             return
@@ -344,7 +367,7 @@ class ViewPolicy:
     def _decide(self) -> None:
         """Create the next view, once each member is known to be alive or lost."""
         assert self.view is not None
-        silent_at = self._over_since + self._dead_after_seconds
+        silent_at = self._over_since + self.options.dead_after_seconds
         workers = [self.workers[each.number] for each in self.view.members]
         evidence = {each: each.evidence(self.view.number, self.now, silent_at) for each in workers}
         if UNDECIDED in evidence.values():
@@ -353,10 +376,10 @@ class ViewPolicy:
         self._remember_how_it_broke(explained=len(alive) < len(workers))
         if self.now < self._not_before:
             return
-        outs = {each: each.why_lost(self._dead_after_seconds) for each in workers if evidence[each] == LOST}
+        outs = {each: each.why_lost(self.options.dead_after_seconds) for each in workers if evidence[each] == LOST}
         stay = self._without_accused(alive, outs)
         newcomers = self._newcomers()
-        if not any(map(self._has_state, stay)) and not (self._served and newcomers):
+        if not any(map(self._has_state, stay)) and not (self.options.servers and newcomers):
             self._end_without_state(workers)
         elif len(stay) + len(newcomers) < self.least and not self.finishing:
             missing = self.least - len(stay) - len(newcomers)
@@ -422,14 +445,14 @@ class ViewPolicy:
         holders = [each for each in workers if self._has_state(each)]
         if self.finishing or all(each.left for each in holders):
             self.end(ALL_LEFT)
-        elif self._served:
+        elif self.options.servers:
             self._note_waits("no worker is left, and the servers have the parameters", SOON_SECONDS)
         elif all(each.left or each.gone for each in holders):
             self.end("no worker with the parameters is left. Restart from the last checkpoint")
-        elif self.now >= self._over_since + self._end_after_seconds:
+        elif self.now >= self._over_since + self.options.end_after_seconds:
             self.end(
-                f"no worker with the parameters was reachable for {self._end_after_seconds:g} s. Restart from the last "
-                "checkpoint"
+                f"no worker with the parameters was reachable for {self.options.end_after_seconds:g} s. Restart from "
+                "the last checkpoint"
             )
         else:
             self._note_waits("no worker with the parameters is reachable", SOON_SECONDS)
@@ -444,7 +467,7 @@ class ViewPolicy:
     def _has_state(self, worker: ReportedWorker) -> bool:
         """Whether this worker is a member that has the parameters."""
         assert self.view is not None
-        taken_over = self._served or worker.number not in self.view.newcomers or worker.report.has_state
+        taken_over = bool(self.options.servers) or worker.number not in self.view.newcomers or worker.report.has_state
         return self.view.holds(worker.number) and taken_over
 
     def _all_have_state(self) -> bool:

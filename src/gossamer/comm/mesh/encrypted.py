@@ -15,7 +15,6 @@ import torch
 
 from gossamer.base.ops import SimpleOp
 from gossamer.base.transport import Transport
-from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_requested
 from gossamer.comm.mesh.connect import connect
@@ -30,6 +29,7 @@ from gossamer.comm.mesh.staged_operations import CPU
 from gossamer.comm.mesh.stall_watchdog import requested_timeouts
 from gossamer.comm.mesh.standalone import MeshFallback
 from gossamer.comm.mesh.transport import MeshTransport, advice, check_same_request, measured, staged_for
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import ConnectError
 
 SEALED = " over TLS"  # suffix of the requested algorithm, so that ranks detect if only some of them encrypt

@@ -23,10 +23,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from gossamer.base import system
-from gossamer.comm.environment.run_settings import Tls, run_tls
 from gossamer.comm.libcrypto import AES, CHACHA, libcrypto
 from gossamer.comm.mesh.connect import Gather
 from gossamer.comm.mesh.greeter import TURN_SECONDS, MembersUnreached
+from gossamer.comm.tls_contexts import Tls, run_tls
 from gossamer.errors import ConnectError
 
 NONCE_BYTES = 32

@@ -6,8 +6,8 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.rpc.tls_sockets import Address
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import require
 
 QUEUED_FRAMES = 4

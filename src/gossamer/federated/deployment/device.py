@@ -15,11 +15,11 @@ from typing import Any, Protocol
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.peer_ops import Await, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft, Push, Receipt, Stamp
 from gossamer.base.units import seconds_text
-from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc.tls_sockets import Address
 from gossamer.comm.rpc_protocol.credentials import Credentials
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import CheckpointError, ConnectError, GossamerError, PeerLost
 from gossamer.federated.client.functions import ScriptFile
 from gossamer.federated.client.local_training import Trainer

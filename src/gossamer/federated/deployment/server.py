@@ -13,12 +13,12 @@ from typing import Literal
 from torch import nn
 
 from gossamer.algorithms.strategies.federated_rules import FederatedStrategy
-from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc.tls_sockets import Address
 from gossamer.comm.rpc_protocol.credentials import Credentials
 from gossamer.comm.runtime.peer_thread import PeerThread
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import RecipeError
 from gossamer.events import notice
 from gossamer.federated.client.functions import ScriptFile

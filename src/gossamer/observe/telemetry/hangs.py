@@ -8,12 +8,14 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from gossamer.base.run_files import RunFiles
+from gossamer.base.units import ranks_text
 from gossamer.errors import GossamerError
 from gossamer.launcher.stack_dumps import ask
 from gossamer.observe.stacks import newest_dump, read_stacks, side_by_side
@@ -63,6 +65,7 @@ def _reached(rank: int, waits_for: Mapping[int, Collection[int]]) -> frozenset[i
     return frozenset(seen)
 
 
+_ranks = partial(ranks_text, last=" and ")
 NOTICE_SECONDS = 10.0
 FIRST_NOTICE_SECONDS = 60.0  # before the first step has ended: compiling and loading are slow
 USUAL_STEPS = 10.0  # a wait of fewer steps is not a hang: validation takes longer than a step
@@ -158,7 +161,7 @@ def _root_text(
     now: float,
 ) -> str:
     have = "have" if len(edges) > 1 else "has"
-    text = f"{_named(sorted(edges))} {have} waited {now - longest.since:.0f} s for {_named(ranks)} in {longest.place}"
+    text = f"{_ranks(sorted(edges))} {have} waited {now - longest.since:.0f} s for {_ranks(ranks)} in {longest.place}"
     return "; ".join([text, *(_meanwhile(rank, known.get(rank), now) for rank in ranks[:4])])
 
 
@@ -186,16 +189,11 @@ def _cycle_text(
     places: dict[str, list[int]] = {}
     for rank in ranks:
         places.setdefault(known[rank].place, []).append(rank)
-    head = f"{_named(ranks)} have waited {now - longest.since:.0f} s for each other"
+    head = f"{_ranks(ranks)} have waited {now - longest.since:.0f} s for each other"
     if len(places) == 1:
         return f"{head} in {longest.place}: all have begun it, so messages are lost or delayed"
-    at = "; ".join(f"{_named(each)} in {place}" for place, each in places.items())
+    at = "; ".join(f"{_ranks(each)} in {place}" for place, each in places.items())
     return f"{head}, in different operations: {at}. Look for code before them that depends on the rank"
-
-
-def _named(ranks: Sequence[int]) -> str:
-    *some, last = map(str, ranks)
-    return f"ranks {', '.join(some)} and {last}" if some else f"rank {last}"
 
 
 # -- hang watch --------------------------------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ from typing import Any, Protocol
 from gossamer.base.json_text import read_json
 from gossamer.base.peer_ops import Answer, Arrived, Ask, Await, PeerScript, Reply
 from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
-from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.environment.run_token import TOKEN_BYTES
 from gossamer.comm.membership.messages import COORDINATOR
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc_protocol.credentials import Credentials
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import GossamerError, PeerLost
 from gossamer.observe.telemetry.machines import MachineDesk
 from gossamer.observe.telemetry.uplink import Line, to_coordinator

@@ -23,11 +23,11 @@ import torch
 
 from gossamer.base.peer_ops import Answer, Ask, Peer, Pull, Push, Stamp
 from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
-from gossamer.comm.environment.run_settings import Tls
 from gossamer.comm.membership.messages import COORDINATOR
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc_protocol.credentials import Credentials
+from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import GossamerError
 from gossamer.observe.telemetry.batches import MOST_BYTES, count, pack
 from gossamer.observe.telemetry.machines import BATCH, CLOCK, DONE, FULL

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.base.units import bytes_text, range_text, seconds_text, share_text, short
+from gossamer.base.units import bytes_text, range_text, ranks_text, seconds_text, share_text, short
 from gossamer.errors import GossamerError
 from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.watch.curves import read_curve
@@ -78,11 +78,7 @@ def _parts(run: WatchedRun, db: sqlite3.Connection) -> list[RenderableType]:
         for each in findings
     ]
     for failure in failures[:1]:
-        took = (
-            f"; it caused the end of rank{'s' * (len(failure['took']) > 1)} {', '.join(map(str, failure['took']))}"
-            if failure["took"]
-            else ""
-        )
+        took = f"; it caused the end of {ranks_text(failure['took'])}" if failure["took"] else ""
         parts.append(Text(f"✗ rank {failure['rank']}: {failure['message']}{took}", style="bold red"))
         parts.append(Text(failure["traceback"].rstrip()))
     for line in read_lines(db, LogFilter(), limit=LINES):

@@ -28,6 +28,11 @@ class AdviceError(GossamerError, ValueError):
     """The file is not an advice, or has an unknown version."""
 
 
+def candidate_name(recipe: str, learning_rate_factor: float) -> str:
+    """Name of a candidate: its recipe, and the factor of its learning rate unless that is 1."""
+    return recipe if learning_rate_factor == 1 else f"{recipe}, learning rate x {learning_rate_factor:g}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class CandidateRow:
     """A candidate recipe, its estimated step, and the reason if it was excluded."""
@@ -61,8 +66,7 @@ class ContenderRow:
 
     @property
     def name(self) -> str:
-        factor = self.learning_rate_factor
-        return self.recipe if factor == 1 else f"{self.recipe}, learning rate x {factor:g}"
+        return candidate_name(self.recipe, self.learning_rate_factor)
 
 
 @dataclass(frozen=True, kw_only=True)

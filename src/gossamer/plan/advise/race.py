@@ -23,6 +23,7 @@ from math import ceil, inf, isfinite, log2, nan
 from typing import Protocol
 
 from gossamer.errors import GossamerError
+from gossamer.plan.advise.advice_file import candidate_name
 from gossamer.plan.advise.curves import (
     LOOKS,
     WINDOW,
@@ -84,8 +85,7 @@ class Contender:
 
     @property
     def name(self) -> str:
-        factor = self.learning_rate_factor
-        return self.recipe if factor == 1 else f"{self.recipe}, learning rate x {factor:g}"
+        return candidate_name(self.recipe, self.learning_rate_factor)
 
     def curve(self, metric: str) -> LossCurve:
         return LossCurve.of(self.metrics.get(metric, ()))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gossamer.base.units import ranks_text
 from gossamer.errors import CheckpointError
 from gossamer.train.checkpoint.files import MALFORMED, REPLACED, complete_steps, manifests, read, step_folders
 from gossamer.train.checkpoint.runs import run_of, save_of
@@ -80,7 +81,7 @@ def _problem(place: Path, step: int, found_manifests: list[dict[str, Any]], veri
     world = found_manifests[0]["world"]
     missing = [rank for rank in range(world) if step not in complete_steps(place, rank)]
     if missing:
-        return f"no part of rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        return f"no part of {ranks_text(missing)}"
     saves = {save_of(manifest) for manifest in found_manifests if manifest.get("rank") in range(world)}
     if len(saves) > 1:
         return "parts of several saves"

@@ -199,8 +199,12 @@ class StepReduction:
     def _close(self, closing: Script, trailer: StepTrailer) -> StepDecision:
         last = self._leave(coalesce([closing, self._conclude(trailer)]))
         self._pipeline.finish()
-        if self.tuner is not None:
-            self._try(self.tuner, trailer.report.presence)
+        if (tuner := self.tuner) is not None:
+            # A rank without data may have waited for any time, so its duration is not used
+            training = trailer.report.presence == Presence.TRAINING
+            tuner.ended(time.perf_counter() - self._began if training else None)
+            if tuner.over:
+                run_script(tuner.compare(), self.transport)  # its bytes do not count for any step
         for each in self._left:
             self.spent.append(each.performed)
         for place in sorted(self._staged):
@@ -228,15 +232,6 @@ class StepReduction:
         if joined is None:
             compare_settings(texts)
         refuse_newcomers(texts, [text[0] == "1" for text in answers], active, self.transport.rank)
-
-    def _try(self, tuner: PipelineTuner, presence: Presence) -> None:
-        """Record the duration of this reduction; ranks compare after a trial. Its bytes do not count for any step.
-
-        A rank without data may have waited for any time, so its duration is not used.
-        """
-        tuner.ended(time.perf_counter() - self._began if presence == Presence.TRAINING else None)
-        if tuner.over:
-            run_script(tuner.compare(), self.transport)
 
     def _leave(self, script: Script) -> ScriptRun:
         flight_recorder.current.step = self.at.step + 1

@@ -21,6 +21,7 @@ from torch.nn import Parameter
 
 from gossamer.base.kernels.crc import crc32
 from gossamer.base.layout import dense_stride
+from gossamer.base.units import ranks_text
 from gossamer.errors import AttachError, LayoutError, LoopError, MismatchError, require
 from gossamer.events import ParametersDiffer, emit, notice
 from gossamer.train.engine.extension import Extension
@@ -28,6 +29,7 @@ from gossamer.train.engine.extension import Extension
 Verify = Literal["warn", "stop", "off"]
 
 EVERY_STEPS, PARTS = 4, 25
+_ranks = partial(ranks_text, last=" and ")
 NAMED = 3  # tensors in a message
 CHUNK_BYTES = 2**26
 
@@ -299,11 +301,6 @@ def _checksums(parts: Iterable[Tensor]) -> int:
         for chunk in part.view(torch.uint8).split(CHUNK_BYTES):
             found = crc32(memoryview(chunk.cpu().numpy()), found)
     return found
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    *first, last = map(str, ranks)
-    return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ import torch
 from gossamer.base.ops import AllGather
 from gossamer.base.runner import ScriptCost, run_script
 from gossamer.base.transport import Transport
+from gossamer.base.units import ranks_text
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import LoopError
 from gossamer.train.engine.frozen_parameters import FrozenParameters, pack_flags, unpack_flags
@@ -104,7 +105,7 @@ def refuse_apart(presences: Sequence[Presence]) -> None:
     ending = [rank for rank, presence in enumerate(presences) if presence == Presence.ENDING]
     if ending and len(ending) < len(presences):
         raise LoopError(
-            f"the session of rank{'s' * (len(ending) > 1)} {', '.join(map(str, ending))} ended while others continued "
+            f"the session of {ranks_text(ending)} ended while others continued "
             "training: it has made fewer steps, because it skipped one or has fewer batches. Make the same number of "
             "steps on every rank, DataLoader(..., drop_last=True), or write `with session.epoch():` around the loop "
             "over batches."
@@ -127,11 +128,6 @@ def refuse_apart(presences: Sequence[Presence]) -> None:
                 "ranks have different numbers of batches, write `with session.epoch():` around the loop over batches "
                 "and make the call after it, or let all ranks draw the same number: DataLoader(..., drop_last=True)."
             )
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks in a sentence: "rank 1", "ranks 1, 2"."""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 class ParticipationPoll:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from gossamer.base import rng
 from gossamer.base.ops import AllGather
+from gossamer.base.units import ranks_text
 from gossamer.errors import MismatchError
 from gossamer.events import notice
 
@@ -214,21 +215,26 @@ def by_value(values: Sequence[str]) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
-    return ", ".join(
-        f"{value!r} on rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}" for value, who in ranks.items()
-    )
+    return ", ".join(f"{value!r} on {ranks_text(each)}" for value, each in ranks.items())
 
 
-def settings(optimizer: Optimizer) -> str:
-    """The optimizer's hyperparameters as text, group by group: learning rates, momenta, decays."""
+def settings(optimizer: Optimizer | None, scale: float | None = None, *, weighted: bool) -> str:
+    """Settings of the loop as text, for comparison between ranks.
+
+    Args:
+        optimizer: Its hyperparameters, group by group: learning rates, momenta, decays. None if ranks may differ.
+        scale: Loss scale.
+        weighted: Whether the loop sets batch weights.
+    """
+    weights = f"session.set_batch_weight(...) was {'' if weighted else 'not '}called"
     groups = []
-    for group in optimizer.param_groups:
+    for group in () if optimizer is None else optimizer.param_groups:
         numbers = []
         for key, value in group.items():
             if isinstance(value, (bool, int, float, tuple, Tensor)):
                 numbers.append(f"{key}={float(value) if isinstance(value, Tensor) else value!r}")
         groups.append(", ".join(numbers))
-    return "; ".join(groups)
+    return f"{'; '.join(groups)}; loss scale={scale}\n{weights}" if groups else f"\n{weights}"
 
 
 @lru_cache(maxsize=4)
@@ -237,16 +243,11 @@ def settings_hash(settings: str) -> int:
     return rng.address(settings)
 
 
-def with_weights(settings: str, *, weighted: bool) -> str:
-    """`settings`, and whether the loop sets batch weights, for comparison between ranks."""
-    return f"{settings}\nsession.set_batch_weight(...) was {'' if weighted else 'not '}called"
-
-
 def refuse_newcomers(texts: Sequence[str], joined: Sequence[bool], active: Sequence[int], rank: int) -> None:
     """Raise MismatchError if the members that started a run differ; otherwise only on new workers that differ.
 
     Args:
-        texts: results of `with_weights`, by rank.
+        texts: results of `settings`, by rank.
         joined: whether each rank joined later.
         active: the ranks that train.
         rank: this rank.
@@ -259,13 +260,13 @@ def refuse_newcomers(texts: Sequence[str], joined: Sequence[bool], active: Seque
         compare_settings([texts[began[0]] if each not in odd else texts[each] for each in range(len(texts))])
     if odd and rank == began[0]:
         notice(
-            f"rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd))} joined this run with other optimizer settings and "
+            f"{ranks_text(odd)} joined this run with other optimizer settings and "
             f"cannot continue: {by_value([text.rsplit(chr(10), 1)[0] for text in texts])}. The other ranks continue"
         )
 
 
 def compare_settings(texts: Sequence[str]) -> None:
-    """Raise MismatchError for differing results of `with_weights`, by rank."""
+    """Raise MismatchError for differing results of `settings`, by rank."""
     settings, weights = zip(*(text.rsplit("\n", 1) for text in texts), strict=True)
     if len({*weights}) > 1:
         raise MismatchError(

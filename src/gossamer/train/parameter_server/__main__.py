@@ -12,12 +12,13 @@ import threading
 from collections.abc import Sequence
 
 from gossamer.base.peer_ops import SERVER, Peer
-from gossamer.comm.environment.run_settings import LARGEST_FRAME_BYTES, dedicated_servers, run_name, run_tls
+from gossamer.comm.environment.run_settings import LARGEST_FRAME_BYTES, dedicated_servers, run_name
 from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc_protocol.credentials import Credentials
 from gossamer.comm.runtime.signal_handlers import is_ignored
+from gossamer.comm.tls_contexts import run_tls
 from gossamer.errors import ConnectError
 from gossamer.train.parameter_server.server import host
 from gossamer.train.parameter_server.standby import wait_for_role, warm_up

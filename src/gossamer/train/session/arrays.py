@@ -34,7 +34,7 @@ from gossamer.train.engine.frozen_parameters import FrozenParameters
 from gossamer.train.engine.loop import JudgedAt, LoopState, StepContext
 from gossamer.train.engine.parameter_check import ParameterCheck, Verify, check_verify
 from gossamer.train.engine.parameter_views import copy_parameters
-from gossamer.train.engine.step_decision import NonFiniteOrigin, unchanged, with_weights
+from gossamer.train.engine.step_decision import NonFiniteOrigin, settings, unchanged
 from gossamer.train.engine.weight_copies import WeightCopies
 from gossamer.train.moments.take_over import ownership
 from gossamer.train.session import lifecycle_events, session_checkpoint, startup_checks, uneven_inputs
@@ -186,7 +186,7 @@ class ArraySession(SessionBase):
 
     def _loop_state(self) -> LoopState:
         def now() -> StepContext:
-            return StepContext(settings=with_weights("", weighted=self._weighs), first_batch=-1)
+            return StepContext(settings=settings(None, weighted=self._weighs), first_batch=-1)
 
         return LoopState(
             now=now,

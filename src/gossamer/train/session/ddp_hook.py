@@ -12,9 +12,9 @@ from torch._C._distributed_c10d import GradBucket
 from gossamer import events
 from gossamer.algorithms.compressors import Compressor
 from gossamer.base.layout import FlatTensors, Layout
-from gossamer.comm.environment.run_settings import encrypts
 from gossamer.comm.mesh.collective_selector import requested_collective
 from gossamer.comm.runtime.comm_thread import CommThread
+from gossamer.comm.tls_contexts import encrypts
 from gossamer.errors import AttachError
 from gossamer.train.engine.parameter_views import trainable
 from gossamer.train.moments.take_over import ownership

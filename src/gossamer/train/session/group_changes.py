@@ -28,6 +28,7 @@ from torch import Tensor
 from gossamer import events
 from gossamer.algorithms.strategies import GradientStage
 from gossamer.base.run_files import RUN_DIRECTORY, RunFiles
+from gossamer.base.units import ranks_text
 from gossamer.comm.elastic.change import Change
 from gossamer.comm.elastic.transport import ElasticTransport
 from gossamer.comm.runtime.comm_thread import CommThread
@@ -405,7 +406,7 @@ def _change_text(change: Change, step: int, *, in_common: bool) -> str:
         return f"{who} joined after step {step}, in {change.seconds:.2f} s: {size} train now"
     if not change.lost:
         return f"the workers' connections broke after step {step} and were made again in {change.seconds:.2f} s"
-    who = f"rank{'s' * (len(change.lost) > 1)} {', '.join(map(str, change.lost))} of {len(change.before)}"
+    who = f"{ranks_text(change.lost)} of {len(change.before)}"
     how = "the current exchange was completed" if change.finished else "the current exchange was repeated"
     return (
         f"{who} {'were' if len(change.lost) > 1 else 'was'} lost after step {step}; {how} by the remaining {size}, "

@@ -20,8 +20,7 @@ from gossamer.train.engine.step_decision import Agreement, unchanged
 from gossamer.train.session.clipping_and_nonfinite import TotalNorm
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.lifecycle_events import compared
-from gossamer.train.sharding.local_shards import parameters_of
-from gossamer.train.sharding.local_state import LocalModelState, LocalOptimizerState
+from gossamer.train.sharding.local_shards import LocalModelState, LocalOptimizerState, parameters_of
 from gossamer.train.sharding.model_group import ModelGroup
 
 BETWEEN_MEANS = (

@@ -22,7 +22,7 @@ from gossamer.train.engine.loop import JudgedAt, LoopState, StepContext
 from gossamer.train.engine.model_buffers import ModelBuffers
 from gossamer.train.engine.parameter_check import ParameterCheck, ParameterForm, Verify, check_verify
 from gossamer.train.engine.parameter_views import sparse_names
-from gossamer.train.engine.step_decision import NonFiniteOrigin, Presence, settings, with_weights
+from gossamer.train.engine.step_decision import NonFiniteOrigin, Presence, settings
 from gossamer.train.engine.tensor_sampler import TensorSampler
 from gossamer.train.engine.weight_copies import WeightCopies
 from gossamer.train.session import lifecycle_events, recipe_switch, session_checkpoint, uneven_inputs
@@ -130,10 +130,9 @@ class Session(LayoutChanges):
             scale = None if scaler.scaler is None else scaler.scale()
             # With local training, a rank's scheduler may be a step behind
             differing = self._mixed or self._stages.now.local_parameters
-            alike = "" if differing else f"{settings(self.optimizer)}; loss scale={scale}"
             return StepContext(
                 scale=scale,
-                settings=with_weights(alike, weighted=self._weighs),
+                settings=settings(None if differing else self.optimizer, scale, weighted=self._weighs),
                 moments=NO_MOMENTS if momentum is None else momentum.now(),
                 first_batch=self._first_batch.hash,
                 lap=self._world.lap,

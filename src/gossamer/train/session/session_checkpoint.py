@@ -179,26 +179,26 @@ class SaveOptions:
     asynchronous: bool = False  # whether to write during the next steps
 
     def __post_init__(self) -> None:
-        if not isinstance(self.replicas, int) or isinstance(self.replicas, bool) or self.replicas < 0:
-            raise CheckpointError(
-                "replicas is the number of other machines that also keep each part and must be at least 0, got "
-                f"{self.replicas!r}. A value to save needs another name than {', '.join(RESERVED)}, which are options "
-                "of session.save."
-            )
-        if not isinstance(self.asynchronous, bool):
-            raise CheckpointError(
-                f"asynchronous must be True or False, got {self.asynchronous!r}. A value to save needs another name "
-                f"than {', '.join(RESERVED)}, which are options of session.save."
-            )
-        if not isinstance(self.keep, int) or isinstance(self.keep, bool) or self.keep < 1:
-            raise CheckpointError(
-                f"keep is the number of checkpoints to keep and must be at least 1, got {self.keep!r}. Write "
-                "session.save(directory, keep=2); a value to save needs another name than "
-                f"{', '.join(RESERVED)}, which are options."
-            )
+        machines = "replicas is the number of other machines that also keep each part and must be at least 0"
+        _require_option(_is_count(self.replicas, 0), machines, self.replicas)
+        _require_option(isinstance(self.asynchronous, bool), "asynchronous must be True or False", self.asynchronous)
+        kept = "keep is the number of checkpoints to keep and must be at least 1"
+        _require_option(_is_count(self.keep, 1), kept, self.keep)
 
 
 RESERVED = ("directory", "keep", "replicas", "asynchronous")
+
+
+def _is_count(given: object, least: int) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool) and given >= least
+
+
+def _require_option(valid: bool, rule: str, given: object) -> None:
+    if not valid:
+        raise CheckpointError(
+            f"{rule}, got {given!r}. Write session.save(directory, keep=2, replicas=0, asynchronous=False); a value to "
+            f"save needs another name than {', '.join(RESERVED)}, which are options."
+        )
 
 
 class SessionCheckpoints:

@@ -21,7 +21,6 @@ from gossamer.comm.environment.run_settings import (
     dedicated_servers,
     own_address,
     run_name,
-    run_tls,
 )
 from gossamer.comm.environment.run_token import TOKEN_BYTES, run_token
 from gossamer.comm.environment.wait_progress import NOTICE_SECONDS
@@ -32,6 +31,7 @@ from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc_protocol.credentials import Credentials
 from gossamer.comm.runtime.peer_thread import PeerEndpoint, RunningScript
 from gossamer.comm.runtime.worker_scope import current_worker
+from gossamer.comm.tls_contexts import run_tls
 from gossamer.errors import ConnectError, GossamerError, PeerLost
 from gossamer.events import notice
 from gossamer.train.parameter_server.server import host

@@ -6,7 +6,6 @@ fedprox     FedProx: a proximal term keeps devices close to the round's paramete
 scaffold    SCAFFOLD: control variates for heterogeneous data
 fednova     FedNova: updates normalized by their number of steps
 fedopt      FedOpt: Adam, Yogi, Adagrad or any of torch's optimizers on the server
-server_optimizer  torch's optimizers on flat parameters
 fedbuff     FedBuff: asynchronous, one version per `buffer` contributions
 aggregator  Aggregator, WeightedMean: combine a cohort's contributions
 robust      Median, TrimmedMean, MultiKrum: aggregators that are robust to outliers

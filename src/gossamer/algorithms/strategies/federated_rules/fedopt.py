@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gossamer.algorithms.strategies.federated_rules import server_optimizer
 from gossamer.algorithms.strategies.federated_rules.base import CohortSummary, FederatedStrategy, Memory
-from gossamer.errors import require
+from gossamer.errors import RecipeError, require
 
 MOMENTUM, VARIANCE = "momentum", "variance"
 
@@ -28,6 +29,85 @@ def _adagrad(variance: Tensor, square: Tensor, beta2: float) -> None:
 
 
 VARIANCES: dict[str, Callable[[Tensor, Tensor, float], None]] = {"adam": _adam, "yogi": _yogi, "adagrad": _adagrad}
+
+
+# -- torch's optimizers on flat parameters, with their state as plain tensors ------------------------------------------
+
+
+TORCH = "torch."  # prefix of an optimizer's name
+KEPT = "optimizer."  # prefix of a state's name in the memory
+
+
+class Settings(NamedTuple):
+    """Settings by torch's names; an optimizer receives those that it accepts."""
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    eps: float
+
+    def of(self, kind: type[torch.optim.Optimizer]) -> dict[str, Any]:
+        known = inspect.signature(kind).parameters
+        named = {
+            "lr": self.learning_rate,
+            "momentum": self.beta1,
+            "betas": (self.beta1, self.beta2),
+            "eps": self.eps,
+        }
+        return {name: value for name, value in named.items() if name in known}
+
+
+def check_optimizer(name: str, others: tuple[str, ...], settings: Settings) -> None:
+    """Raise RecipeError if the optimizer cannot step repeatedly on a flat tensor. others: built-in names."""
+    kind = _kind(name)
+    if kind is None:
+        known = ", ".join(f'"{each}"' for each in others)
+        bare = name.removeprefix(TORCH).lower()
+        near = next((each for each in dir(torch.optim) if each.lower() == bare and _kind(TORCH + each)), "SGD")
+        raise RecipeError(
+            f"There is no server optimizer {name!r}. Available are {known}, and those of torch.optim, prefixed by "
+            f'"torch.". Write FedOpt("adam"), or FedOpt("torch.{near}").'
+        )
+    parameters, memory = torch.zeros(2), Memory()
+    try:
+        for _ in range(2):
+            take_step(name, settings, parameters, memory, torch.ones(2))
+    except Exception as error:
+        raise RecipeError(
+            f"{name} cannot step on flat parameters with a gradient alone ({error}), and a server has no other "
+            'inputs. Write FedOpt("adam"), or FedOpt("torch.SGD", learning_rate=1.0).'
+        ) from error
+
+
+@torch.no_grad()
+def take_step(name: str, settings: Settings, parameters: Tensor, memory: Memory, gradient: Tensor) -> None:
+    """Update parameters, (n,), and memory, which is empty before the first step."""
+    kind = _kind(name)
+    assert kind is not None
+    weight = nn.Parameter(parameters)
+    weight.grad = gradient
+    optimizer = kind([weight], **settings.of(kind))
+    for key, value in memory.items():
+        optimizer.state[weight][key.removeprefix(KEPT)] = value
+    optimizer.step()
+    for key, value in optimizer.state[weight].items():
+        if value is not None:
+            memory[KEPT + key] = _tensor(key, value)
+
+
+def _tensor(key: str, value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"its state {key} is not a tensor")
+    return value
+
+
+def _kind(name: str) -> type[torch.optim.Optimizer] | None:
+    kind = getattr(torch.optim, name.removeprefix(TORCH), None) if name.startswith(TORCH) else None
+    is_optimizer = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+    return kind if is_optimizer and kind is not torch.optim.Optimizer else None
+
+
+# -- the strategy ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,11 +160,11 @@ class FedOpt(FederatedStrategy):
             require(0 <= value < 1, f"{field} must be in [0, 1), got {value}. Write FedOpt({field}=0.9).")
         require(self.tau > 0, f"tau must be above 0, got {self.tau}. Write FedOpt(tau=0.001).")
         if self.optimizer not in VARIANCES:
-            server_optimizer.check(self.optimizer, tuple(VARIANCES), self._settings)
+            check_optimizer(self.optimizer, tuple(VARIANCES), self._settings)
 
     @property
-    def _settings(self) -> server_optimizer.Settings:
-        return server_optimizer.Settings(self.learning_rate, self.beta1, self.beta2, self.tau)
+    def _settings(self) -> Settings:
+        return Settings(self.learning_rate, self.beta1, self.beta2, self.tau)
 
     def server_memory(self, parameters: Tensor) -> Memory:
         if self.optimizer not in VARIANCES:
@@ -93,7 +173,7 @@ class FedOpt(FederatedStrategy):
 
     def apply(self, parameters: Tensor, memory: Memory, means: Sequence[Tensor], cohort: CohortSummary) -> None:
         if self.optimizer not in VARIANCES:
-            server_optimizer.step(self.optimizer, self._settings, parameters, memory, means[0])
+            take_step(self.optimizer, self._settings, parameters, memory, means[0])
             return
         memory[MOMENTUM].mul_(self.beta1).add_(means[0], alpha=1 - self.beta1)
         VARIANCES[self.optimizer](memory[VARIANCE], means[0].square(), self.beta2)

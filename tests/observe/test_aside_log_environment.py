@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gossamer.base.kernels import library
-from gossamer.comm.environment.rank_environment import rank_environment
+from gossamer.observe.aside_log import rank_environment
 
 
 def test_versions_platform_and_settings_are_reported() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.comm.elastic.difference import WORD, decode_difference, encode_difference
+from gossamer.comm.elastic.value_transfer import WORD, decode_difference, encode_difference
 from gossamer.errors import MalformedError
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.algorithms.compressors import index_regions
-from gossamer.algorithms.compressors.index_regions import Regions
+from gossamer.algorithms.compressors import sparse_allreduce
+from gossamer.algorithms.compressors.sparse_allreduce import Regions
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import FlatTensors, Layout
 
@@ -50,7 +50,7 @@ def test_a_region_reads_and_writes_exactly_its_members(numel: int, world: int) -
 # -- balance -----------------------------------------------------------------------------------------------------------
 
 WORLD = 8
-SPAN = WORLD * index_regions.BLOCK
+SPAN = WORLD * sparse_allreduce.BLOCK
 SIDE = 8 * SPAN  # a matrix whose columns lie in the same block of every group
 PATTERNS: dict[str, Callable[[], Tensor]] = {
     "a range": lambda: torch.arange(5000, 9000),
@@ -79,7 +79,7 @@ class Ranges(Regions):
 def check_balance(kind: type[Regions], pattern: str) -> None:
     """No region has many more entries of a pattern than one would have by chance, in none of several draws."""
     places = PATTERNS[pattern]()
-    clumps = len(places) / len((places // index_regions.BLOCK).unique())
+    clumps = len(places) / len((places // sparse_allreduce.BLOCK).unique())
     for key in range(8):
         owners, _ = kind(1024 * SIDE, WORLD, key * 0x9E3779B97F4A7C15 % 2**63).locate(places)
         fullest, fair = int(owners.bincount(minlength=WORLD).amax()), len(places) / WORLD
@@ -101,10 +101,10 @@ def test_regions_are_drawn_again_and_alike_on_every_rank() -> None:
     x = FlatTensors(torch.empty(4096), Layout.of({"w": (4096,)}))
     first = Regions.drawn(x, AggregationContext(step=0, world=4))
     assert all(
-        Regions.drawn(x, AggregationContext(step=index_regions.STEPS - 1, rank=rank, world=4)) == first
+        Regions.drawn(x, AggregationContext(step=sparse_allreduce.STEPS - 1, rank=rank, world=4)) == first
         for rank in range(4)
     )
-    for other in (AggregationContext(step=index_regions.STEPS, world=4), AggregationContext(seed=1, world=4)):
+    for other in (AggregationContext(step=sparse_allreduce.STEPS, world=4), AggregationContext(seed=1, world=4)):
         moved = Regions.drawn(x, other).locate(torch.arange(4096))[0] != first.locate(torch.arange(4096))[0]
         assert 0.5 < float(moved.float().mean()) < 1
 
