@@ -262,7 +262,7 @@ def main() -> None:
     churns: dict[tuple[int, str], Churn] = {}
     for members in args.members:
         large = members >= 10_000
-        seconds = 20.0 if large else 60.0
+        seconds = 20.0 if large else 30.0
         with shared_parsing():
             for seed in range(1 if large else args.seeds):
                 run, found = changes(members, seed)

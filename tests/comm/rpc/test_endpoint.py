@@ -55,6 +55,7 @@ from gossamer.base.peer_ops import (
 )
 from gossamer.comm.environment.run_settings import Tls, run_tls
 from gossamer.comm.handshake import HEADER_BYTES, NONCE_BYTES
+from gossamer.comm.rpc import dispatcher
 from gossamer.comm.rpc.endpoint import run_peer_script
 from gossamer.errors import ConnectError, MismatchError, PeerLost
 
@@ -574,3 +575,19 @@ def test_a_folder_without_certificates_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("GOSSAMER_TLS", str(tmp_path))
     with pytest.raises(ConnectError, match=r"cert\.pem, key\.pem and ca\.pem"):
         run_tls()
+
+
+def test_peers_that_left_are_forgotten_and_their_traffic_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "MOST_DEPARTED", 2)
+    with endpoint(THERE, gone_when_closed=True) as server:
+        serving = server.start(counting())
+        for number in range(1, 6):
+            with endpoint(Peer(WORKER, number)) as worker:
+                worker.meet({THERE: server.address})
+                worker.start(asking_once()).wait(10)
+        wait_until(lambda: len(server.statistics()) == 3)
+        traffic = server.statistics()
+        assert traffic.keys() == {Peer(WORKER, number) for number in (4, 5, dispatcher.FORGOTTEN)}
+        one, three = (traffic[Peer(WORKER, number)].payload_bytes_received for number in (4, dispatcher.FORGOTTEN))
+        assert three == 3 * one
+        assert not serving.landed()

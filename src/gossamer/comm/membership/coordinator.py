@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 from gossamer.base.json_text import read_json
 from gossamer.base.peer_ops import (
@@ -51,6 +52,7 @@ from gossamer.comm.membership.next_view import NO_SECRET, ViewPolicy
 from gossamer.comm.membership.view import MOST_RELAYS, Address, RelayAddress, View
 from gossamer.errors import MalformedError
 
+AGAIN = News(again=True).text()
 MOST_DIGITS = 19  # of a worker's number
 UNSEALED = (
     "this run has no relays, so its workers do not seal their connections: start its first launcher with --relay, too"
@@ -311,7 +313,7 @@ class Coordinator:
 
     @staticmethod
     def _again(known: int) -> Pulled:
-        return Pulled(version=known, about=News(again=True).text())
+        return Pulled(version=known, about=AGAIN)
 
     def _news(self, worker: ReportedWorker, held: int = 0) -> tuple[int, str]:
         """Return the version and the text of a worker's news. held: number of its newest view; -1: without a text."""
@@ -321,7 +323,7 @@ class Coordinator:
         if view is None or not view.holds(worker.number):
             return -1, ""
         if self.rule.is_over:
-            return version_of(view.number, True), "" if held < 0 else News(over=view.number).text()
+            return version_of(view.number, True), _over_text(view.number)
         if view.secret == NO_SECRET:
             return -1, ""  # members that train in this view already have its secret
         return version_of(view.number, False), "" if held < 0 else self._view_news(view, held)
@@ -340,6 +342,11 @@ class Coordinator:
 
     def _reply(self, token: int, answer: Answer) -> None:
         self._replies.append(Reply(token=token, answer=answer))
+
+
+@lru_cache(maxsize=4)
+def _over_text(view: int) -> str:
+    return News(over=view).text()
 
 
 def _is_number(text: str) -> bool:
