@@ -13,8 +13,11 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 
@@ -39,6 +42,7 @@ PAGE = ROOT / "docs" / "benchmarks" / "many-members.md"
 CHURN_A_MINUTE = 0.1
 FINGERPRINT = '{"recipe": "LocalSGD(period=100) + Groups(size=8)", "torch": "2.13.0"}'
 CHANGES = ("first view", "one join", "one loss")
+CHURN_SECONDS = 20.0
 DEAD_AFTER_SECONDS = 5.0
 
 
@@ -64,6 +68,15 @@ class Churn:
     cpu_seconds: float
     active_share: float
     settled_seconds: float  # until all agree, after the last change
+
+
+@dataclass(frozen=True)
+class Size:
+    """All measurements with a number of members."""
+
+    changes: list[dict[str, Cost]]  # by seed
+    churn: dict[str, Churn]  # by what a step needs
+    held: tuple[int, int]
 
 
 def measured(run: ManyMembers, act: Callable[[], object]) -> Cost:
@@ -185,13 +198,13 @@ def _frames(server: TcpEndpoint) -> float:
 # -- page --------------------------------------------------------------------------------------------------------------
 
 
-def change_table(costs: dict[int, list[dict[str, Cost]]]) -> Iterator[str]:
+def change_table(sizes: dict[int, Size]) -> Iterator[str]:
     heads = ("virtual seconds", "messages", "a member", "sent", "sent a member", "received", "coordinator's CPU")
     yield f"| members | change | {' | '.join(heads)} |"
     yield f"|---:|---|{'---:|' * len(heads)}"
-    for members, seeds in costs.items():
+    for members, found in sizes.items():
         for name in CHANGES:
-            each = [found[name] for found in seeds]
+            each = [costs[name] for costs in found.changes]
             messages, sent = fmean(one.messages for one in each), fmean(one.sent_bytes for one in each)
             cells = [
                 f"{members:,}",
@@ -207,11 +220,12 @@ def change_table(costs: dict[int, list[dict[str, Cost]]]) -> Iterator[str]:
             yield f"| {' | '.join(cells)} |"
 
 
-def churn_table(found: dict[tuple[int, str], Churn]) -> Iterator[str]:
+def churn_table(sizes: dict[int, Size]) -> Iterator[str]:
     heads = ("virtual seconds", "views", "messages/s", "bytes/s", "coordinator's CPU", "view is active", "agree after")
     yield f"| members | step | {' | '.join(heads)} |"
     yield f"|---:|---|{'---:|' * len(heads)}"
-    for (members, step), each in found.items():
+    every = [(members, step, each) for members, found in sizes.items() for step, each in found.churn.items()]
+    for members, step, each in every:
         cells = [
             f"{members:,}",
             step,
@@ -226,11 +240,12 @@ def churn_table(found: dict[tuple[int, str], Churn]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def rest_table(held: dict[int, tuple[int, int]], beat: float) -> Iterator[str]:
+def rest_table(sizes: dict[int, Size], beat: float) -> Iterator[str]:
     heads = ("held", "a member", "at most, with the first view", "heartbeats/s", "CPU for heartbeats")
     yield f"| members | {' | '.join(heads)} |"
     yield f"|---:|{'---:|' * len(heads)}"
-    for members, (now, peak) in held.items():
+    for members, found in sizes.items():
+        now, peak = found.held
         beats = 2 * members * BEATS / DEAD_AFTER_SECONDS
         cells = [
             bytes_text(now),
@@ -247,6 +262,19 @@ def _range(values: Sequence[float], form: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def size(members: int, seeds: int) -> Size:
+    with shared_parsing():
+        found = []
+        for seed in range(1 if members >= 10_000 else seeds):
+            run, costs = changes(members, seed)
+            found.append(costs)
+            print(members, seed, costs, file=sys.stderr, flush=True)
+        churn = {"needs all members": churned(run, CHURN_SECONDS)}
+        churn["needs servers only"] = churned(begun(members, lock_step=False), CHURN_SECONDS)
+    print(members, churn, file=sys.stderr, flush=True)
+    return Size(found, churn, memory(members))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", type=int, nargs="+", default=[100, 1000, 10_000])
@@ -257,25 +285,12 @@ def main() -> None:
         args.members, args.seeds = [20, 50], 1
     beat = heartbeat_seconds(10 if args.quick else 100, seconds=1.0 if args.quick else 8.0)
     print(f"{beat * 1e6:.1f} us a heartbeat", file=sys.stderr, flush=True)
-    held = {members: memory(members) for members in args.members}
-    costs: dict[int, list[dict[str, Cost]]] = {}
-    churns: dict[tuple[int, str], Churn] = {}
-    for members in args.members:
-        large = members >= 10_000
-        seconds = 20.0 if large else 30.0
-        with shared_parsing():
-            for seed in range(1 if large else args.seeds):
-                run, found = changes(members, seed)
-                costs.setdefault(members, []).append(found)
-                print(members, seed, found, file=sys.stderr, flush=True)
-                if not seed:
-                    churns[members, "needs all members"] = churned(run, seconds)
-            churns[members, "needs servers only"] = churned(begun(members, lock_step=False), seconds)
-        print(churns, file=sys.stderr, flush=True)
+    with ProcessPoolExecutor(len(args.members), mp_context=get_context("spawn")) as pool:
+        sizes = dict(zip(args.members, pool.map(size, args.members, repeat(args.seeds)), strict=True))
     page = scratch(PAGE) if args.quick else PAGE
-    parts = [provenance(), "### One change", *["\n".join(change_table(costs))]]
-    parts += ["### 10 % of the members lost, and as many new ones, a minute", "\n".join(churn_table(churns))]
-    parts += [f"### At rest\n\nA heartbeat takes {beat * 1e6:.0f} µs of CPU time.", "\n".join(rest_table(held, beat))]
+    parts = [provenance(), "### One change", *["\n".join(change_table(sizes))]]
+    parts += ["### 10 % of the members lost, and as many new ones, a minute", "\n".join(churn_table(sizes))]
+    parts += [f"### At rest\n\nA heartbeat takes {beat * 1e6:.0f} µs of CPU time.", "\n".join(rest_table(sizes, beat))]
     put_between(page, "coordinator", "\n\n".join(parts))
     print(page)
 
