@@ -16,7 +16,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test test-notebooks test-nightly test-frameworks frameworks test-engines test-plain check check-systems docs docs-serve docs-age docs-version kernels sanitize fuzz audit sbom wheels wheels-twice test-arm lint-workflows test-matrix format bench-overhead bench-steps bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
-	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-unequal-speeds bench-ladder bench-time-to-loss bench-lost-workers bench-peers clean
+	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-unequal-speeds bench-ladder bench-time-to-loss bench-lost-workers bench-many-members bench-peers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -205,6 +205,10 @@ bench-peers: $(PEERED) ## DDP, torchft and hivemind beside recipes, on one job (
 
 bench-lost-workers: $(READY) ## one of four workers is killed every ten seconds: rate, gaps, loss, beside undisturbed runs (hours)
 	$(BIN)/python benchmarks/lost_workers.py
+
+bench-many-members: $(READY) ## coordinator of 10,000 members in virtual time, groups of 1,000 workers; writes docs/benchmarks/many-members.md
+	$(BIN)/python benchmarks/many_members.py
+	$(BIN)/python benchmarks/group_consensus.py
 
 clean: ## remove the environment, caches and run records
 	rm -rf .venv .venv-frameworks .venv-engines .venv-peers .venv-audit .venv-release .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist runs

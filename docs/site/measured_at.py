@@ -28,6 +28,7 @@ MEASURES: dict[str, tuple[str, ...]] = {  # packages whose changes can change a 
     "ladder": LOSS,
     "local": LOSS,
     "lost-workers": (*STEP, "launcher"),
+    "many-members": ("algorithms/gossip", "algorithms/topologies", "comm/elastic", "comm/membership", "comm/rpc"),
     "named_stragglers": (*STEP, "observe"),
     "network": STEP,
     "pace": STEP,

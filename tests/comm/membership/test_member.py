@@ -97,6 +97,37 @@ def test_a_refusal_that_names_no_run_is_not_taken_for_another_runs() -> None:
     assert member.out == ""
 
 
+def test_a_member_names_its_view_and_takes_a_change_of_it() -> None:
+    member = MemberScripts(REPORT)
+    script = member.follow()
+    assert next(script).key == "news/7"
+    assert tell(script, version_of(3, False), News(view=view_of(3).text())).key == "news/7/3"
+    tell(script, version_of(3, True), News(over=3))
+    change = view_of(4, 7).change_text(view_of(3))
+    assert tell(script, version_of(4, False), News(change=change)).key == "news/7/4"
+    assert member.view == view_of(4, 7)
+
+
+def test_a_member_asks_for_the_whole_view_once_a_change_does_not_fit() -> None:
+    member = MemberScripts(REPORT)
+    script = member.follow()
+    next(script)
+    tell(script, version_of(3, False), News(view=view_of(3).text()))
+    ask = tell(script, version_of(5, False), News(change=view_of(5).change_text(view_of(4))))
+    assert (ask.key, ask.known) == ("news/7", 6)
+    assert member.view == view_of(3)
+    assert tell(script, version_of(5, False), News(view=view_of(5).text())).key == "news/7/5"
+    assert member.view == view_of(5)
+
+
+def test_a_change_for_a_worker_without_a_view_is_refused() -> None:
+    script = MemberScripts(REPORT).follow()
+    next(script)
+    tell(script, version_of(4, False), News(change=view_of(4).change_text(view_of(3))))
+    with pytest.raises(MalformedError, match="a worker that has none"):
+        tell(script, version_of(4, False), News(change=view_of(4).change_text(view_of(3))))
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.coordinator_desk import Desk
 
+from gossamer.comm.membership import next_view
 from gossamer.comm.membership.messages import ALL_LEFT, ATTACHED
 from gossamer.comm.membership.next_view import (
     LOSS_FORGOTTEN_SECONDS,
@@ -545,3 +546,27 @@ def test_with_servers_the_run_ends_once_all_have_left() -> None:
     desk.leave(2)
     desk.wait(1)
     assert desk.rule.ended == ALL_LEFT
+
+
+def test_reasons_of_evictions_are_bounded_and_an_older_one_is_out_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(next_view, "MOST_OUTS", 2)
+    desk = Desk(initial=5, least=1)
+    desk.begin(1, 2, 3, 4, 5)
+    for worker in (2, 3, 4):
+        desk.lose(worker)
+        desk.wait(6)
+    assert (desk.members, list(desk.rule.outs)) == ([1, 5], [3, 4])
+    desk.back(2)
+    assert "unreachable" in desk.news[2].out
+
+
+def test_a_message_names_a_few_of_many_changes() -> None:
+    desk = Desk(initial=1, most=20)
+    desk.begin(1)
+    desk.here(*range(2, 15))
+    desk.ready(*range(2, 15))
+    assert desk.members == [1, 2]
+    desk.caught_up(2)
+    assert desk.members == list(range(1, 15))
+    assert desk.notes[-1].count("joins") == next_view.MOST_NAMED
+    assert desk.notes[-1].endswith("4 more changes")

@@ -76,3 +76,50 @@ def test_the_stages_of_all_views_have_different_numbers() -> None:
     assert [stage.number for stage in stages] == sorted(stage.number for stage in stages)
     assert stages[0].numbers == (2**62 + 1,)
     assert stages[1].numbers == VIEW.numbers
+
+
+AFTER = replace(
+    VIEW,
+    number=4,
+    members=(replace(VIEW.members[1], others=(("203.0.113.7", 5),)), Member(number=9, host="10.0.0.9", port=9)),
+    newcomers=frozenset({9}),
+    secret=bytes(32),
+    relays=(RelayAddress(host="198.51.100.7", port=8, number=2**61),),
+)
+
+
+def test_a_change_turns_its_base_into_the_later_view() -> None:
+    assert VIEW.changed(AFTER.change_text(VIEW)) == AFTER
+    assert AFTER.changed(replace(AFTER, number=5).change_text(AFTER)) == replace(AFTER, number=5)
+
+
+def test_a_change_is_as_long_as_what_changed() -> None:
+    members = tuple(Member(number=each, host="10.0.0.1", port=4000) for each in range(1000))
+    large = replace(VIEW, members=members, newcomers=frozenset())
+    assert len(replace(large, number=4, members=members[1:]).change_text(large)) < 400
+
+
+@pytest.mark.parametrize("members", [VIEW.members[::-1], (AFTER.members[1], *VIEW.members)])
+def test_a_view_in_another_order_is_no_change(members: tuple[Member, ...]) -> None:
+    assert replace(VIEW, number=4, members=members).change_text(VIEW) == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("base", 2),
+        ("number", 5),
+        ("removed", []),
+        ("removed", 3),
+        ("replaced", []),
+        ("added", []),
+        ("added", [[9, "10.0.0.9", 10]]),
+        ("newcomers", []),
+        ("digest", "0" * 64),
+        ("secret", "00"),
+        ("secret", None),
+    ],
+)
+def test_a_change_that_does_not_lead_to_the_intended_view_is_refused(key: str, value: object) -> None:
+    with pytest.raises(MalformedError, match=r"change|secret"):
+        VIEW.changed(json.dumps({**json.loads(AFTER.change_text(VIEW)), key: value}))

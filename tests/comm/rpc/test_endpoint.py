@@ -54,6 +54,7 @@ from gossamer.base.peer_ops import (
     Reply,
 )
 from gossamer.comm.handshake import HEADER_BYTES, NONCE_BYTES
+from gossamer.comm.rpc import dispatcher
 from gossamer.comm.rpc.endpoint import run_peer_script
 from gossamer.comm.tls_contexts import Tls, run_tls
 from gossamer.errors import ConnectError, MismatchError, PeerLost
@@ -568,3 +569,19 @@ def test_who_shows_no_certificate_of_the_authority_is_not_heard(
 
 def without_certificate(authority: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=authority)
+
+
+def test_peers_that_left_are_forgotten_and_their_traffic_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "MOST_DEPARTED", 2)
+    with endpoint(THERE, gone_when_closed=True) as server:
+        serving = server.start(counting())
+        for number in range(1, 6):
+            with endpoint(Peer(WORKER, number)) as worker:
+                worker.meet({THERE: server.address})
+                worker.start(asking_once()).wait(10)
+        wait_until(lambda: len(server.statistics()) == 3)
+        traffic = server.statistics()
+        assert traffic.keys() == {Peer(WORKER, number) for number in (4, 5, dispatcher.FORGOTTEN)}
+        one, three = (traffic[Peer(WORKER, number)].payload_bytes_received for number in (4, dispatcher.FORGOTTEN))
+        assert three == 3 * one
+        assert not serving.landed()

@@ -40,6 +40,7 @@ from gossamer.events import LeftRun, emit, notice
 
 RUN = "elastic"  # credentials of these connections, distinct from those of parameter servers
 LARGEST_FRAME_BYTES = 2**22  # holds a view of tens of thousands of members
+BEATS = 5  # heartbeats in the time after which silence is a loss: with many members they are most of the frames
 NOTICE_SECONDS = 10.0
 STATUS_SECONDS = 2.0
 START_AGAIN = (
@@ -96,7 +97,12 @@ class MembershipAgent:
         self._scripts = MemberScripts(report, on_change, self._wake)
         self._endpoint = TcpEndpoint(
             Credentials(me=Peer(WORKER, self.number), token=token, run=RUN, largest_frame_bytes=LARGEST_FRAME_BYTES),
-            EndpointOptions(dead_after_seconds=dead_after_seconds, tls=tls, dial_from=dial_from),
+            EndpointOptions(
+                dead_after_seconds=dead_after_seconds,
+                heartbeat_seconds=dead_after_seconds / BEATS,
+                tls=tls,
+                dial_from=dial_from,
+            ),
         )
         try:
             self._endpoint.meet({COORDINATOR: coordinator})

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gossamer.base.peer_ops import Answer, Arrived, Ask, Peer, PeerEvent, PeerScript, Push, Reply
-from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
+from gossamer.comm.elastic.agent import BEATS, LARGEST_FRAME_BYTES, RUN
 from gossamer.comm.elastic.relay import RELAY, Relay
 from gossamer.comm.membership.coordinator import Coordinator, coordinate
 from gossamer.comm.membership.invitations import GUEST, INVITE, REVOKE, InvitationBook, Welcome
@@ -84,6 +84,7 @@ class CoordinatorServer:
                     address=address,
                     port=port,
                     dead_after_seconds=options.dead_after_seconds,
+                    heartbeat_seconds=options.dead_after_seconds / BEATS,
                     gone_when_closed=True,
                     tls=tls,
                     hand_over={} if self._relay is None else {RELAY: self._relay.take},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf
+from functools import lru_cache
 
 from gossamer.base.json_text import read_json
 from gossamer.base.peer_ops import (
@@ -49,9 +49,10 @@ from gossamer.comm.membership.messages import (
     version_of,
 )
 from gossamer.comm.membership.next_view import NO_SECRET, ViewPolicy
-from gossamer.comm.membership.view import MOST_RELAYS, Address, RelayAddress
+from gossamer.comm.membership.view import MOST_RELAYS, Address, RelayAddress, View
 from gossamer.errors import MalformedError
 
+AGAIN = News(again=True).text()
 MOST_DIGITS = 19  # of a worker's number
 UNSEALED = (
     "this run has no relays, so its workers do not seal their connections: start its first launcher with --relay, too"
@@ -74,6 +75,10 @@ class Coordinator:
         self.rule, self._address_of = rule, address_of
         self._relay_servers: dict[Peer, tuple[RelayAddress, ...]] = {}
         self._replies: list[Reply] = []
+        self._answered: tuple[str, View | None, bool] = "", None, False  # state at the last answers to all workers
+        self._texts_of: View | None = None  # the view of which `_texts` has the news, by number of the base
+        self._texts_relays: tuple[RelayAddress, ...] = ()
+        self._texts: dict[int, str] = {}
 
     def react(self, event: PeerEvent) -> list[Reply]:
         """Return the replies that this event triggers, including replies to earlier pending requests."""
@@ -81,13 +86,11 @@ class Coordinator:
         match event:
             case PeerLeft(peer=peer):
                 self._relay_servers.pop(peer, None)
-                for each in self.rule.workers.values():
-                    if each.peer == peer:
-                        self.rule.connection_closed(each)
+                for each in self.rule.workers.of_peer(peer):
+                    self.rule.connection_closed(each)
             case PeerJoined(peer=peer):
-                for each in self.rule.workers.values():
-                    if each.peer == peer:
-                        self._record_contact(each, peer)
+                for each in self.rule.workers.of_peer(peer):
+                    self._record_contact(each, peer)
             case Arrived(token=token, sender=sender, op=op):
                 try:
                     self._received(token, sender, op)
@@ -104,7 +107,7 @@ class Coordinator:
         """Record that the process of this worker has ended."""
         self.rule.look_at_clock(now)
         if number in self.rule.workers:
-            self.rule.workers[number].gone = True
+            self.rule.workers.end(self.rule.workers[number])
         return self._go_on()
 
     def expect(self, workers: int, now: float) -> list[Reply]:
@@ -136,13 +139,14 @@ class Coordinator:
     def _received(self, token: int, sender: Peer, op: Ask) -> None:
         match op:
             case Pull(key=key, known=known):
-                what, _, number = key.partition("/")
-                if not number.isdecimal() or len(number) > MOST_DIGITS or what not in (NEWS, STATUS):
+                what, *numbers = key.split("/")
+                if what not in (NEWS, STATUS) or len(numbers) not in (1, 2) or not all(map(_is_number, numbers)):
                     raise MalformedError(f"a coordinator does not serve the key {key[:40]!r}")
+                number, held = int(numbers[0]), int(numbers[-1]) if len(numbers) > 1 else 0
                 if what == STATUS:
-                    self._reply(token, Pulled(version=0, about=self.status(int(number))))
+                    self._reply(token, Pulled(version=0, about=self.status(number)))
                 else:
-                    self._poll(token, sender, int(number), known)
+                    self._poll(token, sender, number, known, held)
             case Push(key=key, about=about) if key in (HERE, READY, ATTACHED, HERE_AGAIN):
                 self._reported(token, sender, key, WorkerReport.of(about))
             case Push(key=key, stamp=stamp, about=about) if key == BROKEN:
@@ -159,7 +163,7 @@ class Coordinator:
             case _:
                 raise MalformedError(f"a coordinator does not accept {op.key[:40]!r}")
 
-    def _poll(self, token: int, sender: Peer, number: int, known: int) -> None:
+    def _poll(self, token: int, sender: Peer, number: int, known: int, held: int) -> None:
         worker = self.rule.workers.get(number)
         if worker is None or worker.peer != sender:
             out = self.rule.ended or self.rule.outs.get(number)
@@ -169,7 +173,8 @@ class Coordinator:
         if known < OUT_VERSION:
             self._check_newer(known // 2)
         self._record_contact(worker, sender)
-        worker.polls.append((token, known))
+        worker.polls.append((token, known, held))
+        self.rule.workers.changed[number] = worker
         if known > 0 and known % 2:
             worker.closed_view = max(worker.closed_view, known // 2)
         if self.rule.view is not None and self.rule.view.holds(number):
@@ -184,14 +189,8 @@ class Coordinator:
             self._reply(token, Receipt(version=-1, about=about.text()))
             return
         self._check_newer(report.view)
-        worker = self.rule.workers.get(report.number)
-        if worker is None:
-            for each in self.rule.workers.values():
-                each.gone |= each.peer == sender  # the same peer has started a new process
-            worker = self.rule.workers[report.number] = ReportedWorker(report)
-            if self.rule.view is None and self.rule.first_here == inf:
-                self.rule.first_here = self.rule.now
-        worker.learn(report)
+        worker = self.rule.learn(report, sender)
+        self.rule.workers.changed[report.number] = worker
         self._record_contact(worker, sender)
         if self.rule.view is not None and report.view and not self.rule.view.holds(report.number):
             self.rule.outs.setdefault(
@@ -257,10 +256,7 @@ class Coordinator:
         """Describe, for the user, why a worker is waiting; 0 for the run itself."""
         worker = self.rule.workers.get(number)
         if self.rule.view is None:
-            return (
-                f"{sum(each.connected for each in self.rule.workers.values())} of {self.rule.initial} workers "
-                "are connected"
-            )
+            return f"{self.rule.workers.connected} of {self.rule.initial} workers are connected"
         if worker is not None and not self.rule.view.holds(number):
             if self.rule.view.world >= self.rule.most and not self.rule.why_not_in(worker):
                 return f"all {self.rule.most} places are taken. Add one with `gossamer resize {self.rule.most + 1}`"
@@ -283,39 +279,67 @@ class Coordinator:
             for token in worker.readies:
                 self._reply(token, Receipt(version=0, about=self._standing(worker).text()))
             out, news = self._news(worker)
-            for token, known in worker.polls:
-                reply = Pulled(version=out, about=news.text()) if news.out else self._again(known)
+            for token, known, _ in worker.polls:
+                reply = Pulled(version=out, about=news) if out == OUT_VERSION else self._again(known)
                 self._reply(token, reply)
         self.rule.forgotten.clear()
-        for worker in self.rule.workers.values():
-            if worker.is_compared or self.rule.ended:
+        last, self._answered = self._answered, (self.rule.ended, self.rule.view, self.rule.is_over)
+        is_same = all(one is other for one, other in zip(last, self._answered, strict=True))
+        concerned = self.rule.workers.changed if is_same else self.rule.workers
+        for worker in concerned.values():
+            if worker.readies and (worker.is_compared or self.rule.ended):
                 for token in worker.readies:
                     self._reply(token, Receipt(version=0, about=self._standing(worker).text()))
                 worker.readies.clear()
-            version, news = self._news(worker)
-            for token, known in worker.polls:
+            if not worker.polls:
+                continue
+            version = self._news(worker, -1)[0]
+            for token, known, held in worker.polls:
                 if known < version:
-                    self._reply(token, Pulled(version=version, about=news.text()))
-            worker.polls = [(token, known) for token, known in worker.polls if known >= version]
+                    self._reply(token, Pulled(version=version, about=self._news(worker, held)[1]))
+            worker.polls = [each for each in worker.polls if each[1] >= version]
+        self.rule.workers.changed = {}
 
     @staticmethod
     def _again(known: int) -> Pulled:
-        return Pulled(version=known, about=News(again=True).text())
+        return Pulled(version=known, about=AGAIN)
 
-    def _news(self, worker: ReportedWorker) -> tuple[int, News]:
-        out = self.rule.ended or self.rule.outs.get(worker.number) or worker.refused
+    def _news(self, worker: ReportedWorker, held: int = 0) -> tuple[int, str]:
+        """Return the version and the text of a worker's news. held: number of its newest view; -1: without a text."""
+        out, view = self.rule.ended or self.rule.outs.get(worker.number) or worker.refused, self.rule.view
         if out:
-            return OUT_VERSION, News(out=out)
-        if self.rule.view is None or not self.rule.view.holds(worker.number):
-            return -1, News()
+            return OUT_VERSION, "" if held < 0 else News(out=out).text()
+        if view is None or not view.holds(worker.number):
+            return -1, ""
         if self.rule.is_over:
-            return version_of(self.rule.view.number, True), News(over=self.rule.view.number)
-        if self.rule.view.secret == NO_SECRET:
-            return -1, News()  # members that train in this view already have its secret
-        return version_of(self.rule.view.number, False), News(view=replace(self.rule.view, relays=self.relays).text())
+            return version_of(view.number, True), _over_text(view.number)
+        if view.secret == NO_SECRET:
+            return -1, ""  # members that train in this view already have its secret
+        return version_of(view.number, False), "" if held < 0 else self._view_news(view, held)
+
+    def _view_news(self, view: View, held: int) -> str:
+        """News of a view: as a difference for a worker that has the view before it. Each text is built once."""
+        base, relays = self.rule.last_view, self.relays
+        if self._texts_of is not view or self._texts_relays != relays:
+            self._texts_of, self._texts_relays, self._texts = view, relays, {}
+        key = held if base is not None and held == base.number else 0
+        if key not in self._texts:
+            current = replace(view, relays=relays)
+            change = current.change_text(base) if key and base is not None else ""
+            self._texts[key] = (News(change=change) if change else News(view=current.text())).text()
+        return self._texts[key]
 
     def _reply(self, token: int, answer: Answer) -> None:
         self._replies.append(Reply(token=token, answer=answer))
+
+
+@lru_cache(maxsize=4)
+def _over_text(view: int) -> str:
+    return News(over=view).text()
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= MOST_DIGITS
 
 
 def coordinate(coordinator: Coordinator, react: Callable[[PeerEvent], list[Reply]] | None = None) -> PeerScript:

@@ -67,7 +67,7 @@ class Remembered:
 
     def after(self, entry: Entry) -> Remembered:
         """Apply one more entry. Raises KeyError, TypeError or ValueError for an invalid one."""
-        changed = asdict(self) | {"members": self.members, "invitations": self.invitations}
+        changed = dict(vars(self))
         for name, value in entry.items():
             if name == "view":
                 changed |= {

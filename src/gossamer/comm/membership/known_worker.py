@@ -1,7 +1,8 @@
-"""Coordinator's record of one worker process, and the evidence that it is alive."""
+"""Coordinator's records of worker processes, and the evidence that they are alive."""
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -12,7 +13,7 @@ from gossamer.comm.membership.view import MOST_OTHERS, Address, Member
 ALIVE, UNDECIDED, LOST = "alive", "undecided", "lost"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class ReportedWorker:
     """A worker that has reported to this coordinator, or that the journal lists."""
 
@@ -26,7 +27,7 @@ class ReportedWorker:
     gone: bool = False  # its launcher saw the process end
     is_compared: bool = False  # its fingerprint has been compared with the run's
     refused: str = ""  # why it is not admitted
-    polls: list[tuple[int, int]] = field(default_factory=list)  # (token, known version) of pending polls
+    polls: list[tuple[int, int, int]] = field(default_factory=list)  # pending: token, known version, number of its view
     readies: list[int] = field(default_factory=list)  # tokens of requests that wait for the fingerprint comparison
 
     @property
@@ -63,13 +64,6 @@ class ReportedWorker:
             fingerprint=report.fingerprint or last.fingerprint,
         )
 
-    def reconnect(self, peer: Peer) -> None:
-        self.peer, self.connected, self.lost_at = peer, True, inf
-
-    def close(self, lost_at: float) -> None:
-        """Record a closed connection. The worker counts as lost at `lost_at`, unless it reconnects before."""
-        self.connected, self.lost_at = False, lost_at
-
     def is_lost(self, now: float) -> bool:
         """Whether the worker has left, has ended, or has been disconnected for too long."""
         return self.gone or self.left or (not self.connected and now >= self.lost_at)
@@ -92,3 +86,94 @@ class ReportedWorker:
         if not self.connected:
             return "its connection was closed or silent, and it did not reconnect in time"
         return f"it did not answer for {dead_after_seconds:g} s"
+
+
+class KnownWorkers(dict[int, ReportedWorker]):
+    """All workers by number, in order of arrival, with indexes: an event costs what it changes, not a pass over all.
+
+    Attributes:
+        connected: Number of connected workers.
+        lost: Workers for which `is_lost` holds, as of the last `look`.
+        newly_lost: Those of them that the view policy has not looked at.
+        changed: Workers whose pending requests may have an answer now.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connected = 0
+        self.lost: dict[int, ReportedWorker] = {}
+        self.newly_lost: list[ReportedWorker] = []
+        self.changed: dict[int, ReportedWorker] = {}
+        self._of_peer: dict[Peer, dict[int, ReportedWorker]] = {}
+        self._deadlines: list[tuple[float, int]] = []  # heap; an entry is void once its worker's `lost_at` differs
+
+    def add(self, worker: ReportedWorker) -> None:
+        self[worker.number] = self.changed[worker.number] = worker
+        if worker.gone or worker.left:
+            self._lose(worker)
+
+    def forget(self, worker: ReportedWorker) -> None:
+        self.connected -= worker.connected
+        self._leave_peer(worker)
+        for index in (self, self.lost, self.changed):
+            index.pop(worker.number, None)
+
+    def of_peer(self, peer: Peer) -> list[ReportedWorker]:
+        """Workers that reported from this peer last: the newest process, and earlier ones that are not forgotten."""
+        return list(self._of_peer.get(peer, {}).values())
+
+    def reconnect(self, worker: ReportedWorker, peer: Peer) -> None:
+        """Record a message."""
+        if worker.peer != peer:
+            self._leave_peer(worker)
+            self._of_peer.setdefault(peer, {})[worker.number] = worker
+        self.connected += not worker.connected
+        worker.peer, worker.connected, worker.lost_at = peer, True, inf
+        self._recover(worker)
+
+    def close(self, worker: ReportedWorker, lost_at: float) -> None:
+        """Record a closed connection. The worker counts as lost at `lost_at`, unless it reconnects before."""
+        self.connected -= worker.connected
+        worker.connected = False
+        self.wait_until(worker, lost_at)
+
+    def wait_until(self, worker: ReportedWorker, lost_at: float) -> None:
+        """Set the time at which a disconnected worker counts as lost."""
+        worker.lost_at = lost_at
+        self._recover(worker)
+        heapq.heappush(self._deadlines, (lost_at, worker.number))
+
+    def end(self, worker: ReportedWorker, *, left: bool = False) -> None:
+        """Record that the process has ended, or announced that it leaves."""
+        worker.left |= left
+        worker.gone |= not left
+        self._lose(worker)
+
+    def look(self, now: float) -> None:
+        """Update `lost` to this time."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            lost_at, number = heapq.heappop(self._deadlines)
+            worker = self.get(number)
+            if worker is not None and not worker.connected and worker.lost_at == lost_at:
+                self._lose(worker)
+
+    @property
+    def next_deadline(self) -> float:
+        """Time at which the next worker may count as lost; inf for none."""
+        return self._deadlines[0][0] if self._deadlines else inf
+
+    def _lose(self, worker: ReportedWorker) -> None:
+        if worker.number not in self.lost:
+            self.lost[worker.number] = worker
+            self.newly_lost.append(worker)
+
+    def _recover(self, worker: ReportedWorker) -> None:
+        if not worker.gone and not worker.left:
+            self.lost.pop(worker.number, None)
+
+    def _leave_peer(self, worker: ReportedWorker) -> None:
+        if worker.peer is not None:
+            others = self._of_peer[worker.peer]
+            del others[worker.number]
+            if not others:
+                del self._of_peer[worker.peer]

@@ -22,6 +22,7 @@ from gossamer.comm.membership.messages import (
     WorkerReport,
 )
 from gossamer.comm.membership.view import View
+from gossamer.errors import MalformedError
 
 StandingScript = Generator[PeerOp, Any, Standing]
 
@@ -47,9 +48,11 @@ class MemberScripts:
         self.report = report
         self._learns = threading.Lock()  # held by the training thread and the agent's thread
         self.view: View | None = None  # newest view with this worker
+        self._newer: View | None = None  # of the news that are being taken
         self.over = 0  # number of the newest view that has ended
         self.out = ""  # why this worker is no longer a member of the run
         self._known = -1
+        self._needs_whole = False  # whether a change did not fit the last view
         self.formed: bool | None = None  # whether training had begun when this worker joined; None until known
         self._on_over, self._on_change = on_over, on_change
 
@@ -61,13 +64,14 @@ class MemberScripts:
     def follow(self) -> PeerScript:
         """Poll for news until this worker is out of the run."""
         while not self.out:
-            pulled: Pulled = yield Pull(of=COORDINATOR, key=f"{NEWS}/{self.report.number}", known=self._known)
+            held = "" if self.view is None or self._needs_whole else f"/{self.view.number}"
+            pulled: Pulled = yield Pull(of=COORDINATOR, key=f"{NEWS}/{self.report.number}{held}", known=self._known)
             news = News.of(pulled.about)
             if news.again:
                 standing = yield from self.send_report(HERE_AGAIN)
                 if standing.formed and not self.formed and self.view is None:
                     self._leave_out("training began without this worker while the coordinator could not reach it")
-            elif pulled.version > self._known:
+            elif pulled.version > self._known and self._read(news):
                 self._known = pulled.version
                 self._take(news)
 
@@ -107,13 +111,25 @@ class MemberScripts:
         elif standing.run and standing.run != self.report.run:
             self._leave_out(standing.refused or f"the coordinator serves another run ({standing.run:.8})")
 
+    def _read(self, news: News) -> bool:
+        """Read the view of the news. False if it is a change that does not fit, so that the whole view is needed."""
+        try:
+            self._newer = news.read_view(self.view) if news.view or news.change else None
+        except MalformedError:
+            if not news.change or self._needs_whole:
+                raise
+            self._needs_whole = True
+            return False
+        self._needs_whole = False
+        return True
+
     def _take(self, news: News) -> None:
         if news.out:
             self._leave_out(news.out)
         elif news.over:
             self._close(news.over)
-        elif news.view:
-            view = news.read_view()
+        elif self._newer is not None:
+            view, self._newer = self._newer, None
             self._close(view.number - 1)
             self.view = view
             self.learn(view=view.number)

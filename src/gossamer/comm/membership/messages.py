@@ -5,7 +5,9 @@
                             Push LEAVES, RESIZE
     relay -> coordinator    Push RELAYS                              its addresses; answered only if it is refused,
                                                                      so that it is repeated after a lost connection
-                            Pull NEWS/number, known=version          answered when there is news beyond that version
+                            Pull NEWS/number[/view], known=version   answered when there is news beyond that version;
+                                                                     view: the newest one that the worker has, so that
+                                                                     the next one can be sent as a difference to it
                             Pull STATUS/number                       answered at once: why the worker waits
 
 The news of view v has version 2 v while the view is active and 2 v + 1 once it has ended. A Pull with known = 2 v + 1
@@ -132,6 +134,7 @@ class News:
     """The answer to a worker's poll for news, with one field set."""
 
     view: str = ""  # text of a new view with this worker
+    change: str = ""  # the same, as the difference to the view that the worker named in its poll
     over: int = 0  # number of a view that has ended
     out: str = ""  # why the worker is no longer a member of the run
     again: bool = False  # the coordinator has no record of the worker, which must report again
@@ -143,8 +146,13 @@ class News:
     def of(cls, text: str) -> News:
         return _read(cls, text)
 
-    def read_view(self) -> View:
-        return View.of(self.view)
+    def read_view(self, base: View | None = None) -> View:
+        """Return the new view. base: the one that the poll has named. Raises MalformedError."""
+        if not self.change:
+            return View.of(self.view)
+        if base is None:
+            raise MalformedError("a coordinator sent a change of a view to a worker that has none")
+        return base.changed(self.change)
 
 
 T = TypeVar("T", WorkerReport, BrokenReport, Standing, News)

@@ -9,14 +9,16 @@ parameters; otherwise the run ends.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import inf
 
 from gossamer.base.peer_ops import Peer
 from gossamer.comm.membership.fingerprints import difference
 from gossamer.comm.membership.journal import ViewJournal, view_entry
-from gossamer.comm.membership.known_worker import ALIVE, LOST, UNDECIDED, ReportedWorker
+from gossamer.comm.membership.known_worker import ALIVE, LOST, UNDECIDED, KnownWorkers, ReportedWorker
 from gossamer.comm.membership.messages import ALL_LEFT, RESIZED, BrokenReport, WorkerReport
 from gossamer.comm.membership.view import MOST_MEMBERS, SECRET_BYTES, View
 from gossamer.errors import MalformedError, require
@@ -31,10 +33,18 @@ class LossHistory:
     and at most 30 s."""
 
     _losses: dict[str, tuple[int, float]] = field(default_factory=dict)  # consecutive losses, time of the last one
+    _closed: set[str] = field(default_factory=set)  # slots with a back-off that may not have ended
 
     def lost(self, place: str, now: float) -> None:
         count, last = self._losses.get(place, (0, now))
         self._losses[place] = (1 if now - last > LOSS_FORGOTTEN_SECONDS else count + 1), now
+        if self.opens_at(place) > now:
+            self._closed.add(place)
+
+    def next_opening(self, now: float) -> float:
+        """Return the time at which the next back-off ends; inf for none."""
+        self._closed = {place for place in self._closed if self.opens_at(place) > now}
+        return min(map(self.opens_at, self._closed), default=inf)
 
     def count(self, place: str) -> int:
         return self._losses.get(place, (0, 0.0))[0]
@@ -66,11 +76,12 @@ def least_connected(members: Sequence[int], accusations: Iterable[Accusation]) -
     Returns:
         The number of a member, or None if no member accuses another.
     """
-    pairs = {frozenset(each) for each in accusations if each[0] != each[1] and set(each) <= set(members)}
+    joined = {member: place for place, member in enumerate(members)}
+    pairs = {frozenset(each) for each in accusations if each[0] != each[1] and all(one in joined for one in each)}
     if not pairs:
         return None
-    apart = {member: sum(member in pair for pair in pairs) for member in members}
-    return max(members, key=lambda member: (apart[member], members.index(member)))
+    apart = Counter(member for pair in pairs for member in pair)
+    return max(members, key=lambda member: (apart[member], joined[member]))
 
 
 @dataclass
@@ -113,6 +124,9 @@ class AccusationRecord:
 NOTICE_SECONDS = 10.0  # between messages about a waiting run
 SOON_SECONDS = 1.0  # before the first message: at the end of a run, members leave one after another
 NO_SECRET = bytes(SECRET_BYTES)  # of a view that was read from a journal
+FREE_MEMBERS, SECONDS_A_MEMBER = 64, 5e-4  # a view is followed by the next one after this time for each further member
+MOST_OUTS = 2**14  # reasons that are kept for evicted workers; an older one is told that a view was made without it
+MOST_NAMED = 8  # workers in a message to the user
 RUN_BYTES = 16  # of a run's identity
 
 
@@ -192,14 +206,18 @@ class ViewPolicy:
         self.resizes = 0  # number of resize requests
         self.finishing = kept.finishing
         self.view: View | None = None
+        self.last_view: View | None = None  # the one before, if this process has made it or read it from the journal
         self.is_over = False
-        self.workers: dict[int, ReportedWorker] = {}
+        self.workers = KnownWorkers()
+        self._outside: dict[int, ReportedWorker] = {}  # workers that were in no view, in order of arrival
+        self._uncompared: dict[int, ReportedWorker] = {}  # ready newcomers
+        self._stateless = set(kept.newcomers)  # members that have not reported that they have the state
         if kept.view:
             self.view = View(number=kept.view, members=kept.members, newcomers=kept.newcomers, secret=NO_SECRET)
             for each in kept.members:
                 report = WorkerReport(number=each.number, host=each.host, port=each.port, place=-1, view=kept.view)
                 # Workers of this launcher's earlier processes ended with them
-                self.workers[each.number] = ReportedWorker(report, gone=each.number in kept.launched)
+                self.workers.add(ReportedWorker(report, gone=each.number in kept.launched))
         self.forgotten: list[ReportedWorker] = []  # lost newcomers, which must report again
         self.outs: dict[int, str] = {}
         self._losses, self._record = LossHistory(), AccusationRecord()
@@ -209,6 +227,7 @@ class ViewPolicy:
         self._view_since = self._over_since = self._not_before = 0.0
         self._recorded = False  # whether the failure of this view is recorded
         self._excused = False  # whether the silent members of this view were given more time
+        self._undecided_rank = 0  # of a member for which the next view waits
         self.first_here = self._waits_since = self._note_at = inf
         self._noted: set[str] = set()
 
@@ -217,10 +236,12 @@ class ViewPolicy:
     @property
     def due(self) -> float:
         """Time of the next check without an event; frequent enough to detect that this process was stopped."""
-        moments = [self.now + self.options.dead_after_seconds / 4, self._note_at]
-        moments.append(self.first_here + self.options.patience_seconds)
-        moments += [each.lost_at for each in self.workers.values() if not each.connected]
-        moments += [self._losses.opens_at(each.spot) for each in self.workers.values() if each.report.ready]
+        moments = [
+            self.now + self.options.dead_after_seconds / 4,
+            self._note_at,
+            self.first_here + self.options.patience_seconds,
+        ]
+        moments += [self.workers.next_deadline, self._losses.next_opening(self.now), self._next_view_from]
         moments += [self._over_since + self.options.dead_after_seconds, self._not_before] if self.is_over else []
         return min(moment for moment in moments if moment > self.now)
 
@@ -240,7 +261,26 @@ class ViewPolicy:
         self._over_since = now
         for each in self.workers.values():
             if not each.connected:
-                each.lost_at = now + self.options.dead_after_seconds
+                self.workers.wait_until(each, now + self.options.dead_after_seconds)
+
+    def learn(self, report: WorkerReport, peer: Peer) -> ReportedWorker:
+        """Record a report. The first one of a new process ends the earlier process of the same peer."""
+        if report.fingerprint and report.fingerprint == self.fingerprint:
+            report = replace(report, fingerprint=self.fingerprint)  # one text for all
+        worker = self.workers.get(report.number)
+        if worker is None:
+            for each in self.workers.of_peer(peer):
+                self.workers.end(each)
+            worker = self._outside[report.number] = ReportedWorker(report)
+            self.workers.add(worker)
+            if self.view is None and self.first_here == inf:
+                self.first_here = self.now
+        worker.learn(report)
+        if worker.report.ready and not worker.is_compared:
+            self._uncompared[worker.number] = worker
+        if worker.report.has_state:
+            self._stateless.discard(worker.number)
+        return worker
 
     def record_contact(self, worker: ReportedWorker, peer: Peer) -> None:
         """Record a message from a worker.
@@ -255,19 +295,19 @@ class ViewPolicy:
             and view.holds(worker.number)
             and worker.evidence(view.number, self.now, silent_at) == LOST
         )
-        worker.reconnect(peer)
+        self.workers.reconnect(worker, peer)
         if was_lost and not self._excused and not worker.is_lost(self.now):
             self._excused = True
             self._excuse_silence(self.now)
 
     def connection_closed(self, worker: ReportedWorker) -> None:
         if worker.connected:
-            worker.close(max(self.now + self._reconnect_seconds, self._judges_from))
+            self.workers.close(worker, max(self.now + self._reconnect_seconds, self._judges_from))
 
     def broke(self, number: int, report: BrokenReport) -> None:
         """Record that a member cannot continue in a view."""
         if self.view is not None and report.view == self.view.number and self.view.holds(number):
-            self._broken.append((number, report))
+            self._broken.append((number, replace(report, why="")))
             self.declare_over()
 
     @property
@@ -305,7 +345,7 @@ class ViewPolicy:
 
     def leaves(self, worker: ReportedWorker, finished: bool) -> None:
         """Record that a worker leaves. finished: its training is complete, so fewer than `least` may remain."""
-        worker.left = True
+        self.workers.end(worker, left=True)
         if finished and not self.finishing:
             self.finishing = True
             self._journal.append({"finishing": True})
@@ -325,26 +365,40 @@ class ViewPolicy:
 
     def go_on(self) -> None:
         """Perform all changes that are due."""
-        for each in list(self.workers.values()):
-            if each.is_lost(self.now) and (self.view is None or not self.view.holds(each.number)):
-                self.forgotten.append(self.workers.pop(each.number))
+        self.workers.look(self.now)
+        self._forget_outside()
         if self.ended:
             return
-        for each in self.workers.values():
-            if each.report.ready and self.fingerprint and not each.is_compared:
+        if self.fingerprint:
+            for each in self._uncompared.values():
                 each.is_compared, each.refused = True, _compared(self.fingerprint, each.report.fingerprint)
+            self.workers.changed |= self._uncompared
+            self._uncompared.clear()
         if self.view is None:
             self._begin()
-        elif not self.is_over and self._change_is_due():
+        elif not self.is_over and self.now >= self._next_view_from and self._change_is_due():
             self.declare_over()
         if self.is_over:
             self._decide()
 
+    def _forget_outside(self) -> None:
+        """Forget lost workers that are not in the view."""
+        lost, self.workers.newly_lost = self.workers.newly_lost, []
+        for each in lost:
+            if each.number in self.workers.lost and (self.view is None or not self.view.holds(each.number)):
+                self.forgotten.append(each)
+                self.workers.forget(each)
+                self._outside.pop(each.number, None)
+                self._uncompared.pop(each.number, None)
+
     def _begin(self) -> None:
         """Create the first view, once enough workers are connected."""
-        here = [each for each in self.workers.values() if each.connected and not each.left and not each.gone]
         waited = self.now >= self.first_here + self.options.patience_seconds
-        if len(here) < (self.least if waited else self.initial):
+        needed = self.least if waited else self.initial
+        if self.workers.connected < needed and self._waits_since < inf and self.now < self._note_at:
+            return
+        here = [each for each in self.workers.values() if each.connected and not each.left and not each.gone]
+        if len(here) < needed:
             self._note_waits(f"{len(here)} of {self.initial} workers are connected", 0.0)
             return
         here.sort(key=lambda each: (each.report.place < 0, each.report.place))  # in order of arrival within a slot
@@ -353,7 +407,7 @@ class ViewPolicy:
     def _change_is_due(self) -> bool:
         assert self.view is not None
         return (
-            any(self.workers[each.number].is_lost(self.now) for each in self.view.members)
+            any(map(self.view.holds, self.workers.lost))
             or self.view.world > self.most
             or (self.view.world < self.most and self._all_have_state() and bool(self._newcomers()))
         )
@@ -361,17 +415,17 @@ class ViewPolicy:
     def declare_over(self) -> None:
         if not self.is_over:
             self.is_over, self._recorded, self._excused = True, False, False
-            self._over_since = self._not_before = self.now
-            self._waits_since = inf
+            self._over_since, self._not_before = self.now, max(self.now, self._next_view_from)
+            self._waits_since, self._undecided_rank = inf, 0
 
     def _decide(self) -> None:
         """Create the next view, once each member is known to be alive or lost."""
         assert self.view is not None
+        if self._waits_for_member() or (self.now < self._not_before and (self._recorded or not self._broken)):
+            return
         silent_at = self._over_since + self.options.dead_after_seconds
         workers = [self.workers[each.number] for each in self.view.members]
         evidence = {each: each.evidence(self.view.number, self.now, silent_at) for each in workers}
-        if UNDECIDED in evidence.values():
-            return
         alive = [each for each in workers if evidence[each] == ALIVE]
         self._remember_how_it_broke(explained=len(alive) < len(workers))
         if self.now < self._not_before:
@@ -387,6 +441,25 @@ class ViewPolicy:
         else:
             self._make_next(stay, newcomers, outs)
 
+    def _waits_for_member(self) -> bool:
+        """Whether a member is undecided. The one that was found last is examined first, then those after it, so that
+        the reports of all members cost one pass together."""
+        assert self.view is not None
+        members, silent_at = self.view.members, self._over_since + self.options.dead_after_seconds
+        for rank in chain(range(self._undecided_rank, len(members)), range(self._undecided_rank)):
+            worker = self.workers[members[rank].number]
+            if worker.evidence(self.view.number, self.now, silent_at) == UNDECIDED:
+                self._undecided_rank = rank
+                return True
+        return False
+
+    @property
+    def _next_view_from(self) -> float:
+        """Earliest time of the next view: large views follow each other at a rate that all members can follow, and a
+        view takes up all changes since the last one."""
+        world = 0 if self.view is None else self.view.world
+        return self._view_since + SECONDS_A_MEMBER * max(0, world - FREE_MEMBERS)
+
     def _remember_how_it_broke(self, *, explained: bool) -> None:
         if self._recorded or not self._broken:
             return
@@ -397,7 +470,7 @@ class ViewPolicy:
             went_on=any(report.went_on for _, report in self._broken),
             seconds=self._over_since - self._view_since,
         )
-        self._not_before = self._over_since + self._record.pause_seconds()
+        self._not_before = max(self._not_before, self._over_since + self._record.pause_seconds())
 
     def _without_accused(self, alive: list[ReportedWorker], outs: dict[ReportedWorker, str]) -> list[ReportedWorker]:
         """Live members, without one that cannot work with the rest, provided that enough remain."""
@@ -416,16 +489,21 @@ class ViewPolicy:
     ) -> None:
         assert self.view is not None
         kept = sorted(stay, key=self._has_state, reverse=True)[: self.most]  # members with parameters are kept first
-        outs |= {each: f"{RESIZED} to {self.most} workers" for each in stay if each not in kept}
-        members = [each for each in stay if each in kept]
+        staying, remaining = set(stay), set(kept)
+        outs |= {each: f"{RESIZED} to {self.most} workers" for each in stay if each not in remaining}
+        members = [each for each in stay if each in remaining]
         joining = list(newcomers)[: self.most - len(members)]
         no_state = frozenset(each.number for each in (*members, *joining) if not self._has_state(each))
         for each, why in outs.items():
             self.outs[each.number] = f"it was evicted after view {self.view.number}: {why}"
-            if not each.left and each not in stay:
+            if not each.left and each not in staying:
                 self._losses.lost(each.spot, self.now)
+        while len(self.outs) > MOST_OUTS:
+            del self.outs[next(iter(self.outs))]
         text = [f"{each.name} is out: {why}" for each, why in outs.items()]
         text += [f"{each.name} joins" for each in joining]
+        if len(text) > MOST_NAMED:
+            text[MOST_NAMED:] = [f"{len(text) - MOST_NAMED} more changes"]
         self._make_view([*members, *joining], no_state)
         self._note(f"view {self.view.number}: {self.view.world} workers. {'; '.join(text) or 'All continue'}")
 
@@ -438,7 +516,11 @@ class ViewPolicy:
         )
         self.began = view.world if self.view is None else self.began
         self._journal.append(view_entry(view) if self.view else {**view_entry(view), "began": self.began})
-        self.view, self.is_over, self._view_since = view, False, self.now
+        self.last_view, self.view, self.is_over, self._view_since = self.view, view, False, self.now
+        self._stateless = {number for number in newcomers if not self.workers[number].report.has_state}
+        for each in workers:
+            self._outside.pop(each.number, None)
+        self.workers.newly_lost += [each for number, each in self.workers.lost.items() if not view.holds(number)]
         self._broken, self._waits_since, self._note_at, self.first_here = [], inf, inf, inf
 
     def _end_without_state(self, workers: Sequence[ReportedWorker]) -> None:
@@ -472,16 +554,11 @@ class ViewPolicy:
 
     def _all_have_state(self) -> bool:
         """Whether the last newcomers have received the whole state. Another newcomer would interrupt the transfer."""
-        assert self.view is not None
-        return all(self._has_state(self.workers[each.number]) for each in self.view.members)
+        return all(self._has_state(self.workers[number]) for number in self._stateless)
 
     def _newcomers(self) -> list[ReportedWorker]:
         """Workers that can be admitted now, in order of arrival."""
-        return [
-            each
-            for each in self.workers.values()
-            if self.why_not_in(each) == "" and self.view is not None and not self.view.holds(each.number)
-        ]
+        return [each for each in self._outside.values() if self.why_not_in(each) == ""]
 
     def why_not_in(self, worker: ReportedWorker) -> str:
         """Why a newcomer is not admitted, apart from the maximum number of members; empty if it can be admitted."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from gossamer.base.json_text import read_json
@@ -81,13 +83,14 @@ class View:
 
     def rank_of(self, number: int) -> int:
         """Return the rank of a member. Raises KeyError if it is not in this view."""
-        for rank, member in enumerate(self.members):
-            if member.number == number:
-                return rank
-        raise KeyError(number)
+        return self._ranks[number]
 
     def holds(self, number: int) -> bool:
-        return any(member.number == number for member in self.members)
+        return number in self._ranks
+
+    @cached_property
+    def _ranks(self) -> Mapping[int, int]:
+        return {member.number: rank for rank, member in enumerate(self.members)}
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -113,8 +116,65 @@ class View:
             "newcomers": sorted(self.newcomers),
             "secret": self.secret.hex(),
         }
-        relays = {"relays": [[each.host, each.port, each.number] for each in self.relays]} if self.relays else {}
-        return json.dumps(record | relays)
+        return json.dumps(record | self._relay_record())
+
+    def _relay_record(self) -> dict[str, Any]:
+        return {"relays": [[each.host, each.port, each.number] for each in self.relays]} if self.relays else {}
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the number, the members and the newcomers."""
+        record = [self.number, [each.record() for each in self.members], sorted(self.newcomers)]
+        return hashlib.sha256(json.dumps(record).encode()).hexdigest()
+
+    def change_text(self, base: View) -> str:
+        """The difference to an earlier view, as JSON: its size depends on the changes, not on the number of members.
+
+        Empty if the members that stay have another order than in `base`.
+        """
+        before = {member.number: member for member in base.members}
+        stayed = [member for member in self.members if member.number in before]
+        added = self.members[len(stayed) :]
+        if [each.number for each in stayed] != [number for number in base.numbers if self.holds(number)]:
+            return ""
+        if any(each.number in before for each in added):
+            return ""
+        record = {
+            "number": self.number,
+            "base": base.number,
+            "removed": [number for number in base.numbers if not self.holds(number)],
+            "replaced": [each.record() for each in stayed if each != before[each.number]],
+            "added": [each.record() for each in added],
+            "newcomers": sorted(self.newcomers),
+            "secret": self.secret.hex(),
+            "digest": self.digest,
+        }
+        return json.dumps(record | self._relay_record())
+
+    def changed(self, text: str) -> View:
+        """Apply the result of `change_text` to its base. Raises MalformedError if the result has another digest."""
+        if len(text) > MOST_TEXT_BYTES:
+            raise MalformedError(f"a change of a view of {len(text)} bytes exceeds the limit of {MOST_TEXT_BYTES}")
+        try:
+            read = read_json(text)
+            if read["base"] != self.number:
+                raise ValueError(f"it changes view {read['base']!r:.40}, and the last view here is {self.number}")
+            removed = frozenset(_whole(number) for number in read["removed"])
+            replaced = {member.number: member for member in map(Member.of, read["replaced"])}
+            stayed = (each for each in self.members if each.number not in removed)
+            view = View(
+                number=_whole(read["number"]),
+                members=(*(replaced.get(each.number, each) for each in stayed), *map(Member.of, read["added"])),
+                newcomers=frozenset(_whole(number) for number in read["newcomers"]),
+                secret=bytes.fromhex(_word(read["secret"])),
+                relays=tuple(map(RelayAddress.of, read.get("relays", ()))),
+            )
+            if view.digest != read["digest"]:
+                raise ValueError("the resulting members differ from the coordinator's")
+        except (KeyError, TypeError, ValueError) as error:
+            raise MalformedError(f"invalid change of a view ({type(error).__name__}: {error})") from None
+        _check(view)
+        return view
 
     @classmethod
     def of(cls, text: str) -> View:

@@ -27,6 +27,8 @@ from gossamer.events import notice
 
 MOST_FAILED_DIALS = 3  # consecutive malformed answers to dials, before pending requests fail
 MOST_NOTICES = 100
+MOST_DEPARTED = 1024  # peers that have left and whose states are kept
+FORGOTTEN = -1  # number of a peer that stands for all forgotten ones of its kind in `traffic`
 
 
 class Dispatcher:
@@ -41,6 +43,8 @@ class Dispatcher:
     ) -> None:
         self._credentials, self._listening, self._mailbox, self._options = credentials, listening, mailbox, options
         self._peer_states: dict[Peer, PeerState] = {}
+        self._departed: dict[Peer, None] = {}  # peers that have left, in that order
+        self._forgotten: dict[Peer, Traffic] = {}
         self._noticed: set[str] = set()
         self._tick_at, self._close_at = 0.0, inf
         self._queue_limit_bytes = options.queue_limit_bytes(credentials.largest_frame_bytes)
@@ -73,8 +77,8 @@ class Dispatcher:
             self.loop.run_exclusively(self._shut_down)
 
     def traffic(self) -> dict[Peer, Traffic]:
-        """Return the traffic by peer. Thread-safe."""
-        return {peer: peer_state.traffic for peer, peer_state in list(self._peer_states.items())}
+        """Return the traffic by peer. Thread-safe. Number -1 has the sum of the forgotten peers of its kind."""
+        return {peer: each.traffic for peer, each in list(self._peer_states.items())} | self._forgotten
 
     def address_of(self, peer: Peer) -> Address | None:
         """Return the remote address of a peer's connection; None without one. Thread-safe."""
@@ -204,6 +208,18 @@ class Dispatcher:
             self._mailbox.peer_left(peer_state.peer)
             if self._options.asks_end_with_peer:
                 peer_state.fail(self._peer_lost(peer_state.peer))
+            self._departed[peer_state.peer] = None
+            if len(self._departed) > MOST_DEPARTED:
+                self._forget_departed(next(iter(self._departed)))
+
+    def _forget_departed(self, peer: Peer) -> None:
+        """Forget a peer that has left, unless it is dialed or requests wait for it: each process is a new peer."""
+        del self._departed[peer]
+        peer_state = self._peer_states[peer]
+        if peer_state.resolved is None and peer_state.connection is None and not peer_state.outstanding:
+            del self._peer_states[peer]
+            total = self._forgotten.setdefault(Peer(peer.kind, FORGOTTEN), Traffic())
+            total.add(peer_state.traffic)
 
     def _peer_lost(self, peer: Peer) -> PeerLost:
         return PeerLost(
@@ -230,6 +246,7 @@ class Dispatcher:
                 self._connections.drop(other)
         was_here = peer_state.is_present and peer_state.instance == met.instance
         peer_state.use_connection(connection, met.instance)
+        self._departed.pop(met.peer, None)
         if not was_here:
             self._mailbox.peer_joined(met.peer)
         self._fill_queue(peer_state)

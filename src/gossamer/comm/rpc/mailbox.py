@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -77,7 +77,7 @@ class Mailbox:
         self._changed = threading.Condition()
         self._events: deque[PeerEvent] = deque()
         self._askers: dict[int, Asker] = {}
-        self._unanswered: Counter[Peer] = Counter()
+        self._tokens_of: dict[Peer, set[int]] = {}  # of unanswered requests; no empty sets
         self._undelivered: set[Asker] = set()
         self._tokens = count()
         self._requests = count()
@@ -95,13 +95,13 @@ class Mailbox:
                 return
             token = next(self._tokens)
             self._askers[token] = asker
-            self._unanswered[asker.peer] += 1
+            self._tokens_of.setdefault(asker.peer, set()).add(token)
             self._undelivered.add(asker)
             self._events.append(Arrived(moment=time.monotonic(), token=token, sender=asker.peer, op=op))
 
     def unanswered(self, peer: Peer) -> int:
         """Return the number of unanswered requests of a peer."""
-        return self._unanswered[peer]
+        return len(self._tokens_of.get(peer, ()))
 
     def wake(self) -> None:
         """Wake threads that wait for events."""
@@ -119,9 +119,8 @@ class Mailbox:
     def forget(self, peer: Peer) -> None:
         """Drop the requests of a peer that has left."""
         with self._changed:
-            self._askers = {token: asker for token, asker in self._askers.items() if asker.peer != peer}
-            self._undelivered = {asker for asker in self._undelivered if asker.peer != peer}
-            self._unanswered.pop(peer, None)
+            for token in self._tokens_of.pop(peer, ()):
+                self._undelivered.discard(self._askers.pop(token))
 
     def fail(self, failure: GossamerError) -> None:
         """Raise `failure` in every thread that waits for an event, now or later."""
@@ -163,7 +162,10 @@ class Mailbox:
         with self._changed:
             asker = self._askers.pop(token, None)
             if asker is not None:
-                self._unanswered[asker.peer] -= 1
+                tokens = self._tokens_of[asker.peer]
+                tokens.discard(token)
+                if not tokens:
+                    del self._tokens_of[asker.peer]
             return asker
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
 from random import Random
 
@@ -35,6 +35,11 @@ class Traffic:
     def sent(self, message: Message) -> None:
         self.payload_bytes_sent += message.payload_bytes
         self.overhead_bytes_sent += message.frame_bytes - message.payload_bytes
+
+    def add(self, other: Traffic) -> None:
+        """Add the traffic of another peer."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def received(self, frame: ReceivedFrame) -> None:
         self.payload_bytes_received += frame.payload_bytes
