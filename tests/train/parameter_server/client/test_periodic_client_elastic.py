@@ -92,6 +92,30 @@ def test_steps_that_a_killed_worker_has_sent_count_once_over_a_restart_of_the_se
     assert [shard.merged for shard in done.shards.values()] == [sent + 30] * done.servers
 
 
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_a_newcomer_begins_at_the_last_step_of_those_that_have_left(fragments: int) -> None:
+    done = elastic(f"AsyncDiLoCo(period=30, fragments={fragments})")
+    done.make = ballots(3, COLUMNS, tensors=3)
+
+    def leaves(number: int) -> PeerScript:
+        client, _ = done.local_client(number)
+        yield from client.begin()
+        client.apply_pull()
+        for _ in range(10):
+            client.count()
+        yield from client.send_rest()
+        yield from client.leave()
+
+    def newcomer(number: int) -> PeerScript:
+        yield from compute(20.0)
+        client, _ = done.local_client(number)
+        yield from client.begin()
+        return client.local_steps
+
+    trace = done.simulate({NUMBERS[0]: partial(leaves, 0), NUMBERS[1]: partial(newcomer, 1)})
+    assert trace.result(Peer(WORKER, NUMBERS[1])) == 10
+
+
 def test_a_merge_needs_no_more_workers_than_are_present() -> None:
     done = elastic("AsyncDiLoCo(period=3, quorum=3)", departures={1: 0.95, 2: 0.95})
     done.in_background(most_seconds=100.0)
