@@ -39,7 +39,9 @@ class AsyncDiLoCo(ServerStrategy):
     of samples. session.set_batch_weight(len(batch)) sets the samples of a step; without it, each pass counts as one.
 
     The factor a_i = (1 + age)^-1/2 reduces late contributions. The age is the number of complete rounds that a
-    contribution missed: merges since its parameters, times share, rounded down. With equal speeds it is 0.
+    contribution missed: merges since its parameters, times share, rounded down. With equal speeds it is 0. A
+    contribution that just missed a merge counts 0.71 times if the next merge is of all workers, and fully if it is of a
+    part of them. Decoupled DiLoCo has no such factor, and Liu et al. find that it helps little.
 
     Local steps between sending and the answer are kept: they are added to the merged parameters, and sent next time.
     Decoupled DiLoCo overwrites them. A worker does not send to a server again before the answer to its last message.

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from gossamer.algorithms.strategies import AGREED, DiLoCo
 from gossamer.algorithms.strategies.async_diloco import AsyncDiLoCo
 from gossamer.base.peer_ops import WORKER, Peer
-from gossamer.comm.simulation.faulty_network import Kill, VirtualNetwork
+from gossamer.comm.simulation.faulty_network import Kill, Restart, VirtualNetwork
 from gossamer.errors import AttachError
 from gossamer.train.parameter_server import ServerShard
 from gossamer.train.parameter_server.client.periodic_client import PeriodicClient
@@ -194,6 +194,16 @@ def test_a_lost_worker_does_not_hold_up_a_quorum_of_all() -> None:
     job.in_background(net, most_seconds=100.0)
     assert set(job.finished) == {0, 2, 3}
     assert max(max(waits) for waits in job.waits.values()) < 2.0
+
+
+@pytest.mark.parametrize("servers", [1, 4])
+def test_a_worker_that_returns_begins_at_the_steps_that_it_has_sent(servers: int) -> None:
+    job = local_run(
+        "AsyncDiLoCo(period=1)", world=2, servers=servers, steps=40, make=ballots(2, 80, tensors=4), local_step=vote(80)
+    )
+    faults = (Kill(Peer(WORKER, 1), 1.2), Restart(Peer(WORKER, 1), 2.0))
+    job.in_background(VirtualNetwork(round_trip_seconds=0.01, faults=faults), most_seconds=100.0)
+    assert 9 <= job.first_steps[1] <= 12, "it had made 11 or 12 steps"
 
 
 @pytest.mark.parametrize("quorum", [1, 2, 4])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from support.async_diloco_runs import LocalRun, ballots, local_run, vote
 from support.server_runs import CALM
 
 from gossamer.base.peer_ops import SERVER, WORKER, Peer, PeerScript, Push, Receipt, Stamp
 from gossamer.comm.simulation import compute
+from gossamer.comm.simulation.faulty_network import Kill, Restart, VirtualNetwork
 from gossamer.train.parameter_server.client.periodic_client import PeriodicClient
 from gossamer.train.parameter_server.client.requests import about
 from gossamer.train.parameter_server.deduplication import REMEMBERED_OF_LOST, AnswerLog
@@ -27,6 +30,13 @@ def elastic(text: str = TEXT, world: int = 3, **options: Any) -> LocalRun:
     )
 
 
+def restarted(lost_at: float, back_at: float) -> VirtualNetwork:
+    """All servers are killed and restarted."""
+    servers = [Peer(SERVER, number) for number in range(2)]
+    faults = (*(Kill(peer, lost_at) for peer in servers), *(Restart(peer, back_at) for peer in servers))
+    return VirtualNetwork(round_trip_seconds=0.01, dead_after_seconds=5.0, faults=faults)
+
+
 def test_a_newcomer_begins_at_the_steps_that_the_others_have_sent() -> None:
     done = elastic(arrivals={2: 1.55})  # after about 15 steps of 0.1 s
     done.in_background()
@@ -34,6 +44,76 @@ def test_a_newcomer_begins_at_the_steps_that_the_others_have_sent() -> None:
     assert 9 <= done.first_steps[2] <= 15
     assert done.counted[2] == 30 - done.first_steps[2], "all sessions end at 30 steps"
     assert done.shards[0].merged == sum(done.counted.values())
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("servers", [1, 4])
+def test_a_newcomer_begins_at_the_steps_that_the_others_have_sent_to_any_number_of_servers(
+    servers: int, fragments: int
+) -> None:
+    done = elastic(f"AsyncDiLoCo(period={fragments}, fragments={fragments})", servers=servers, arrivals={2: 1.55})
+    done.make = ballots(3, COLUMNS, tensors=4)
+    done.in_background()
+    assert 12 <= done.first_steps[2] <= 15, "the others have made 14 or 15 steps"
+
+
+def test_a_newcomer_begins_with_those_that_train_and_not_with_one_that_has_ended() -> None:
+    done = elastic(seconds=lambda worker, step: (0.5, 0.05, 0.5)[worker], arrivals={2: 3.4})
+    done.in_background(most_seconds=200.0)
+    assert done.finished[1] < 2.0
+    assert 3 <= done.first_steps[2] <= 6, "the slower worker has made six steps"
+    assert done.shards[0].merged == sum(done.counted.values())
+
+
+def test_a_newcomer_after_a_restart_of_the_servers_begins_at_the_steps_that_the_others_have_sent(
+    tmp_path: Path,
+) -> None:
+    done = elastic(arrivals={2: 2.0}, directory=tmp_path)
+    done.in_background(restarted(1.05, 1.45))  # from about step 10 to step 14
+    assert 9 <= done.first_steps[2] <= 20, "9 steps were sent before the restart"
+    assert done.counted[2] == 30 - done.first_steps[2], "all sessions end at 30 steps"
+    assert all(shard.merged == sum(done.counted.values()) for shard in done.shards.values())
+
+
+@pytest.mark.parametrize(("server_lost_at", "sent"), [(1.6, 3), (1.72, 16)])
+def test_steps_that_a_killed_worker_has_sent_count_once_over_a_restart_of_the_servers(
+    tmp_path: Path, server_lost_at: float, sent: int
+) -> None:
+    """Worker 0 sends 3 steps, waits until 1.6 s for the slower worker, and sends its next 13 steps."""
+    done = elastic(
+        "AsyncDiLoCo(period=3, quorum=2, outer_learning_rate=1.0, outer_momentum=0.0)",
+        world=2,
+        directory=tmp_path,
+        seconds=lambda worker, step: (0.1, 0.5)[worker],
+        departures={0: 1.74},
+    )
+    done.in_background(restarted(server_lost_at, 1.9), most_seconds=200.0)
+    assert done.counted[0] == 16
+    assert [shard.merged for shard in done.shards.values()] == [sent + 30] * done.servers
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_a_newcomer_begins_at_the_last_step_of_those_that_have_left(fragments: int) -> None:
+    done = elastic(f"AsyncDiLoCo(period=30, fragments={fragments})")
+    done.make = ballots(3, COLUMNS, tensors=3)
+
+    def leaves(number: int) -> PeerScript:
+        client, _ = done.local_client(number)
+        yield from client.begin()
+        client.apply_pull()
+        for _ in range(10):
+            client.count()
+        yield from client.send_rest()
+        yield from client.leave()
+
+    def newcomer(number: int) -> PeerScript:
+        yield from compute(20.0)
+        client, _ = done.local_client(number)
+        yield from client.begin()
+        return client.local_steps
+
+    trace = done.simulate({NUMBERS[0]: partial(leaves, 0), NUMBERS[1]: partial(newcomer, 1)})
+    assert trace.result(Peer(WORKER, NUMBERS[1])) == 10
 
 
 def test_a_merge_needs_no_more_workers_than_are_present() -> None:

@@ -74,7 +74,8 @@ class PeriodicClient(Client):
             momentum=strategy.outer_momentum,
         )
         super().__init__(worker, world, tensors, outer, recipe, **options)
-        self._period, self._stride = strategy.period, strategy.fragments + 1
+        self._period = strategy.period
+        self._stride = 1 + sum(len(each.spec.fragments) for each in self.shard_clients)  # numbers per local step
         self.local_steps = 0  # of this worker; for one that returns, those before its last message
         self._unsent = [UnsentChange() for _ in self.shard_clients]
         for each, unsent in zip(self.shard_clients, self._unsent, strict=True):
@@ -100,7 +101,7 @@ class PeriodicClient(Client):
             unsent.anchors, each.applied_version = each.anchors(), each.replica.version
 
     def count(self, samples: float = 1.0) -> None:
-        """Count a local step. Messages are numbered by it, with room for one of each fragment at the end of the run."""
+        """Count a local step. Messages are numbered by it, with room for one of each fragment to each server."""
         self.local_steps += 1
         self.step = max(self.step, self.local_steps * self._stride)
         for unsent in self._unsent:
