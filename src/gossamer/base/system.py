@@ -7,6 +7,7 @@ package for Linux, macOS and Windows. On Windows, psutil replaces the calls of P
 from __future__ import annotations
 
 import _thread
+import ctypes
 import faulthandler
 import os
 import signal
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 if sys.platform == "win32":
     import msvcrt
@@ -33,6 +34,7 @@ IS_LINUX, IS_WINDOWS = sys.platform == "linux", sys.platform == "win32"
 OTHERWISE = ": on Windows use WSL2, on macOS a machine or container with Linux"  # after 'X needs Linux'
 LOOPBACK_INTERFACE = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)  # None: unknown
 LIBCRYPTO = "libcrypto.3.dylib" if sys.platform == "darwin" else "libcrypto.so.3"
+SET_CHILD_SUBREAPER = 36  # of prctl
 LOCKED_BYTE = 2**30  # Windows locks bytes of a file, also against readers: one behind the content
 
 
@@ -63,6 +65,21 @@ def stop_this_process(number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
 
+class Process(Protocol):
+    """A child of this process: a subprocess.Popen, or a fork."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Exit code, negative for a signal; None while it is running."""
+
+    def wait(self) -> int:
+        """Exit code, as soon as it has ended."""
+
+    def send_signal(self, number: int, /) -> None:
+        """Send a signal, unless it has ended."""
+
+
 def start_group(
     command: Sequence[str], environment: Mapping[str, str] | None = None, **streams: IO[Any] | int | None
 ) -> subprocess.Popen[bytes]:
@@ -73,7 +90,7 @@ def start_group(
     return subprocess.Popen(command, env=environment, start_new_session=True, **streams)  # type: ignore[call-overload,no-any-return]
 
 
-def request_end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def request_end(process: Process, number: signal.Signals) -> None:
     """Send a signal that asks a process to end.
 
     On Windows, the console sends Ctrl-C itself, and any other request ends the process at once.
@@ -127,6 +144,40 @@ else:
     def _to_group(leader: int, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, number)
+
+
+def fork() -> int:
+    """Fork this process. Returns the child's process id, and 0 in the child. Raises OSError on Windows."""
+    if sys.platform == "win32":
+        raise OSError("Windows does not fork processes")
+    return os.fork()
+
+
+def begin_session() -> None:
+    """Make this process the leader of a new process group without a terminal."""
+    if sys.platform != "win32":
+        os.setsid()
+
+
+def exit_code_of(child: int, *, wait: bool = True) -> int | None:
+    """Exit code of a fork of this process, negative for a signal; None if it is running and must not be waited for."""
+    if sys.platform == "win32":
+        raise OSError("Windows does not fork processes")
+    try:
+        ended, status = os.waitpid(child, 0 if wait else os.WNOHANG)
+    except ChildProcessError:  # this process ignores the ends of its children: subprocess.Popen returns 0 then
+        return 0
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def adopt_orphans(adopt: bool) -> bool:
+    """Let this process become the parent of processes that its descendants leave behind. Returns whether it can."""
+    if sys.platform != "linux":
+        return False
+    try:
+        return bool(ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, ctypes.c_ulong(adopt), 0, 0, 0) == 0)
+    except (OSError, AttributeError):
+        return False
 
 
 def after_fork_in_child(action: Callable[[], None]) -> None:

@@ -18,6 +18,7 @@ from click.shell_completion import CompletionItem
 from gossamer.base import system
 from gossamer.cli.console import print_text
 from gossamer.errors import GossamerError
+from gossamer.launcher.fork_server import MAY_FORK, ServesForks
 from gossamer.version import __version__
 
 FILES = (
@@ -183,9 +184,19 @@ def gossamer() -> None:
 
 
 def main() -> None:
+    errors = sys.stdout.errors, sys.stderr.errors
     write_plainly(sys.stdout, sys.stderr)
     try:
-        sys.exit(gossamer.main(prog_name="gossamer", standalone_mode=False))
+        run_command()
+    except ServesForks as fork:
+        serve = fork.serve
+    serve(*errors)
+
+
+def run_command() -> None:
+    """Run the command of sys.argv and exit. Returns in no process; raises ServesForks in forks of it."""
+    try:
+        sys.exit(gossamer.main(prog_name="gossamer", standalone_mode=False, obj=MAY_FORK))
     except click.ClickException as refusal:
         output = StringIO()
         refusal.show(output)

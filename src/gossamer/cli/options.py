@@ -81,10 +81,12 @@ def session_recipe(text: str) -> str:
 
 
 def check_collective(context: click.Context, option: click.Parameter, requested: str | None) -> str | None:
-    from gossamer.comm.mesh.collective_selector import AUTO, check_requested
+    if requested is None:
+        return None
+    from gossamer.comm.mesh.collective_selector import check_requested
 
     try:
-        check_requested(requested or AUTO)
+        check_requested(requested)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     return requested

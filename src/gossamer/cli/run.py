@@ -5,7 +5,11 @@ This module has the command with its options; run_training.py does the work, and
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from gossamer.cli.options import (
     check_watch,
     emulation_option,
     encryption_options,
+    first_workers,
     invitation_options,
     join_option,
     limit_options,
@@ -32,14 +37,43 @@ from gossamer.cli.options import (
     trace_options,
 )
 from gossamer.cli.program import program_argument
+from gossamer.launcher.fork_server import MAY_FORK, fork_server
+from gossamer.launcher.job import Spawn, WorkerRange, spawn, threads_per_worker
 
+THREADS = "OMP_NUM_THREADS"
 WAYS = ", ".join(("auto", "engine", *COLLECTIVES))
+
+
+def prepare_imports(context: click.Context, option: click.Parameter, workers: int | WorkerRange) -> int | WorkerRange:
+    """Prepare this process to import torch for its workers, before other options are checked: torch reads the number of
+    threads at its import, and the garbage collector would search through all that is imported."""
+    if context.find_root().obj is MAY_FORK:
+        gc.disable()
+        if THREADS not in os.environ and "torch" not in sys.modules:
+            os.environ[THREADS] = context.meta[THREADS] = threads_per_worker(first_workers(workers))
+    return workers
+
+
+@contextmanager
+def worker_starter(context: click.Context, *, fork: bool) -> Iterator[Spawn]:
+    """Context manager: a function that starts workers, by forks of this process if `fork`."""
+    threads = os.environ.get(THREADS)
+    if THREADS in context.meta:
+        del os.environ[THREADS]  # of the workers only
+    gc.enable()
+    if fork and context.find_root().obj is MAY_FORK:
+        with fork_server("gossamer.cli.worker", threads) as begin:
+            yield begin
+    else:
+        yield spawn
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option(
     "--workers",
     type=WorkerCount(),
+    is_eager=True,
+    callback=prepare_imports,
     default=2,
     show_default=True,
     metavar="N|MIN:MAX[:FIRST]",
@@ -133,4 +167,6 @@ def run(**options: Any) -> None:
     """
     from gossamer.cli.run_training import run_training
 
-    sys.exit(run_training(**options))
+    fork = not options["dry_run"] and options["network_text"] is None  # workers of emulated hosts enter these first
+    with worker_starter(click.get_current_context(), fork=fork) as begin:
+        sys.exit(run_training(**options, begin=begin))

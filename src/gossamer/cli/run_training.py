@@ -49,7 +49,7 @@ from gossamer.errors import PeerLost
 from gossamer.events import Ended
 from gossamer.launcher.bandwidth_keeper import BandwidthKeeper, check_cap, keep_limits
 from gossamer.launcher.failure import Failure, Origin, Outcome
-from gossamer.launcher.job import NO_SERVERS, Elasticity, InvitationOptions, Job, Serving, WorkerRange
+from gossamer.launcher.job import NO_SERVERS, Elasticity, InvitationOptions, Job, Serving, Spawn, WorkerRange, spawn
 from gossamer.launcher.preemption_notice import PreemptionWatch, notices_of
 from gossamer.launcher.process_logs import log_path
 from gossamer.launcher.rendezvous import Met, ignore_peer
@@ -108,8 +108,11 @@ def run_training(
     dry_run: bool,
     machines: Machines,
     program: TrainingProgram,
+    begin: Spawn = spawn,
 ) -> int:
     """Run a script with the options of `gossamer run`, by their names. Return the exit code.
+
+    begin: starts a worker.
 
     Raises click.ClickException for contradicting options, and GossamerError.
     """
@@ -151,6 +154,7 @@ def run_training(
         logs=logs,
         worker_module="gossamer.cli.worker",
         keeps_standby=True,
+        begin=begin,
         settings=_settings(
             GOSSAMER_COLLECTIVE=collective,
             GOSSAMER_TLS=tls,

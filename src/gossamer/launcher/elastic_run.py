@@ -27,8 +27,8 @@ from gossamer.comm.tls_contexts import tls_contexts
 from gossamer.launcher.coordinator import CoordinatorLink, LocalCoordinator, RemoteCoordinator, RunCard, check_joinable
 from gossamer.launcher.elastic_policy import ElasticOrders, ElasticPolicy
 from gossamer.launcher.failure import Outcome
-from gossamer.launcher.job import MOST_WORKERS, NO_SERVERS, Elasticity, Job, Serving
-from gossamer.launcher.process import ManagedProcess, Spawn
+from gossamer.launcher.job import MOST_WORKERS, NO_SERVERS, Elasticity, Job, Serving, Spawn
+from gossamer.launcher.process import ManagedProcess
 from gossamer.launcher.process_logs import Show, WorkerLog
 from gossamer.launcher.rendezvous import in_namespace
 from gossamer.launcher.served_run import Servers, free_endpoints
@@ -235,7 +235,9 @@ class ElasticRun(ElasticPolicy["MemberProcess"]):
         self._environment = _shared_environment(
             self._job, supervisor.files.directory, coordinator.address, str(elasticity.range), token_file
         )
-        self._standby = supervisor.standby("spare-worker", self._job.standby_command, self._environment)
+        self._standby = supervisor.standby(
+            "spare-worker", self._job.standby_command, self._environment, self._job.begin
+        )
         first_number = elasticity.range.most if job.prefix else MOST_WORKERS  # places of workers may be added later
         environment = {**self._environment, "GOSSAMER_SERVERS": ",".join(serving.endpoints)}
         self._servers = Servers(self._job, serving, supervisor, environment, first_number)

@@ -125,6 +125,7 @@ class FixedRun(RestartAll):
             environment,
             WorkerLog(self._job, rank, files, self._show),
             self._job.prefix,
+            begin=self._job.begin,
         )
 
     def _place(self, rank: int, local_rank: int) -> dict[str, str]:

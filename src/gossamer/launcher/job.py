@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,20 @@ from gossamer.errors import RecipeError, require
 LOOPBACK = "127.0.0.1"
 STANDBY = "--standby"  # first argument of a worker that waits for its environment
 MOST_WORKERS = 2**16
+
+Spawn = Callable[[Sequence[str], Mapping[str, str], Path, Path], system.Process]
+
+
+def spawn(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: Path,
+    boot: Path,
+    given: int | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a process as the leader of a new process group. output, boot: files for stdout and stderr; given: stdin."""
+    with output.open("wb", buffering=0) as out, boot.open("wb", buffering=0) as errors:
+        return system.start_group(command, environment, stdin=given, stdout=out, stderr=errors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +54,7 @@ class Job:
     logs: Path  # directory with one log file per rank
     worker_module: str = "gossamer.launcher.worker"  # `python -m` runs it
     keeps_standby: bool = False  # start a process ahead for the next lost worker; `worker_module` accepts --standby
+    begin: Spawn = spawn  # starts a worker
     prefix: tuple[str, ...] = ()  # before every worker's command; ${local_rank} is replaced by its local rank
     settings: Mapping[str, str] = field(default_factory=dict)  # added to the workers' environment
 
@@ -107,8 +123,13 @@ class Job:
             added["GLOO_SOCKET_IFNAME"] = system.LOOPBACK_INTERFACE
         if "OMP_NUM_THREADS" not in given:
             # N workers with a thread per core each are slower than one worker
-            added["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.workers))
+            added["OMP_NUM_THREADS"] = threads_per_worker(self.workers)
         return added | dict(self.settings)
+
+
+def threads_per_worker(workers: int) -> str:
+    """OMP_NUM_THREADS of each of `workers` processes of this machine, unless the user has set it."""
+    return str(max(1, (os.cpu_count() or 1) // workers))
 
 
 def interfaces() -> list[str]:

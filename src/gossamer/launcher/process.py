@@ -13,6 +13,7 @@ from pathlib import Path
 from gossamer.base import system
 from gossamer.base.run_files import RunFiles, Stage, read_json, write_json
 from gossamer.launcher.failure import Failure, from_exit, from_report
+from gossamer.launcher.job import Spawn, spawn
 from gossamer.launcher.parent_watchdog import OrphanReaper
 from gossamer.launcher.process_logs import ProcessLog
 from gossamer.launcher.restart_policy import RestartBudget
@@ -23,20 +24,6 @@ FAILURE_GRACE_SECONDS = 5.0
 
 # Other processes that start at this moment need the CPU more
 STANDBY_DELAY_SECONDS = 1.0
-
-Spawn = Callable[[Sequence[str], Mapping[str, str], Path, Path], subprocess.Popen[bytes]]
-
-
-def spawn(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    output: Path,
-    boot: Path,
-    given: int | None = None,
-) -> subprocess.Popen[bytes]:
-    """Start a process as the leader of a new process group. output, boot: files for stdout and stderr; given: stdin."""
-    with output.open("wb", buffering=0) as out, boot.open("wb", buffering=0) as errors:
-        return system.start_group(command, environment, stdin=given, stdout=out, stderr=errors)
 
 
 def placed(number: int, prefix: Sequence[str], command: Sequence[str]) -> list[str]:
@@ -81,7 +68,7 @@ class ManagedProcess:
         self._command = placed(number, prefix, command)
         self._environment = environment
         self._begin = begin
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: system.Process | None = None
         self._began, self._stopped = 0.0, False  # whether it was asked to end
 
     @property
@@ -209,6 +196,7 @@ class StandbyProcess:
         environment: variables known at its start.
         output, boot: files for stdout and stderr until it is taken.
         orphan_reaper: kills it if this launcher dies.
+        begin: starts another process if the standby is taken or has ended.
     """
 
     def __init__(
@@ -218,7 +206,9 @@ class StandbyProcess:
         output: Path,
         boot: Path,
         orphan_reaper: OrphanReaper,
+        begin: Spawn = spawn,
     ) -> None:
+        self._begin = begin
         self._command, self._environment, self._output, self._boot = command, environment, output, boot
         self._orphan_reaper = orphan_reaper
         self._process: subprocess.Popen[bytes] | None = None
@@ -239,10 +229,8 @@ class StandbyProcess:
         if not ends and all(worker.entered for worker in workers if worker.lives):
             self.look()
 
-    def take(
-        self, command: Sequence[str], environment: Mapping[str, str], output: Path, boot: Path
-    ) -> subprocess.Popen[bytes]:
-        """Return a process with this environment: the standby, or a new process as from `spawn` if it has ended."""
+    def take(self, command: Sequence[str], environment: Mapping[str, str], output: Path, boot: Path) -> system.Process:
+        """Return a process with this environment: the standby, or another one if the standby has ended."""
         process, self._process = self._process, None
         self._delay()
         if process is not None and process.stdin is not None and process.poll() is None:
@@ -255,7 +243,7 @@ class StandbyProcess:
                 return process
         if process is not None:
             self._end(process)
-        return spawn(command, environment, output, boot)
+        return self._begin(command, environment, output, boot)
 
     def close(self) -> None:
         """Kill the standby, which holds no state."""

@@ -20,8 +20,8 @@ from gossamer.comm.environment.network_interfaces import interfaces
 from gossamer.comm.environment.run_token import check_token_file, make_token_file
 from gossamer.errors import ConnectError, PeerLost, require
 from gossamer.launcher.failure import Failure, Outcome, cause, from_exit
-from gossamer.launcher.job import LOOPBACK, Job, Serving
-from gossamer.launcher.process import ManagedProcess, Spawn, StandbyProcess, placed
+from gossamer.launcher.job import LOOPBACK, Job, Serving, Spawn
+from gossamer.launcher.process import ManagedProcess, StandbyProcess, placed
 from gossamer.launcher.process_logs import ServerLog, Show, WorkerLog, server_log_path
 from gossamer.launcher.rendezvous import serve_store
 from gossamer.launcher.restart_policy import SETTLED_SECONDS, RestartOne, failures_of_stopped
@@ -95,7 +95,7 @@ class ServedRun(RestartOne[ManagedProcess]):
     ) -> None:
         super().__init__(supervisor.note)
         self._servers, self._trains, self._exited = servers, trains, exited
-        self._standby = supervisor.standby("spare-worker", job.standby_command, environment)
+        self._standby = supervisor.standby("spare-worker", job.standby_command, environment, job.begin)
         self.workers = [
             supervisor.add(_worker(job, rank, supervisor, environment, show, self._standby.take))
             for rank in range(job.workers)

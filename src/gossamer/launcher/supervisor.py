@@ -17,6 +17,7 @@ from gossamer.base import system
 from gossamer.base.run_files import RunFiles
 from gossamer.comm.runtime.signal_handlers import STOP_SIGNALS, handling
 from gossamer.launcher.failure import LOOK_SECONDS, Outcome
+from gossamer.launcher.job import Spawn, spawn
 from gossamer.launcher.parent_watchdog import OrphanReaper
 from gossamer.launcher.process import POLL_SECONDS, ManagedProcess, StandbyProcess, end_all
 from gossamer.launcher.restart_policy import RestartPolicy
@@ -63,16 +64,19 @@ class Supervisor:
         self._servers.append(server)
         return server
 
-    def standby(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> StandbyProcess:
+    def standby(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], begin: Spawn = spawn
+    ) -> StandbyProcess:
         """Return a standby that is closed at the end of the run. Without a command, it starts no process.
 
         Args:
             name: of its files.
             command: the command.
             environment: variables known at its start.
+            begin: starts another process where there is no standby.
         """
         output, boot = (self.files.directory / f"{name}{part}.txt" for part in ("", "-boot"))
-        standby = StandbyProcess(command, environment, output, boot, self.orphan_reaper)
+        standby = StandbyProcess(command, environment, output, boot, self.orphan_reaper, begin)
         self.at_end.callback(standby.close)
         return standby
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from laws.laws import Group
+from support.resumed_training import check_resume
 from torch import Tensor
 
 from gossamer.algorithms.compressors import Chain, Compressor, Dense, Feedback, Int8, SparseSum, TopK
@@ -73,3 +74,67 @@ def test_a_decay_is_read_from_text() -> None:
     (term,) = parse("Feedback(TopK(0.5), decay=0.95)").terms
     assert term == Feedback(HALF, decay=0.95)
     assert repr(term) == "Feedback(TopK(density=0.5), decay=0.95)"
+
+
+def narrow(inner: Compressor, decay: float = 1.0) -> Group:
+    return Group(Feedback(inner, decay=decay, dtype="bfloat16"), 3, dtype=torch.float32)
+
+
+def test_a_narrow_residual_of_a_compressor_that_sends_everything_stays_zero() -> None:
+    group, plain = narrow(Dense()), Group(Dense(), 3, dtype=torch.float32)
+    for _ in range(4):
+        assert torch.equal(group.aggregate(group.gradients())[0].mean, plain.aggregate(plain.gradients())[0].mean)
+        assert all(not state[RESIDUAL].flat.any() for state in group.states)
+
+
+@pytest.mark.parametrize("inner", [TopK(density=0.1), Int8(block=16), Chain(TopK(density=0.1), Int8())], ids=repr)
+@pytest.mark.parametrize("decay", [1.0, 0.95])
+def test_a_narrow_residual_is_the_unsent_part_rounded_once_per_step(inner: Compressor, decay: float) -> None:
+    """Each step is one of feedback in float32 from the rounded residual."""
+    group, wide = narrow(inner, decay), Group(Feedback(inner, decay=decay), 3, dtype=torch.float32)
+    for _ in range(5):
+        for ours, theirs in zip(group.states, wide.states, strict=True):
+            theirs[RESIDUAL].flat.copy_(ours[RESIDUAL].flat)
+        gradients = group.gradients()
+        staged, expected = group.aggregate(gradients), wide.aggregate(gradients)
+        for rank in range(3):
+            assert torch.equal(staged[rank].mean, expected[rank].mean)
+            assert torch.equal(staged[rank].own, expected[rank].own)
+            left = group.states[rank][RESIDUAL].flat
+            assert left.dtype == torch.bfloat16
+            assert torch.equal(left, wide.states[rank][RESIDUAL].flat.bfloat16())
+
+
+def test_a_narrow_residual_loses_at_most_its_rounding_errors() -> None:
+    group = narrow(TopK(density=0.1))
+    debt, allowed = torch.zeros(group.layout.numel), torch.zeros(group.layout.numel)
+    for _ in range(20):
+        gradients = group.gradients()
+        sent = group.aggregate(gradients)[0].own
+        debt += gradients[0] - sent
+        allowed += 2**-8 * group.states[0][RESIDUAL].flat.abs() + 2**-20 * (gradients[0].abs() + debt.abs())
+    lost = (debt - group.states[0][RESIDUAL].flat).abs()
+    assert (lost <= allowed).all()
+    assert lost.max() > 1e-3  # some of them add up
+
+
+def test_a_narrow_residual_has_half_the_bytes_and_float64_keeps_its_own() -> None:
+    each = Feedback(HALF, dtype="bfloat16")
+    kept = [Group(each, 1, dtype=dtype).states[0][RESIDUAL].flat for dtype in (torch.float32, torch.float64)]
+    assert [residual.dtype for residual in kept] == [torch.bfloat16, torch.float64]
+    assert kept[0].nbytes * 2 == Group(Feedback(HALF), 1, dtype=torch.float32).states[0][RESIDUAL].flat.nbytes
+    assert kept[0].nbytes == narrow(HALF).states[0].scratch(RESIDUAL).flat.nbytes
+
+
+@pytest.mark.parametrize("recipe", ["EveryStep() + {}", "LocalSGD(4) + {}"])
+def test_training_resumes_with_a_narrow_residual_bit_for_bit(recipe: str) -> None:
+    check_resume(recipe.format("Feedback(TopK(0.2), dtype='bfloat16')"), [5])
+
+
+def test_feedback_rejects_other_types_of_residuals() -> None:
+    with pytest.raises(ValueError, match=r"dtype must be 'bfloat16' or None, got 'float16'.*Write Feedback"):
+        Feedback(Int8(), dtype="float16")
+    with pytest.raises(ValueError, match=r"dtype='bfloat16' is for a residual.*Write Feedback"):
+        Feedback(Int8(), rule="ef21", dtype="bfloat16")
+    (term,) = parse("Feedback(TopK(0.5), dtype='bfloat16')").terms
+    assert repr(term) == "Feedback(TopK(density=0.5), dtype='bfloat16')"

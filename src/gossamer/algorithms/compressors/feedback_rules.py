@@ -37,24 +37,37 @@ class FeedbackRule(Protocol):
 
 @dataclass(frozen=True)
 class Losses:
-    """Classic error feedback: add the residual, times `decay`, to the next input."""
+    """Classic error feedback: add the residual, times `decay`, to the next input.
+
+    dtype: of the residuals of tensors that are summed in float32; None for float32. It is rounded once per step.
+    """
 
     decay: float = 1.0
+    dtype: torch.dtype | None = None
 
     incremental = False
 
     def init(self, inner: Compressor, like: FlatTensors, at: AggregationContext) -> State:
-        return State({RESIDUAL: _zeros(like.layout, like), **inner.init_compensated(like, at)})
+        wide = accumulation_dtype(like.flat.dtype)
+        dtype = self.dtype if self.dtype is not None and wide == torch.float32 else wide
+        zeros = FlatTensors.zeros(like.layout, dtype=dtype, device=like.flat.device)
+        return State({RESIDUAL: zeros, **inner.init_compensated(like, at)})
 
     def aggregate(
         self, inner: Compressor, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None
     ) -> Aggregation:
         left = state.scratch(RESIDUAL)
-        before = state[RESIDUAL].flat
+        before, after = state[RESIDUAL].flat, left.flat
+        narrow = before.dtype != accumulation_dtype(x.flat.dtype)
+        if narrow:
+            after = scratch_like(after, accumulation_dtype(x.flat.dtype))
+            before = after.copy_(before)
         if self.decay != 1:
-            before = torch.mul(before, self.decay, out=left.flat)
-        residual = Residual(before, left.flat)
+            before = torch.mul(before, self.decay, out=after)
+        residual = Residual(before, after)
         staged = yield from inner.aggregate_compensated(x, residual, state.part("", RESIDUAL), at, out)
+        if narrow:
+            left.flat.copy_(after)
         return replace(staged, next_state=State({RESIDUAL: left, **staged.next_state}))
 
 

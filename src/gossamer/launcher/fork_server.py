@@ -1,0 +1,226 @@
+"""Fork server: one process that has imported torch, and that forks the workers of `gossamer run`.
+
+N workers that start as new programs import torch N times, on the cores of one machine. Forks share one import and its
+memory. The server is a fork of the launcher itself, from the moment after the launcher's imports, and has one thread.
+A worker is forked twice, so that it becomes a child of the launcher, which waits for it as for a new program. Where
+that is impossible, each worker is a new program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+
+from gossamer.base import system
+from gossamer.launcher.job import Spawn, spawn
+
+MAY_FORK = object()  # click's context object in a process that does nothing but run a command
+VARIABLE = "GOSSAMER_FORK"
+POLL_SECONDS = 0.001
+REPLY_SECONDS = 60.0  # a fork takes milliseconds, and more if memory is scarce
+PLAIN_STARTS = ("-c", "-m")  # other options of Python change the interpreter, and new workers have none
+
+
+def new_program(module: str) -> tuple[str, ...]:
+    """Command of a worker that is a new program, without its arguments."""
+    return (sys.executable, "-u", "-m", module)
+
+
+@contextlib.contextmanager
+def fork_server(module: str, threads: str | None) -> Iterator[Spawn]:
+    """Context manager: a function that starts workers as forks; `spawn` itself where new programs are safer.
+
+    In the server and in each of its workers, the statement raises ServesForks. Call its `serve` outside of all blocks.
+
+    Args:
+        module: the program of a worker, which has a function `main`.
+        threads: OMP_NUM_THREADS when this process imported torch; None if it was not set. Forks keep its effect.
+    """
+    if not _may_fork():
+        yield spawn
+        return
+    server = ForkServer(module, threads)
+    try:
+        yield server.start
+    finally:
+        server.close()
+
+
+def _may_fork() -> bool:
+    return (
+        os.environ.get(VARIABLE) != "0"
+        and threading.active_count() == 1
+        and all(not text.startswith("-") or text in PLAIN_STARTS for text in sys.orig_argv[1:2])
+        and system.adopt_orphans(True)
+        and system.adopt_orphans(False)
+    )
+
+
+class ForkServer:
+    """The launcher's side of the server."""
+
+    def __init__(self, module: str, threads: str | None) -> None:
+        self._new_program, self._threads = new_program(module), threads
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._connection, theirs = socket.socketpair()
+        pid = system.fork()
+        if not pid:
+            self._connection.close()
+            raise ServesForks(theirs, module)
+        theirs.close()
+        self._process = ForkedProcess(pid)
+        self._connection.settimeout(REPLY_SECONDS)
+        self._replies = self._connection.makefile("rb")
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], output: Path, boot: Path) -> system.Process:
+        """Start a worker as `spawn` does: as a fork, or as a new program if its command or threads differ."""
+        program, arguments = tuple(command[:4]), command[4:]
+        if program == self._new_program and environment.get("OMP_NUM_THREADS") == self._threads:
+            files = [str(path.absolute()) for path in (output, boot)]
+            if pid := self._fork(Order(list(arguments), dict(environment), files)):
+                return ForkedProcess(pid)
+        return spawn(command, environment, output, boot)
+
+    def _fork(self, order: Order) -> int:
+        """Return the process id of the new worker, a child of this process; 0 if the server cannot fork."""
+        system.adopt_orphans(True)
+        try:
+            self._connection.sendall(json.dumps(asdict(order)).encode() + b"\n")
+            return int(self._replies.readline() or b"0")
+        except OSError:  # the server was killed
+            return 0
+        finally:
+            system.adopt_orphans(False)
+
+    def close(self) -> None:
+        """End the server. Its workers continue."""
+        self._replies.close()
+        self._connection.close()
+        self._process.send_signal(system.KILL)
+        self._process.wait()
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the launcher tells the server about a worker."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    files: list[str]  # for stdout and stderr
+
+
+class ServesForks(BaseException):
+    """Raised in the fork server, so that it leaves the launcher's frames. Not an Exception: click handles those."""
+
+    def __init__(self, connection: socket.socket, module: str) -> None:
+        super().__init__()
+        self._connection, self._module = connection, module
+
+    def serve(self, *errors: str | None) -> None:
+        """Fork workers until the launcher closes the connection, then end. Returns in each worker, after `main`.
+
+        errors: how stdout and stderr handled characters that they cannot encode, at the start of this process.
+        """
+        system.begin_session()  # signals of the terminal are for the launcher
+        on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        gc.freeze()  # collections in workers neither read nor copy the memory that they share
+        import_module("gossamer.train.session.attach")  # which most scripts need next
+        with self._connection, self._connection.makefile("rb") as orders:
+            order = next((line for line in orders if self._fork()), None)
+        if order is None:
+            os._exit(0)
+        signal.signal(signal.SIGINT, on_interrupt)
+        for stream, handling in zip((sys.stdout, sys.stderr), errors, strict=True):
+            stream.reconfigure(errors=handling, write_through=True)  # type: ignore[union-attr]
+        _become(Order(**json.loads(order)), self._module)
+        import_module(self._module).main()
+
+    def _fork(self) -> bool:
+        """Fork a worker and send its process id to the launcher. Returns True in the worker.
+
+        Its parent is a fork that ends at once, so that the system gives it to the launcher, which adopts orphans then.
+        """
+        reading, writing = os.pipe()
+        try:
+            parent = system.fork()
+            if not parent:
+                _fork_again(writing)
+                return True
+            os.close(writing)
+            worker = os.read(reading, 32) or b"0"
+            system.exit_code_of(parent)  # from here on the launcher is the parent
+        except OSError:  # too many processes, or too little memory
+            worker = b"0"
+        finally:
+            os.close(reading)
+        self._connection.sendall(worker + b"\n")
+        return False
+
+
+def _fork_again(writing: int) -> None:
+    """Returns in the child, the worker, as the leader of a new process group, once its parent has ended."""
+    parent = os.getpid()
+    try:
+        if system.fork():
+            os._exit(0)
+    except OSError:
+        os._exit(1)
+    system.begin_session()
+    os.write(writing, str(os.getpid()).encode())
+    os.close(writing)
+    while os.getppid() == parent:
+        time.sleep(POLL_SECONDS)
+
+
+def _become(order: Order, module: str) -> None:
+    """Give this process the arguments, environment, output and random numbers of a new program."""
+    for descriptor, path in enumerate(order.files, start=1):
+        with open(path, "wb", buffering=0) as file:
+            os.dup2(file.fileno(), descriptor)
+    torch = sys.modules["torch"]
+    if getattr(torch._C, "_cuda_isInBadFork", bool)():  # an import has used a GPU, which no fork of it can
+        command = [*new_program(module), *order.arguments]
+        os.execve(command[0], command, order.environment)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    sys.argv = [str(import_module(module).__file__), *order.arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd()
+    torch.default_generator.seed()
+    if "numpy.random" in sys.modules:  # its global generator would be the same in all workers
+        sys.modules["numpy.random"].seed()
+
+
+class ForkedProcess:
+    """A child of this process that is not a new program. It implements system.Process, as subprocess.Popen does."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._exit_code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._exit_code is None:
+            self._exit_code = system.exit_code_of(self.pid, wait=False)
+        return self._exit_code
+
+    def wait(self) -> int:
+        while (exit_code := self.poll()) is None:
+            self._exit_code = system.exit_code_of(self.pid)
+        return exit_code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
