@@ -17,6 +17,7 @@ from gossamer.cli.options import (
     WorkerCount,
     check_certificates,
     check_collective,
+    check_congestion,
     check_session_recipe,
     check_token,
     check_watch,
@@ -55,6 +56,12 @@ WAYS = ", ".join(("auto", "engine", *COLLECTIVES))
 )
 @click.option("--recipe", callback=check_session_recipe, help="The recipe; overrides the script's own.")
 @click.option("--collective", callback=check_collective, help=f"All-reduce algorithm: {WAYS}.")
+@click.option(
+    "--congestion",
+    metavar="NAME",
+    callback=check_congestion,
+    help="TCP congestion control of this machine's workers, such as bbr for long links that lose packets.",
+)
 @output_option("json", "Write the run's record as JSON.")
 @output_option("plot", "Draw the run's curves (PNG).")
 @log_to_option
