@@ -44,5 +44,16 @@ def test_a_place_to_log_to_that_is_none_is_refused_before_workers_start(
     assert not Path("runs").exists()
 
 
+def test_an_unknown_congestion_control_is_refused_before_workers_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    text = " ".join(refusal("run", "--congestion", "nonesuch", "train.py").split())
+    assert "Invalid value for '--congestion'" in text
+    assert "unavailable congestion control 'nonesuch'" in text
+    assert not Path("runs").exists()
+
+
 def test_the_help_names_every_collective() -> None:
     assert ", ".join(REQUESTABLE) == run.WAYS

@@ -70,6 +70,20 @@ def test_a_run_ends_with_its_record_its_picture_and_a_table(tmp_path: Path) -> N
     assert sorted(os.listdir(tmp_path / "logs")) == ["rank-0.log", "rank-1.log", "record.json", "run.sqlite"]
 
 
+PRINTS_CONGESTION = """
+import os
+open("congestion", "w").write(os.environ.get("GOSSAMER_CONGESTION", "none"))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="not Linux")
+def test_workers_receive_the_congestion_control(tmp_path: Path) -> None:
+    done = run(tmp_path, PRINTS_CONGESTION, "--workers", "1", "--congestion", "reno", "--logs", "logs")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "congestion").read_text() == "reno"
+
+
 ATTACHED = """
 import gossamer, torch
 world = gossamer.init()

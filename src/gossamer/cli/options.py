@@ -92,6 +92,17 @@ def check_collective(context: click.Context, option: click.Parameter, requested:
     return requested
 
 
+def check_congestion(context: click.Context, option: click.Parameter, name: str | None) -> str | None:
+    from gossamer.comm.mesh.long_links import check_congestion
+
+    try:
+        if name is not None:
+            check_congestion(name)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return name
+
+
 def check_destinations(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> str | None:
     """Value of GOSSAMER_LOG_TO for the workers. An invalid destination is refused once here."""
     try:

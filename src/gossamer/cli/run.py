@@ -21,6 +21,7 @@ from gossamer.cli.options import (
     WorkerCount,
     check_certificates,
     check_collective,
+    check_congestion,
     check_session_recipe,
     check_token,
     check_watch,
@@ -89,6 +90,12 @@ def worker_starter(context: click.Context, *, fork: bool) -> Iterator[Spawn]:
 )
 @click.option("--recipe", callback=check_session_recipe, help="The recipe; overrides the script's own.")
 @click.option("--collective", callback=check_collective, help=f"All-reduce algorithm: {WAYS}.")
+@click.option(
+    "--congestion",
+    metavar="NAME",
+    callback=check_congestion,
+    help="TCP congestion control of this machine's workers, such as bbr for long links that lose packets.",
+)
 @output_option("json", "Write the run's record as JSON.")
 @output_option("plot", "Draw the run's curves (PNG).")
 @log_to_option

@@ -83,6 +83,7 @@ def run_training(
     servers: int,
     recipe: str | None,
     collective: str | None,
+    congestion: str | None,
     json_file: Path | None,
     plot_file: Path | None,
     log_to: str | None,
@@ -157,6 +158,7 @@ def run_training(
         begin=begin,
         settings=_settings(
             GOSSAMER_COLLECTIVE=collective,
+            GOSSAMER_CONGESTION=congestion,
             GOSSAMER_TLS=tls,
             GOSSAMER_LOG_TO=log_to,
             GOSSAMER_AS_HOROVOD="1" if as_horovod else None,

@@ -18,6 +18,7 @@ sealing              keys of encrypted connections, agreed inside TLS
 shared_memory        shared memory between two workers on one machine
 link_measurement     round trips, bandwidths and losses between ranks, measured when the group is formed
 bandwidth_probe      which pairs exchange data to determine each host's bandwidth
+long_links           congestion control, and socket buffers for a large bandwidth-delay product
 link_statistics      the kernel's counters of all connections by peer, for observers
 tcp_info             the kernel's statistics of a connection
 collective_selector  which all-reduce algorithm a mean uses; changes it during training

@@ -19,6 +19,7 @@ from functools import partial
 
 from gossamer.comm.handshake import keyed_hash
 from gossamer.comm.mesh.greeter import DIAL_SECONDS, Greeter, MeshMeeting, meeting_key
+from gossamer.comm.mesh.long_links import requested_congestion, use_congestion
 from gossamer.errors import ConnectError, MismatchError
 
 FAILED = "failed: "  # prefix of a rank's error in the text that it sends to the other ranks
@@ -47,6 +48,7 @@ def connect(
     Raises:
         MismatchError: Ranks have different tokens.
         ConnectError: Two ranks cannot reach each other. On every rank, as soon as one rank detects it.
+        ValueError: The requested congestion control is not available.
     """
     secret = secrets.token_bytes(32)
     found: list[socket.socket | None] = [None] * world
@@ -92,9 +94,9 @@ def connect(
         _check_tokens(rank, token, [(bytes.fromhex(remote), bytes.fromhex(proof)) for *_, remote, proof in incoming])
         together(call)  # the kernel completes a connection before accept()
         together(greet)
+        for each in filter(None, found):
+            settle(each)
         failing.pop_all()
-    for each in filter(None, found):
-        settle(each)
     return found
 
 
@@ -140,8 +142,10 @@ def shut_down(connections: Sequence[socket.socket | None]) -> None:
 
 
 def settle(connection: socket.socket) -> None:
-    """Make a connection non-blocking, with keep-alive probes."""
+    """Make a connection non-blocking, with keep-alive probes and the requested congestion control."""
     connection.setblocking(False)
+    if (congestion := requested_congestion()) is not None:
+        use_congestion(connection, congestion)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", IDLE_SECONDS), ("TCP_KEEPINTVL", PROBE_SECONDS), ("TCP_KEEPCNT", PROBES)):
         if hasattr(socket, name):

@@ -20,6 +20,7 @@ from gossamer.comm.mesh.collective_selector import AUTO, ENGINE, CollectiveSelec
 from gossamer.comm.mesh.connect import connect
 from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.mesh.link_statistics import declared, parse_declarations, report_links
+from gossamer.comm.mesh.long_links import fit_buffers
 from gossamer.comm.mesh.native_mesh import Mesh, available
 from gossamer.comm.mesh.operations import MeshOperations, Wait
 from gossamer.comm.mesh.program import Ranks
@@ -86,6 +87,7 @@ def encrypted_mesh(
         fallback = EncryptedFallback(MeshFallback(operations), engine, again)
         mesh.share(share(rank, sockets, fallback.all_gather_text))
         links = known or measured(mesh, sockets, fallback)
+        fit_buffers(rank, sockets, links)
         report_links(mesh, sockets, processes, links)
         operations.pick = CollectiveSelector(requested, links, gives_notice=rank == 0)
         failing.pop_all()

@@ -16,6 +16,7 @@ from gossamer.base.transport import Transport
 from gossamer.comm.mesh.collective_selector import ENGINE, CollectivePrices, CollectiveSelector, check_requested
 from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.mesh.link_statistics import declared, parse_declarations, report_links
+from gossamer.comm.mesh.long_links import fit_buffers
 from gossamer.comm.mesh.native_mesh import Mesh, available
 from gossamer.comm.mesh.operations import MeshOperations, Wait
 from gossamer.comm.mesh.program import Ranks
@@ -70,6 +71,7 @@ def standalone_mesh(
         if len(set(known_by)) > 1:
             known = None
         links = known or (measured(mesh, sockets, texts) if mesh.world > 1 else _unknown(1))
+        fit_buffers(rank, sockets, links)
         report_links(mesh, sockets, processes, links)
         provisional = prices is not None and mesh.world > 2 and not all(priced)
         pick = CollectiveSelector(requested, links, gives_notice, prices, provisional)

@@ -31,6 +31,7 @@ from gossamer.comm.mesh.device_transport import DeviceTransport, chooses, device
 from gossamer.comm.mesh.engine_selector import nodes_of
 from gossamer.comm.mesh.link_measurement import Links, measure
 from gossamer.comm.mesh.link_statistics import declared, parse_declarations, report_links
+from gossamer.comm.mesh.long_links import fit_buffers
 from gossamer.comm.mesh.native_mesh import Mesh, available
 from gossamer.comm.mesh.operations import MeshOperations, Wait, is_here
 from gossamer.comm.mesh.program import FORMATS, Ranks
@@ -82,6 +83,7 @@ def mesh_transport(
     again = partial(mesh_transport, address=address, requested=requested, device=device)
     fallback = EngineFallback(engine, again, meter)
     links = known or measured(mesh, sockets, fallback)
+    fit_buffers(mesh.rank, sockets, links)
     report_links(mesh, sockets, processes, links)
     pick = CollectiveSelector(requested, links, gives_notice=engine.rank == 0)
     operations = MeshOperations(mesh, pick, advice(engine.rank))
