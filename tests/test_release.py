@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,35 @@ def test_the_page_of_versions_has_a_line_for_each_row() -> None:
     assert [row.name for row in matrix.ROWS if f"| {row.name} |" not in page] == []
 
 
+def test_a_row_states_the_commit_that_was_tested() -> None:
+    row = matrix.ROWS[0].name
+    (line,) = (
+        each for each in matrix.table({row: {"outcome": "passed", "commit": "0123abcdef"}}).splitlines() if row in each
+    )
+    assert line.endswith("| passed |  | `0123abcdef` |")
+
+
+def test_the_commit_of_a_row_is_dirty_where_sources_were_changed(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init", "--quiet")
+    assert matrix.commit(tmp_path) == ""
+    for name in ("src", "docs", "release/versions.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("1")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "one")
+    clean = matrix.commit(tmp_path)
+    assert re.fullmatch("[0-9a-f]{10}", clean)
+    for name in ("docs", "release/versions.json"):
+        (tmp_path / name).write_text("2")
+    assert matrix.commit(tmp_path) == clean
+    (tmp_path / "src").write_text("2")
+    assert matrix.commit(tmp_path) == f"{clean}-dirty"
+
+
 # -- wheels --------------------------------------------------------------------------------------------------
 
 
@@ -146,3 +176,12 @@ def test_a_command_that_is_no_target_is_refused(line: str) -> None:
 def test_a_workflow_that_runs_something_else_is_seen() -> None:
     job = {"steps": [{"run": "sudo apt-get update\nmake check\npip install x"}, {"uses": "actions/checkout@v4"}]}
     assert _commands({"jobs": {"a": job}}) == ["make check", "pip install x"]
+
+
+def test_the_workflow_of_the_site_has_all_commits() -> None:
+    """In a shallow clone, pages of benchmarks cannot show how many commits changed the code since."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "docs.yml").read_text())
+    (checkout,) = (
+        step for step in workflow["jobs"]["docs"]["steps"] if step.get("uses", "").startswith("actions/checkout@")
+    )
+    assert checkout["with"]["fetch-depth"] == 0
