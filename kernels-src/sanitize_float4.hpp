@@ -33,9 +33,9 @@ void coded(Encode encode, Decode decode, int64_t block, size_t numbers, int64_t 
 
 }  // namespace gossamer_sanitize
 
-inline void sanitize_float4() {
+inline void sanitize_float4(int64_t share) {
     using namespace gossamer_sanitize;
-    for (int64_t round = 0; round < 300; round++) {
+    for (int64_t round = 0; round < 300 / share; round++) {
         gossamer_limit_instructions(round % 3);
         coded(gossamer_float4_encode, gossamer_float4_decode, 2 + 2 * any_below(300), 1, 2);
         coded(gossamer_sign_magnitude_encode, gossamer_sign_magnitude_decode, int64_t{8} << any_below(12), 2, 4);

@@ -47,10 +47,10 @@ inline void halves(std::mt19937& random, int64_t n, int64_t exponent_bits) {
 
 }  // namespace gossamer_sanitize
 
-inline void sanitize_halves() {
+inline void sanitize_halves(int64_t share) {
     std::mt19937 random(3);
     const int64_t sizes[] = {0, 1, 7, 8, 9, 31, 32, 33, 1279, 1280, 1281, 5000};
-    for (int round = 0; round < 20; round++) {
+    for (int64_t round = 0; round < 20 / share; round++) {
         for (const int64_t n : sizes) {
             gossamer_sanitize::halves(random, n, 8);
             gossamer_sanitize::halves(random, n, 5);

@@ -111,9 +111,9 @@ inline void low_rank(std::mt19937& random, int64_t tensors, int64_t most_rows, i
 
 }  // namespace gossamer_sanitize
 
-inline void sanitize_low_rank() {
+inline void sanitize_low_rank(int64_t share) {
     std::mt19937 random(5);
-    for (int round = 0; round < 150; round++) {
+    for (int64_t round = 0; round < 150 / share; round++) {
         gossamer_sanitize::low_rank(random, round % 7, 20, 70);
         gossamer_sanitize::low_rank(random, 1 + round % 3, 150, 20);
         gossamer_sanitize::low_rank(random, 1, 12, 600);

@@ -18,6 +18,7 @@
 
 #include "common.hpp"
 #include "mesh.hpp"
+#include "sanitize_bytes.hpp"
 #include "sanitize_toy_cipher.hpp"
 #include "sums.hpp"
 
@@ -30,6 +31,10 @@ int64_t gossamer_mesh_begin(void*, const int32_t*, int64_t, void* const*, const 
                             double, int64_t);
 int64_t gossamer_mesh_wait(void*, int64_t, int64_t, int32_t*, int32_t*);
 int64_t gossamer_mesh_waits_for(void*, int64_t, int64_t*, int32_t*);
+int64_t gossamer_mesh_limit(void*, int64_t, void*);
+int64_t gossamer_mesh_seal_words(void*, int64_t, void*, int64_t);
+int64_t gossamer_mesh_open_words(void*, int64_t, void*, int64_t);
+int64_t gossamer_mesh_is_between_messages(void*, int64_t);
 }
 
 namespace gossamer_sanitize {
@@ -266,6 +271,43 @@ inline void slots(int64_t first, int64_t second, bool taken) {
     close(sockets[1][0]);
 }
 
+// Two sealed ranks, of which one sends by a limit, take leave: the words open once, and changed ones never.
+inline void last_words() {
+    const auto sockets = connected(2);
+    void* hears = gossamer_mesh_open(0, sockets[0].data(), 2);
+    void* says = gossamer_mesh_open(1, sockets[1].data(), 2);
+    std::vector<uint64_t> memory(gossamer::kBandwidthBytes / sizeof(uint64_t));
+    gossamer_bandwidth_cap(memory.data(), -1);
+    for (const int64_t way : {0, 1}) gossamer_bandwidth_limit(memory.data(), way, 1e9, gossamer::monotonic_nanoseconds());
+    gossamer_mesh_limit(says, 0, memory.data());
+    std::vector<char> words(5 + gossamer::kTagBytes, 'a');
+    mesh_must(gossamer_mesh_seal_words(says, 0, words.data(), 5) == gossamer::kMisfit, "words were sealed without keys");
+    toy_seal(hears, 0, 1);
+    toy_seal(says, 1, 0);
+    std::vector<float> x(1000, 1.0f), y(1000, 2.0f);
+    void* const mine[] = {x.data()};
+    void* const theirs[] = {y.data()};
+    const int64_t sizes[] = {4000};
+    const int32_t takes[] = {gossamer::kAdd, 1, 0, 0, 5}, tells[] = {gossamer::kSend, 0, 0, 0, 5};
+    const int64_t word = gossamer_mesh_begin(hears, takes, 1, mine, mine, sizes, 1, gossamer::kFloat32, 1.0, 7);
+    const int64_t told = gossamer_mesh_begin(says, tells, 1, theirs, theirs, sizes, 1, gossamer::kFloat32, 1.0, 7);
+    mesh_must(ended(says, told, 2) == gossamer::kFinished, "a part was not sent");
+    mesh_must(ended(hears, word, 2) == gossamer::kFinished && x[999] == 3.0f, "a part did not arrive");
+    mesh_must(gossamer_bandwidth_counted(memory.data(), 0) > 4000, "a limited connection counts nothing");
+    mesh_must(gossamer_mesh_is_between_messages(says, 0) == 1, "a message is not whole");
+    mesh_must(gossamer_mesh_seal_words(says, 0, words.data(), 5) == gossamer::kDone, "last words were not sealed");
+    std::vector<char> again = words, spoilt = words;
+    spoilt[2] ^= 1;
+    mesh_must(gossamer_mesh_open_words(hears, 1, spoilt.data(), 5) == gossamer::kMisfit, "changed words were opened");
+    mesh_must(gossamer_mesh_open_words(hears, 1, words.data(), 5) == gossamer::kDone, "last words did not open");
+    mesh_must(std::count(words.begin(), words.begin() + 5, 'a') == 5, "last words became others");
+    mesh_must(gossamer_mesh_seal_words(says, 0, again.data(), 5) == gossamer::kMisfit, "last words were sealed twice");
+    gossamer_mesh_close(hears);
+    gossamer_mesh_close(says);
+    close(sockets[0][1]);
+    close(sockets[1][0]);
+}
+
 // Word, form and tag are right: what is said after that, and that it is refused before anything is written.
 inline void refused(int32_t does, int64_t messages, const std::vector<uint32_t>& said) {
     const auto sockets = connected(3);
@@ -303,7 +345,7 @@ inline void refused(int32_t does, int64_t messages, const std::vector<uint32_t>&
 
 }  // namespace gossamer_sanitize
 
-inline void sanitize_mesh() {
+inline void sanitize_mesh(int64_t share) {
     for (const int32_t world : {1, 2, 3, 5}) {
         for (const bool sealed : {false, true}) {
             for (const int64_t numel : {0, 1, 7, 1000, 300001}) gossamer_sanitize::means(world, numel, 3, 0, sealed);
@@ -320,6 +362,7 @@ inline void sanitize_mesh() {
     }
     gossamer_sanitize::refused(gossamer::kAdd, 1, {0, 0});  // one of two summands twice
     std::mt19937 random(5);
-    for (int round = 0; round < 4000; round++) gossamer_sanitize::anything(random, round % 2 == 1);
-    for (int round = 0; round < 300; round++) gossamer_sanitize::changed(random);
+    for (int64_t round = 0; round < 4000 / share; round++) gossamer_sanitize::anything(random, round % 2 == 1);
+    for (int64_t round = 0; round < 300 / share; round++) gossamer_sanitize::changed(random);
+    gossamer_sanitize::last_words();
 }

@@ -203,8 +203,8 @@ inline void levels() {
 
 }  // namespace gossamer_sanitize
 
-inline void sanitize_quantize() {
-    for (int64_t round = 0; round < 300; round++) {
+inline void sanitize_quantize(int64_t share) {
+    for (int64_t round = 0; round < 300 / share; round++) {
         gossamer_sanitize::int8();
         gossamer_sanitize::onebit();
         gossamer_sanitize::twobit();

@@ -20,6 +20,8 @@ PLATFORM = "manylinux_2_28_aarch64"
 FOLDER = ROOT / "build" / PLATFORM
 KERNELS = "gossamer/base/kernels/libgossamer-kernels.so"
 LIBC = Path("/usr/aarch64-linux-gnu")
+# One in SHARE of the sanitizers' random rounds: emulated, each round takes 100 times as long or more.
+SHARE = 20
 TESTS = [
     f"tests/base/kernels/test_{name}.py" for name in ("half", "quantize", "float4", "hadamard", "select", "low_rank")
 ]
@@ -57,7 +59,7 @@ def main() -> None:
     replayed = subprocess.run((*emulated, str(program), library, str(calls)), check=False)
     # An emulated process cannot be traced, which the search for leaks needs.
     environ = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
-    checked = subprocess.run((*emulated, str(sanitized(compiler))), env=environ, check=False)
+    checked = subprocess.run((*emulated, str(sanitized(compiler)), str(SHARE)), env=environ, check=False)
     print(f"test-arm: sanitizers: {'passed' if checked.returncode == 0 else 'FAILED'}", flush=True)
     sys.exit(replayed.returncode or checked.returncode)
 

@@ -188,6 +188,18 @@ def _shown(*command: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def commit(root: Path = ROOT) -> str:
+    """The commit of a checkout, with -dirty if sources differ from it; "" without git. Pages and results may differ."""
+    sources = (".", ":!docs", ":!release/versions.json")
+    asked = (("rev-parse", "--short=10", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "--", *sources))
+    try:
+        done = [subprocess.run(("git", *each), cwd=root, check=True, capture_output=True, text=True) for each in asked]
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    found, changed = (each.stdout.strip() for each in done)
+    return f"{found}-dirty" if changed else found
+
+
 def satisfies(version: str, floor: str) -> bool:
     """Whether `version` is the release of `floor`: 2.10.0 of 2.10, but not 2.11."""
     return (version + ".").startswith(floor + ".")
@@ -195,11 +207,12 @@ def satisfies(version: str, floor: str) -> bool:
 
 def table(results: dict[str, dict[str, str]]) -> str:
     """The table of the page, with a line for each row."""
-    lines = [f"| row | Python | {' | '.join(NAMED)} | result | date |", "|---" * (len(NAMED) + 4) + "|"]
+    lines = [f"| row | Python | {' | '.join(NAMED)} | result | date | commit |", "|---" * (len(NAMED) + 5) + "|"]
     for row in ROWS:
         found = results.get(row.name, {"outcome": "not tested yet"})
         cells = [row.name, found.get("python", row.python), *(found.get(name, "") for name in NAMED)]
-        lines.append(f"| {' | '.join([*cells, found['outcome'], found.get('date', '')])} |")
+        tested = f"`{found['commit']}`" if found.get("commit") else ""
+        lines.append(f"| {' | '.join([*cells, found['outcome'], found.get('date', ''), tested])} |")
     return "\n".join(lines)
 
 
@@ -223,9 +236,10 @@ def main(names: list[str]) -> None:
     if not wheels:
         sys.exit("matrix: dist/ has no wheel. Build it: make wheels")
     results: dict[str, dict[str, str]] = {}
+    tested = commit()
     for row in ROWS:
         if not names or row.name in names:
-            found = measure(row, wheels[-1])
+            found = measure(row, wheels[-1]) | {"commit": tested}
             results = stored_results() | {row.name: found}
             RESULTS.write_text(json.dumps(results, indent=2) + "\n")
             write_page(results)

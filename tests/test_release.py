@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,35 @@ def test_the_page_of_versions_has_a_line_for_each_row() -> None:
     assert [row.name for row in matrix.ROWS if f"| {row.name} |" not in page] == []
 
 
+def test_a_row_states_the_commit_that_was_tested() -> None:
+    row = matrix.ROWS[0].name
+    (line,) = (
+        each for each in matrix.table({row: {"outcome": "passed", "commit": "0123abcdef"}}).splitlines() if row in each
+    )
+    assert line.endswith("| passed |  | `0123abcdef` |")
+
+
+def test_the_commit_of_a_row_is_dirty_where_sources_were_changed(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init", "--quiet")
+    assert matrix.commit(tmp_path) == ""
+    for name in ("src", "docs", "release/versions.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("1")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "one")
+    clean = matrix.commit(tmp_path)
+    assert re.fullmatch("[0-9a-f]{10}", clean)
+    for name in ("docs", "release/versions.json"):
+        (tmp_path / name).write_text("2")
+    assert matrix.commit(tmp_path) == clean
+    (tmp_path / "src").write_text("2")
+    assert matrix.commit(tmp_path) == f"{clean}-dirty"
+
+
 # -- wheels --------------------------------------------------------------------------------------------------
 
 
@@ -119,14 +149,39 @@ def _commands(workflow: dict[str, Any]) -> list[str]:
     return [line for line in lines if not re.match(r"sudo apt-get (update|install)\b", line)]
 
 
+def _refused(commands: list[str]) -> list[str]:
+    """Commands that are not `make` with targets of the Makefile and perhaps variables, such as FUZZ_SECONDS=400."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    refused = []
+    for line in commands:
+        program, *words = line.split()
+        named = {word for word in words if "=" not in word}
+        if program != "make" or not named or named - targets:
+            refused.append(line)
+    return refused
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_run_only_targets_of_the_makefile(path: Path) -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     commands = _commands(yaml.safe_load(path.read_text()))
     assert commands
-    assert [line for line in commands if (words := line.split())[0] != "make" or not set(words[1:]) & targets] == []
+    assert _refused(commands) == []
+
+
+@pytest.mark.parametrize("line", ["pip install x", "make", "make chek", "make check chek", "make A=1"])
+def test_a_command_that_is_no_target_is_refused(line: str) -> None:
+    assert _refused([line, "make check", "make fuzz FUZZ_SECONDS=400"]) == [line]
 
 
 def test_a_workflow_that_runs_something_else_is_seen() -> None:
     job = {"steps": [{"run": "sudo apt-get update\nmake check\npip install x"}, {"uses": "actions/checkout@v4"}]}
     assert _commands({"jobs": {"a": job}}) == ["make check", "pip install x"]
+
+
+def test_the_workflow_of_the_site_has_all_commits() -> None:
+    """In a shallow clone, pages of benchmarks cannot show how many commits changed the code since."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "docs.yml").read_text())
+    (checkout,) = (
+        step for step in workflow["jobs"]["docs"]["steps"] if step.get("uses", "").startswith("actions/checkout@")
+    )
+    assert checkout["with"]["fetch-depth"] == 0

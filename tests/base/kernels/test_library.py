@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shutil
 import subprocess
 import sys
@@ -208,3 +209,24 @@ def test_a_compiler_that_fails_leaves_the_library_as_it_was() -> None:
     assert done.returncode
     assert "failed" in done.stderr
     assert before == (library.LIBRARY.stat().st_mtime_ns if library.LIBRARY.exists() else None)
+
+
+def _not_sanitized(exporting: str, sanitizing: str) -> set[str]:
+    """Exported functions that the program of `make sanitize` declares at most, but does not use."""
+    declaration = r"^(?:int64_t|void\*) gossamer_\w+\("
+    used = set(re.findall(r"\bgossamer_\w+", re.sub(declaration, "", sanitizing, flags=re.MULTILINE)))
+    return set(re.findall(r"^GOSSAMER_EXPORT .*?\b(gossamer_\w+)\(", exporting, re.MULTILINE)) - used
+
+
+def test_every_exported_function_runs_under_the_sanitizers() -> None:
+    sources = {path.name: path.read_text() for path in (ROOT / "kernels-src").glob("*.[ch]pp")}
+    sanitizing = "".join(text for name, text in sources.items() if name.startswith("sanitize"))
+    exporting = "".join(text for name, text in sources.items() if not name.startswith("sanitize"))
+    assert exporting.count("\nGOSSAMER_EXPORT ") > 50
+    assert _not_sanitized(exporting, sanitizing) == set()
+
+
+def test_an_exported_function_that_is_only_declared_there_is_seen() -> None:
+    exporting = "GOSSAMER_EXPORT int64_t gossamer_a(int64_t n) {\nGOSSAMER_EXPORT void* gossamer_b() {\n"
+    sanitizing = "int64_t gossamer_a(int64_t);\nvoid* gossamer_b();\nmust(gossamer_b() != nullptr);\n"
+    assert _not_sanitized(exporting, sanitizing) == {"gossamer_a"}
