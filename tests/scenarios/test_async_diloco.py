@@ -41,7 +41,7 @@ with gossamer.attach(model, optimizer) as session:
         optimizer.step()
         optimizer.zero_grad()
         session.log(loss=loss.item())
-    assert began == 0 or 0 < began <= 30, began
+    assert 0 <= began <= 30, began
 """
 
 
@@ -59,7 +59,7 @@ def test_a_killed_worker_returns_and_the_others_do_not_wait(tmp_path: Path, monk
     assert found["servers"]["late"] == 0
     returned = int(Path("began-1-1").read_text())
     assert found["servers"]["samples"] == 2 * 60 + returned + (60 - returned), "every step that was sent is merged once"
-    assert 0 < returned <= 30
+    assert 0 <= returned <= 30, "what it had sent before it was killed"
     assert found["metrics"]["loss"][-1][2] < 0.5 * found["metrics"]["loss"][0][2]
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import copy_context
 
+import pytest
 import torch
 
 from gossamer.comm.runtime.comm_thread import CommThread
@@ -34,3 +37,34 @@ def test_a_communication_thread_belongs_to_who_made_it() -> None:
 
     assert copy_context().run(work) is mine
     assert current_worker() is not mine
+
+
+class CountedWaits(WorkerScope):
+    def __init__(self) -> None:
+        self.waits = 0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        self.waits += 1
+        yield
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_only_its_own_worker_lets_others_run_while_a_communication_thread_ends(is_own: bool) -> None:
+    """The garbage collector may close it while another worker imports, and each worker that then ran would wait for the
+    lock of that import."""
+    owner, closing = CountedWaits(), CountedWaits()
+
+    def made() -> CommThread:
+        enter(owner)
+        return CommThread([torch.device("cpu")])
+
+    thread = copy_context().run(made)
+
+    def close() -> None:
+        enter(owner if is_own else closing)
+        thread.close()
+
+    copy_context().run(close)
+    assert (owner.waits, closing.waits) == (int(is_own), 0)
+    assert not thread._thread.is_alive()

@@ -151,6 +151,7 @@ class CommThread:
         self._siblings: list[CommThread] = []
         self._held: deque[tuple[StreamMoment, Callable[[], object]]] = deque()
         self._thread_count = count_of_caller()
+        self._worker = current_worker()
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._work,), name="gossamer-comm", daemon=True
         )
@@ -234,5 +235,8 @@ class CommThread:
         self._closed = True
         self.waiters.close()
         self._queue.put(None)
-        with current_worker().waiting():
+        # Garbage is collected on any thread: another worker may hold a lock now, such as that of an import, for which
+        # the worker that ran instead of it would wait forever
+        is_own = current_worker() is self._worker
+        with self._worker.waiting() if is_own else nullcontext():
             self._thread.join(PATIENCE_SECONDS)
