@@ -4,7 +4,7 @@ Four workers train one model of few and large tensors after another, with DDP an
 processes. The peak of resident memory during the steps (Linux: VmHWM) is compared with the memory just before the model
 was built. Parameters, gradients and AdamW's moments alone are 4 copies.
 
-    python benchmarks/memory.py [--workers 4] [--recipe R ...] [--json FILE]
+    python benchmarks/memory.py [--workers 4] [--width 1536] [--recipe R ...] [--json FILE]
 """
 
 import argparse
@@ -38,21 +38,21 @@ def resident_bytes(field: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
-def copies_at_peak(recipe: str, world: gossamer.World) -> float:
-    """Peak memory of this worker while it trains with `recipe`, in copies of the parameters."""
+def copies_at_peak(recipe: str, width: int, world: gossamer.World) -> float:
+    """Peak memory of this worker while it trains with `recipe`, in copies of the parameters. width: of its layers."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     world.barrier()
     floor = resident_bytes("VmRSS")
     with ExitStack() as stack:
-        model: nn.Module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+        model: nn.Module = nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS)))
         optimizer = torch.optim.AdamW(model.parameters())
         nbytes = sum(parameter.nbytes for parameter in model.parameters())
         if recipe == DDP:
             model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         else:
             stack.enter_context(gossamer.attach(model, optimizer, recipe))
-        step = stepper(nn.Sequential(model, Sum()), optimizer, torch.randn(4, WIDTH))
+        step = stepper(nn.Sequential(model, Sum()), optimizer, torch.randn(4, width))
         step()
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM: building the session is not counted
         for _ in range(STEPS):
@@ -65,17 +65,17 @@ class Sum(nn.Module):
         return x.sum()
 
 
-def measure(recipe: str, world: gossamer.World) -> dict[str, Any]:
+def measure(recipe: str, width: int, world: gossamer.World) -> dict[str, Any]:
     """The largest peak of all workers."""
-    copies = world.all_reduce(copies_at_peak(recipe, world), "max")
+    copies = world.all_reduce(copies_at_peak(recipe, width, world), "max")
     return {"recipe": recipe, "copies": copies}
 
 
 def work(args: argparse.Namespace) -> None:
     world = gossamer.init()
     torch.manual_seed(world.rank)
-    measure(DDP, world)  # the first one also pays for what the process keeps
-    rows = [measure(recipe, world) for recipe in (DDP, *(args.recipe or RECIPES))]
+    measure(DDP, args.width, world)  # the first one also pays for what the process keeps
+    rows = [measure(recipe, args.width, world) for recipe in (DDP, *(args.recipe or RECIPES))]
     if not world.is_first:
         return
     print("machine ", ", ".join(f"{name} {value}" for name, value in machine().items()))
@@ -91,6 +91,7 @@ def work(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description="Peak memory of a worker over DDP's, for each recipe.")
     options.add_argument("--workers", type=int, default=4)
+    options.add_argument("--width", type=int, default=WIDTH, help="features of each of the model's layers")
     options.add_argument("--recipe", action="append", metavar="R", help="only this one; may be repeated")
     options.add_argument("--json", metavar="FILE")
     args = options.parse_args()

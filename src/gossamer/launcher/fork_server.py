@@ -74,12 +74,12 @@ class ForkServer:
         self._new_program, self._threads = new_program(module), threads
         sys.stdout.flush()
         sys.stderr.flush()
-        self._connection, theirs = socket.socketpair()
+        self._connection, server_end = socket.socketpair()
         pid = system.fork()
         if not pid:
             self._connection.close()
-            raise ServesForks(theirs, module)
-        theirs.close()
+            raise ServesForks(server_end, module)
+        server_end.close()
         self._process = ForkedProcess(pid)
         self._connection.settimeout(REPLY_SECONDS)
         self._replies = self._connection.makefile("rb")
@@ -114,7 +114,7 @@ class ForkServer:
 
 @dataclass(frozen=True)
 class Order:
-    """What the launcher tells the server about a worker."""
+    """A request for a worker."""
 
     arguments: list[str]
     environment: dict[str, str]

@@ -277,4 +277,5 @@ class Meeting:
         return self._to_all({"failed": what, "cause": cause})
 
     def _to_all(self, message: Message) -> Replies:
-        return [(guest, pack(message)) for guest in self._members.values()]
+        packed = pack(message)  # the texts of all ranks, which is long
+        return [(guest, packed) for guest in self._members.values()]
