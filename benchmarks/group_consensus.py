@@ -1,4 +1,4 @@
-"""Distance to consensus over bytes: changing groups beside gossip over fixed graphs and a full mean, in one process.
+"""Distance to consensus over bytes: changing groups, gossip over fixed graphs, and a full mean, in one process.
 
 Workers begin with independent normal vectors and average by the real rule over the real topologies; nothing is sent,
 bytes are those of the rule's messages. Writes a part of docs/benchmarks/many-members.md, and many-members.png.
@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -22,6 +23,8 @@ from benchmarks.provenance import ROOT, provenance, scratch
 
 from gossamer.algorithms.gossip.rules import Averaging, NeighborMessage
 from gossamer.algorithms.topologies import Exponential, Groups, Ring, Topology
+from gossamer.algorithms.topologies.base import Weights
+from gossamer.algorithms.topologies.random_peers import SAMPLED_ROUNDS
 from gossamer.base import figures
 from gossamer.base.aggregation import AggregationContext, State
 from gossamer.base.layout import FlatTensors, Layout
@@ -59,18 +62,17 @@ def curve(topology: Topology, workers: int, seed: int, most_models: float = MOST
     draw = torch.Generator().manual_seed(seed)
     xs = list(torch.randn(workers, ENTRIES, dtype=torch.float64, generator=draw))
     mean = torch.stack(xs).mean(0)
+    period, is_random = topology.rounds(workers), topology.rounds(workers) == SAMPLED_ROUNDS
     first = distance(xs, mean)
     models, distances, number = [0.0], [1.0], 0
     while models[-1] < most_models and distances[-1] > 1e-12:
         at = [AggregationContext(step=number, seed=seed, rank=rank, world=workers) for rank in range(workers)]
         told = [len(topology.sends_to(rank, workers, number, seed)) for rank in range(workers)]
+        turn = (number, seed) if is_random else (number % period, 0)
+        weights = partial(_weights, topology, workers, *turn)
         offers = [rule.offer(FlatTensors(x, layout), {}, State(), at[r], told[r]) for r, x in enumerate(xs)]
         heard = [
-            [
-                NeighborMessage(weight, offers[peer].payload, at[peer])
-                for peer, weight in topology.weights(rank, workers, number, seed)
-                if peer != rank
-            ]
+            [NeighborMessage(weight, offers[peer].payload, at[peer]) for peer, weight in weights(rank) if peer != rank]
             for rank in range(workers)
         ]
         xs = [rule.land(x, layout, {}, offers[rank], heard[rank]) for rank, x in enumerate(xs)]
@@ -79,6 +81,11 @@ def curve(topology: Topology, workers: int, seed: int, most_models: float = MOST
         distances.append(distance(xs, mean) / first)
         number += 1
     return Curve(tuple(models), tuple(distances))
+
+
+@lru_cache(maxsize=20_000)  # of a period, for all seeds
+def _weights(topology: Topology, workers: int, number: int, seed: int, rank: int) -> Weights:
+    return topology.weights(rank, workers, number, seed)
 
 
 def full_mean(workers: int) -> float:
@@ -139,8 +146,8 @@ def plot(curves: dict[str, list[Curve]], workers: int, path: Path) -> None:
         [exact, exact], [1, 1e-7], color="#000000", linestyle="--", linewidth=1.2, label="full mean (ring of chunks)"
     )
     axes.set(yscale="log", xlabel="models that a worker has sent", xlim=(0, MOST_MODELS), ylim=(8e-8, 1.5))
-    axes.set_ylabel("distance to the mean, relative")
-    figures.title(axes, f"{workers:,} workers; a marker is a round; exact means are drawn at 1e-7")
+    axes.set_ylabel("distance to the mean, relative (less is drawn at 1e-7)")
+    figures.title(axes, f"{workers:,} workers; a marker is a round")
     figures.light_grid(axes)
     figures.open_frame(axes)
     figure.legend(loc="outside right upper", fontsize=8, frameon=False)
@@ -152,7 +159,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="64 workers, one seed, into runs/quick")
+    parser.add_argument("--picture", action="store_true", help="draw the picture only, from the first seed")
     args = parser.parse_args()
+    args.seeds = 1 if args.picture else args.seeds
     if args.quick:
         args.workers, args.seeds = 64, 1
     curves: dict[str, list[Curve]] = {}
@@ -160,7 +169,8 @@ def main() -> None:
         curves[repr(topology)] = [curve(topology, args.workers, seed) for seed in range(args.seeds)]
         print(f"{topology!r}: {curves[repr(topology)][0].needed()}", file=sys.stderr, flush=True)
     page = scratch(PAGE) if args.quick else PAGE
-    put_between(page, "consensus", f"{provenance()}\n\n" + "\n".join(table(curves, args.workers)))
+    if not args.picture:
+        put_between(page, "consensus", f"{provenance()}\n\n" + "\n".join(table(curves, args.workers)))
     plot(curves, args.workers, page.with_suffix(".png"))
     print(page)
 

@@ -125,7 +125,7 @@ NOTICE_SECONDS = 10.0  # between messages about a waiting run
 SOON_SECONDS = 1.0  # before the first message: at the end of a run, members leave one after another
 NO_SECRET = bytes(SECRET_BYTES)  # of a view that was read from a journal
 FREE_MEMBERS, SECONDS_A_MEMBER = 64, 5e-4  # a view is followed by the next one after this time for each further member
-MOST_OUTS = 2**14  # reasons that are kept for evicted workers; an older one is told that a view was made without it
+MOST_OUTS = 2**14  # reasons that are kept for evicted workers; an older one receives a general reason
 MOST_NAMED = 8  # workers in a message to the user
 RUN_BYTES = 16  # of a run's identity
 

@@ -28,7 +28,7 @@ from gossamer.events import notice
 MOST_FAILED_DIALS = 3  # consecutive malformed answers to dials, before pending requests fail
 MOST_NOTICES = 100
 MOST_DEPARTED = 1024  # peers that have left and whose states are kept
-FORGOTTEN = -1  # number of a peer that stands for all forgotten ones of its kind in `traffic`
+FORGOTTEN = -1  # number of the peer that has the sum of all forgotten ones of its kind in `traffic`
 
 
 class Dispatcher:
