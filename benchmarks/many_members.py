@@ -32,7 +32,7 @@ from gossamer.comm.elastic.agent import BEATS
 from gossamer.comm.membership.coordinator import Coordinator
 from gossamer.comm.membership.journal import MemoryJournal
 from gossamer.comm.membership.messages import ATTACHED, COORDINATOR, HERE, NEWS, WorkerReport
-from gossamer.comm.membership.next_view import ViewPolicy
+from gossamer.comm.membership.next_view import CoordinatorOptions, ViewPolicy
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc_protocol.credentials import Credentials
@@ -134,7 +134,8 @@ def memory(members: int) -> tuple[int, int]:
     """Bytes that the coordinator holds once all members have the first view, and at most until then."""
     tracemalloc.start()
     try:
-        rule = ViewPolicy(least=1, most=2 * members, initial=members, journal=MemoryJournal(), note=lambda text: None)
+        options = CoordinatorOptions(least=1, most=2 * members, initial=members)
+        rule = ViewPolicy(options, journal=MemoryJournal(), note=lambda text: None)
         coordinator = Coordinator(rule)
         for number in range(members):
             report = WorkerReport(number=2**62 + number, host=f"10.0.{number // 256}.{number % 256}", port=1, place=-1)

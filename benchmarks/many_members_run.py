@@ -37,11 +37,12 @@ from gossamer.comm.membership.coordinator import Coordinator
 from gossamer.comm.membership.journal import MemoryJournal
 from gossamer.comm.membership.member import MemberScripts
 from gossamer.comm.membership.messages import ATTACHED, HERE, HERE_AGAIN, READY, News, WorkerReport
-from gossamer.comm.membership.next_view import ViewPolicy
+from gossamer.comm.membership.next_view import CoordinatorOptions, ViewPolicy
 from gossamer.comm.membership.view import View
 from gossamer.comm.rpc_protocol.messages import encode_answer, encode_ask
 
 FINGERPRINT = json.dumps({"torch": "2.13.0", "recipe": "LocalSGD(period=100) + Groups(size=8)"})
+SERVER = "10.0.0.1:29700"
 LINK_BITS_PER_SECOND = 1e9  # of the coordinator
 NOTICED_SECONDS = (0.05, 0.15)  # until a member sees that its view broke: errors travel from member to member
 STEP_SECONDS = 0.5  # until a newcomer has the state
@@ -114,15 +115,9 @@ class ManyMembers:
         coordinator: type[Coordinator] = Coordinator,
     ) -> None:
         self.random, self.now, self.notes = Random(address("many members", seed)), 0.0, list[str]()
-        self.rule = policy(
-            least=1,
-            most=most or 2 * count,
-            initial=count,
-            journal=MemoryJournal(),
-            note=self.notes.append,
-            draw=self.random.randbytes,
-            served=not lock_step,
-        )
+        servers = () if lock_step else (SERVER,)
+        options = CoordinatorOptions(least=1, most=most or 2 * count, initial=count, servers=servers)
+        self.rule = policy(options, MemoryJournal(), self.notes.append, self.random.randbytes)
         self.coordinator = coordinator(self.rule)
         self.workers: dict[int, Worker] = {}
         self.sent, self.received, self.bytes = Counter[str](), Counter[str](), Counter[str]()  # of the coordinator
