@@ -284,12 +284,13 @@ def main() -> None:
     args = parser.parse_args()
     if args.quick:
         args.members, args.seeds = [20, 50], 1
+    written = provenance()  # of the code that is about to run
     beat = heartbeat_seconds(10 if args.quick else 100, seconds=1.0 if args.quick else 8.0)
     print(f"{beat * 1e6:.1f} us a heartbeat", file=sys.stderr, flush=True)
     with ProcessPoolExecutor(len(args.members), mp_context=get_context("spawn")) as pool:
         sizes = dict(zip(args.members, pool.map(size, args.members, repeat(args.seeds)), strict=True))
     page = scratch(PAGE) if args.quick else PAGE
-    parts = [provenance(), "### One change", *["\n".join(change_table(sizes))]]
+    parts = [written, "### One change", *["\n".join(change_table(sizes))]]
     parts += ["### 10 % of the members lost, and as many new ones, a minute", "\n".join(churn_table(sizes))]
     parts += [f"### At rest\n\nA heartbeat takes {beat * 1e6:.0f} µs of CPU time.", "\n".join(rest_table(sizes, beat))]
     put_between(page, "coordinator", "\n\n".join(parts))

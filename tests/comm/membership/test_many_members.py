@@ -173,6 +173,7 @@ def test_large_views_follow_each_other_at_a_bounded_rate(monkeypatch: pytest.Mon
     run.run(lambda: run.rule._view_since > first, PATIENCE_SECONDS)
     assert run.now < began + 0.5  # after a view that has lasted, the next one waits for the members only
     since = run.rule._view_since
+    run.run(lambda: run.agreed, PATIENCE_SECONDS)  # so that members report the broken view at once
     run.lose(run.members[3])
     run.run(lambda: run.rule._view_since > since, PATIENCE_SECONDS)
     assert since + 0.58 <= run.now < since + 0.7
