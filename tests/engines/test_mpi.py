@@ -13,7 +13,10 @@ from support.processes import environment, succeed
 from support.resumable_job import ending, write_job
 
 OF_OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-pytestmark = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine"),
+    pytest.mark.timeout(900),  # three jobs, which start slowly on a busy machine
+]
 
 
 def mpirun(job: Path, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -36,7 +39,7 @@ def mpirun(job: Path, folder: Path) -> subprocess.CompletedProcess[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=200,
+        timeout=400,
         check=False,
     )
 
@@ -46,7 +49,7 @@ def test_a_job_of_mpirun_resumes_after_the_loss_of_a_worker(tmp_path: Path) -> N
     job = write_job(tmp_path)
     (undisturbed := tmp_path / "undisturbed").mkdir()
     (disturbed := tmp_path / "disturbed").mkdir()
-    succeed([str(job), str(undisturbed), "never"], 2)
+    succeed([str(job), str(undisturbed), "never"], 2, timeout_seconds=400)
     lost = mpirun(job, disturbed)
     assert lost.returncode != 0, lost.stdout
     assert "signal 9" in lost.stdout

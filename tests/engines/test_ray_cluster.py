@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.paths import ROOT
+from support.ray_starts import raylets
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("pyarrow")  # of ray[train]
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.timeout(900),  # Ray starts thirty processes, more slowly than they train
+    pytest.mark.timeout(1800),  # Ray starts thirty processes, more slowly than they train
     pytest.mark.filterwarnings(  # Ray's own
         "ignore::pytest.PytestUnraisableExceptionWarning",
         "ignore::ResourceWarning",
@@ -24,35 +24,6 @@ pytestmark = [
         "ignore::DeprecationWarning",
     ),
 ]
-
-
-@contextmanager
-def raylets() -> Iterator[None]:
-    """A cluster of three nodes with one core each, for jobs of two workers. The driver connects to the first one."""
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster()
-    try:
-        add_node(cluster, include_dashboard=False)
-        add_node(cluster)
-        add_node(cluster)
-        environ = {"env_vars": {"PYTHONPATH": str(ROOT / "src"), "RAY_USAGE_STATS_ENABLED": "0"}}
-        ray.init(address=cluster.address, log_to_driver=False, runtime_env=environ)
-        yield
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-
-
-def add_node(cluster: Any, **options: Any) -> None:
-    """Add a raylet with one core. Ray waits 30 s for it, too few on a busy machine: try three times."""
-    for attempt in range(3):
-        try:
-            cluster.add_node(num_cpus=1, object_store_memory=80_000_000, **options)
-            return
-        except Exception:
-            if attempt == 2:
-                raise
 
 
 def training() -> Callable[[dict[str, Any]], None]:
@@ -132,14 +103,13 @@ class RayJobs:
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayJobs]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        # A raylet ends if its helpers are not there within seconds, which are too few on a busy machine.
-        patch.setenv("RAY_agent_register_timeout_ms", "300000")
-        patch.setenv("RAY_worker_register_timeout_seconds", "300")
-        patch.setenv("RAY_worker_niceness", "0")  # 15 by default
-        with raylets():
+    environ = {"env_vars": {"PYTHONPATH": str(ROOT / "src"), "RAY_USAGE_STATS_ENABLED": "0"}}
+    with raylets(3) as address:  # of one core each, for jobs of two workers; this process connects to the first one
+        try:
+            ray.init(address=address, log_to_driver=False, runtime_env=environ)
             yield RayJobs(tmp_path_factory.mktemp("ray"))
+        finally:
+            ray.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+SECONDS = 300  # until the node is idle, on a busy machine
+
 
 @contextmanager
 def slurm_cluster(folder: Path) -> Iterator[dict[str, str]]:
@@ -64,13 +66,15 @@ PartitionName=all Nodes=ALL Default=YES State=UP
     log = (folder / "daemons.log").open("wb")
     daemons = [subprocess.Popen(command, env=environ, stdout=log, stderr=log) for command in commands]
     try:
-        for _ in range(300):
+        for _ in range(10 * SECONDS):
             nodes = subprocess.run(
                 ["sinfo", "-h", "-o", "%t"], env=environ, capture_output=True, text=True, check=False
             )
             if nodes.stdout.strip() == "idle":
                 break
             threading.Event().wait(0.1)
+        else:
+            raise AssertionError((folder / "daemons.log").read_text(errors="replace"))
         yield environ
     finally:
         for daemon in reversed(daemons):

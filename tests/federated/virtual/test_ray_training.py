@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.federations import model_of, one_pass
+from support.ray_starts import raylets
 from torch import Tensor, nn
 
 from gossamer.errors import LoopError
@@ -35,11 +36,12 @@ def test_an_unknown_engine_is_refused() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(900)  # starts Ray
 @pytest.mark.filterwarnings(  # Ray's own
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning", "ignore::FutureWarning"
 )
 @pytest.mark.parametrize("vectorized", [False, True])
-def test_tasks_of_ray_give_the_same_bits(vectorized: bool) -> None:
+def test_tasks_of_ray_give_the_same_bits(vectorized: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
 
     def loss(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -54,11 +56,13 @@ def test_tasks_of_ray_give_the_same_bits(vectorized: bool) -> None:
         return Update(samples=3)
 
     train = client(vectorized=True)(steps) if vectorized else noisy
-    try:
-        assert torch.equal(run("ray", train=train), run("local", train=train))
-        assert not torch.equal(run("ray", train=train, seed=1), run("local", train=train))
-    finally:
-        ray.shutdown()
+    with raylets(1, cores=2) as address:
+        monkeypatch.setenv("RAY_ADDRESS", address)  # otherwise Ray starts a raylet, and once only
+        try:
+            assert torch.equal(run("ray", train=train), run("local", train=train))
+            assert not torch.equal(run("ray", train=train, seed=1), run("local", train=train))
+        finally:
+            ray.shutdown()
 
 
 def test_what_a_script_defines_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
