@@ -134,6 +134,7 @@ MIRROR_NO_MODULE = {
     "train/parameter_server/test_laws.py": "laws of every mode of servers",
     "algorithms/strategies/test_golden.py": "trajectories of several strategies",
     "comm/rpc/test_crowd.py": "many endpoints at once",
+    "comm/membership/test_many_members.py": "what a change costs with many members, and that all agree",
 }
 
 
