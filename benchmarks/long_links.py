@@ -3,7 +3,7 @@
 Two workers, each on its own emulated host, keep a Gloo group and one mesh per variant open through all rounds. In each
 round every way moves data for some seconds: iperf3 from host 0 to host 1, the others point to point in the same
 direction, and as an all-reduce in both. A way warms up first, because TCP closes its window when it is idle. Rates are
-those of payload in one direction. Writes docs/benchmarks/long-links.md.
+those of payload in one direction. Writes a page into docs/benchmarks.
 
     python benchmarks/long_links.py [--networks SPEC ...] [--rounds 5]     # as root
     python benchmarks/long_links.py --quick        # two minutes, into runs/quick, to see that it runs

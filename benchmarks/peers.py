@@ -2,7 +2,7 @@
 
 All arms make the same training loop: examples/bytelm.py's model, the same random batches, AdamW at the same learning
 rate, one emulated host for every worker. They take turns, and each trains for the same seconds. Writes
-docs/benchmarks/peers.md.
+a page into docs/benchmarks.
 
     make bench-peers                            # installs torchft and hivemind into .venv-peers
     python benchmarks/peers.py [--network SPEC] [--seconds 90] [--rounds 3] [--arms NAME ...]

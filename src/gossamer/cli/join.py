@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -60,9 +62,13 @@ def join(link: str, words: tuple[str, ...]) -> None:
     address, welcome = redeem(invitation, tls)
     for name in ("recipe", "collective"):
         options[name] = options[name] or welcome.settings.get(name)
-    with tempfile.TemporaryDirectory(prefix="gossamer-join-") as folder:  # mode 0700
-        options |= {"join": address, "token_file": make_token(Path(folder, "token"), welcome.token)}
+    launcher, folder = os.getpid(), Path(tempfile.mkdtemp(prefix="gossamer-join-"))  # mode 0700
+    try:
+        options |= {"join": address, "token_file": make_token(folder / "token", welcome.token)}
         run.invoke(context)
+    finally:
+        if os.getpid() == launcher:  # workers are forks of it, and read the token
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_link(text: str) -> JoinLink:

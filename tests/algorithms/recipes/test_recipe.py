@@ -114,7 +114,7 @@ ALWAYS_WRONG = [
     ("TopK", ["needs density", "Write TopK(density=0.01)"]),
     (
         "EveryStep + Feedback",
-        ["Feedback(inner, rule='classic', momentum=None, decay=1.0) needs inner", "^ character 13"],
+        ["Feedback(inner, rule='classic', momentum=None, decay=1.0, dtype=None) needs inner", "^ character 13"],
     ),
     ("TopK(dense=0.1)", ["no argument dense", "TopK(density, feedback=True"]),
     ("TopK(0.1, density=0.2)", ["density twice", "^ character 19"]),
