@@ -35,6 +35,7 @@ OTHERWISE = ": on Windows use WSL2, on macOS a machine or container with Linux" 
 LOOPBACK_INTERFACE = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)  # None: unknown
 LIBCRYPTO = "libcrypto.3.dylib" if sys.platform == "darwin" else "libcrypto.so.3"
 SET_CHILD_SUBREAPER = 36  # of prctl
+CLOSED = -1  # instead of the number of a closed file, which the next opened file may have
 LOCKED_BYTE = 2**30  # Windows locks bytes of a file, also against readers: one behind the content
 
 

@@ -152,7 +152,9 @@ class RankLog:
         self._write("".join(f"{stamp} {line}\n" for line in lines))
 
     def close(self) -> None:
-        os.close(self._opened)
+        opened, self._opened = self._opened, system.CLOSED
+        if opened != system.CLOSED:
+            os.close(opened)
 
     def _write(self, text: str) -> None:
         self._file.write(text.encode("utf-8", "replace"))

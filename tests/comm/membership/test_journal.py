@@ -143,3 +143,12 @@ def test_an_entry_is_on_the_disk_before_append_returns(tmp_path: Path, monkeypat
         assert after.load().most == most
         after.close()
     log.close()
+
+
+def test_closing_a_journal_again_closes_no_file_that_was_opened_meanwhile(tmp_path: Path) -> None:
+    journal = ViewLog(tmp_path / "journal", pytest.fail)
+    journal.close()
+    with open(tmp_path / "other", "w") as other:  # has the number of the journal's file now
+        journal.close()
+        other.write("whole")
+    assert (tmp_path / "other").read_text() == "whole"

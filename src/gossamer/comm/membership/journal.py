@@ -169,8 +169,10 @@ class ViewLog:
                 )
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._handle)
+        handle, self._handle = self._handle, system.CLOSED
+        if handle != system.CLOSED:
+            with contextlib.suppress(OSError):
+                os.close(handle)
 
 
 def _read(path: Path) -> tuple[Remembered, int]:

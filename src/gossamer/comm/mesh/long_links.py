@@ -57,7 +57,7 @@ def check_congestion(name: str) -> None:
 
 def use_congestion(connection: socket.socket, name: str) -> None:
     """Use a congestion control from now on. Raises OSError."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, "TCP_CONGESTION", 0), name.encode())
 
 
 def fit_buffers(rank: int, sockets: Sequence[socket.socket | None], links: Links) -> None:

@@ -124,7 +124,9 @@ class RecordsFile:
         return system.read_at(self._file, len(end), max(0, self.bytes - len(end))) == end
 
     def close(self) -> None:
-        os.close(self._file)
+        file, self._file = self._file, system.CLOSED
+        if file != system.CLOSED:
+            os.close(file)
 
 
 class JsonLinesWriter:

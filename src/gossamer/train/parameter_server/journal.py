@@ -53,7 +53,9 @@ class Log:
         system.sync_file(self._handle)
 
     def close(self) -> None:
-        os.close(self._handle)
+        handle, self._handle = self._handle, system.CLOSED
+        if handle != system.CLOSED:
+            os.close(handle)
 
 
 class FileJournal:
