@@ -235,19 +235,22 @@ $(RELEASED): release/requirements.txt
 	.venv-release/bin/pip install --quiet -r release/requirements.txt
 	touch $(RELEASED)
 
-$(FRAMED): $(READY) Makefile
-	test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
+# An environment that sees the packages of .venv. $(1): its folder.
+define sees-venv
+	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	echo "import site; site.addsitedir('$(CURDIR)/$$(echo .venv/lib/python*/site-packages)')" \
-		>"$$(echo .venv-frameworks/lib/python*/site-packages)/gossamer.pth"
+		>"$$(echo $(1)/lib/python*/site-packages)/gossamer.pth"
+endef
+
+$(FRAMED): $(READY) Makefile
+	$(call sees-venv,.venv-frameworks)
 	.venv-frameworks/bin/pip install --quiet $(FRAMEWORKS)
 	touch $(FRAMED)
 
 # Without the list of versions: Ray and Flower require others of packages that they share with it.
 $(ENGINED): export PIP_CONSTRAINT :=
 $(ENGINED): $(READY) Makefile
-	test -x .venv-engines/bin/python || $(PYTHON) -m venv .venv-engines
-	echo "import site; site.addsitedir('$(CURDIR)/$$(echo .venv/lib/python*/site-packages)')" \
-		>"$$(echo .venv-engines/lib/python*/site-packages)/gossamer.pth"
+	$(call sees-venv,.venv-engines)
 	.venv-engines/bin/pip install --quiet "ray[train]>=2.60" "flwr>=1.42" || \
 		echo "Ray and Flower could not be installed: their tests are skipped"
 	touch $(ENGINED)
@@ -255,8 +258,6 @@ $(ENGINED): $(READY) Makefile
 # Without the list of versions: what is compared is each peer's newest release that was tried.
 $(PEERED): export PIP_CONSTRAINT :=
 $(PEERED): $(READY) Makefile
-	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
-	echo "import site; site.addsitedir('$(CURDIR)/$$(echo .venv/lib/python*/site-packages)')" \
-		>"$$(echo .venv-peers/lib/python*/site-packages)/gossamer.pth"
+	$(call sees-venv,.venv-peers)
 	.venv-peers/bin/pip install --quiet torchft==0.2.0 hivemind==1.1.12
 	touch $(PEERED)

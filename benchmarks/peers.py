@@ -27,15 +27,15 @@ from typing import Any, TypedDict
 
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.elastic_worker import validation  # found only after the line above
+from benchmarks.elastic_worker import texts, validation  # found only after the line above
 from benchmarks.ladder_arms import ARMS as LADDER
 from benchmarks.provenance import ROOT, provenance, scratch
 from benchmarks.report import markdown, write_page
 from benchmarks.time_to_loss import steps_to
-from examples.bytelm import SIZES, ByteLM, windows
+from examples.bytelm import SIZES, ByteLM
 
 from gossamer.base.units import bytes_text
 from gossamer.comm.environment import interfaces
@@ -227,15 +227,6 @@ def memory() -> int:
         with suppress(psutil.Error):
             total += each.memory_full_info().pss
     return int(total)
-
-
-def texts() -> tuple[Tensor, Tensor]:
-    """Training windows, and held-out windows for the evaluations."""
-    import sysconfig
-
-    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    held_out = windows(files[::10])
-    return windows([file for i, file in enumerate(files) if i % 10]), held_out[:: len(held_out) // 64][:64]
 
 
 def work(args: argparse.Namespace) -> None:
