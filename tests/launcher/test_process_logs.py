@@ -180,14 +180,13 @@ def test_a_line_without_an_end_is_shown_in_parts(path: Path, monkeypatch: pytest
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Iterator[int]:
-    opened = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
-    yield opened
-    os.close(opened)
+def file(tmp_path: Path) -> Iterator[io.FileIO]:
+    with io.FileIO(tmp_path / "log", "w") as opened:
+        yield opened
 
 
 def test_what_a_full_disk_refused_comes_in_order_once_there_is_room(
-    tmp_path: Path, file: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, file: io.FileIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = io.TextIOWrapper(PatientFile(file), encoding="utf-8", write_through=True)
     make_room = disk_with_room_for(10, monkeypatch)
@@ -199,7 +198,9 @@ def test_what_a_full_disk_refused_comes_in_order_once_there_is_room(
     assert (tmp_path / "log").read_text().splitlines() == [f"line {number}" for number in range(6)]
 
 
-def test_what_is_too_much_is_counted_in_its_place(tmp_path: Path, file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_much_is_counted_in_its_place(
+    tmp_path: Path, file: io.FileIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(process_logs, "MOST_WAITING_BYTES", 20)
     raw = PatientFile(file)
     make_room = disk_with_room_for(0, monkeypatch)
@@ -220,7 +221,7 @@ def test_what_is_no_fault_of_a_disk_is_an_error(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(os, "write", closed)
     with pytest.raises(OSError, match="Bad file"):
-        PatientFile(1).write(b"text")
+        PatientFile(io.FileIO(1, "w", closefd=False)).write(b"text")
 
 
 @needs_root
@@ -228,19 +229,19 @@ def test_what_is_no_fault_of_a_disk_is_an_error(tmp_path: Path, monkeypatch: pyt
 def test_on_a_real_full_disk(tmp_path: Path) -> None:
     """The broken twin is a plain file, whose print ends the loop."""
     with mounted(tmp_path, megabytes=1) as disk:
-        opened = os.open(disk.folder / "log", os.O_WRONLY | os.O_CREAT)
+        opened = io.FileIO(disk.folder / "log", "w")
         filler = disk.fill()
         text = io.TextIOWrapper(PatientFile(opened), encoding="utf-8", write_through=True)
         for number in range(1000):
             print("line", number, "x" * 100, file=text)
         with pytest.raises(OSError, match="No space left"):
-            os.write(opened, bytes(2**16))
+            opened.write(bytes(2**16))
         filler.unlink()
-        os.truncate(disk.folder / "log", 0)  # what the twin may have left
-        os.lseek(opened, 0, os.SEEK_SET)
+        opened.truncate(0)  # what the twin may have left
+        opened.seek(0)
         print("line 1000", file=text)
         found = (disk.folder / "log").read_text().splitlines()
-        os.close(opened)
+        opened.close()
     assert found[-1] == "line 1000"
     assert [line.split()[1] for line in found] == [str(number) for number in range(1001 - len(found), 1001)]
     assert len(found) > 900

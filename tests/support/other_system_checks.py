@@ -97,18 +97,18 @@ def refuses_namespaces(folder: Path) -> str:
 
 
 def locks_exclude_each_other(folder: Path) -> str:
-    handles = [system.open_file(folder / "lock", os.O_RDWR | os.O_CREAT) for _ in range(2)]
-    system.lock_file(handles[0])
+    files = [system.open_file(folder / "lock", os.O_RDWR | os.O_CREAT) for _ in range(2)]
+    system.lock_file(files[0].fileno())
     try:
-        system.lock_file(handles[1])
+        system.lock_file(files[1].fileno())
     except BlockingIOError:
         pass
     else:
         raise AssertionError("two open files have the lock")
-    system.unlock_file(handles[0])
-    system.lock_file(handles[1])
-    for handle in handles:
-        os.close(handle)
+    system.unlock_file(files[0].fileno())
+    system.lock_file(files[1].fileno())
+    for file in files:
+        file.close()
     return "one at a time"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import ctypes
 import faulthandler
+import io
 import os
 import signal
 import socket
@@ -35,7 +36,6 @@ OTHERWISE = ": on Windows use WSL2, on macOS a machine or container with Linux" 
 LOOPBACK_INTERFACE = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)  # None: unknown
 LIBCRYPTO = "libcrypto.3.dylib" if sys.platform == "darwin" else "libcrypto.so.3"
 SET_CHILD_SUBREAPER = 36  # of prctl
-CLOSED = -1  # instead of the number of a closed file, which the next opened file may have
 LOCKED_BYTE = 2**30  # Windows locks bytes of a file, also against readers: one behind the content
 
 
@@ -201,9 +201,23 @@ def dump_no_stacks_on(number: int) -> None:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
-    """os.open of a binary file. Children do not inherit it."""
-    return os.open(path, flags | getattr(os, "O_BINARY", 0), mode)
+class File(io.FileIO):
+    """A binary file without a buffer. It can be closed again, unlike a number of os.open: the next file may get it."""
+
+    def __del__(self) -> None:
+        self.close()  # io.FileIO would warn; processes that tests simulate are killed with open files
+
+
+def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> File:
+    """Open a binary file with the flags and the mode of os.open. Children do not inherit it."""
+    return File(os.open(path, flags | getattr(os, "O_BINARY", 0), mode), "r+")
+
+
+def write_all(file: File, data: bytes | memoryview) -> None:
+    """Write to a file of `open_file`. Raises OSError, possibly after a part of the data."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file.fileno(), rest) :]
 
 
 def sync_file(handle: int) -> None:

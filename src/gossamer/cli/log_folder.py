@@ -67,35 +67,35 @@ def private_directory(logs: Path) -> Iterator[Path]:
     finally:
         with suppress(PermissionError):  # Windows keeps the name of an open file
             (logs / LOCK_FILE).unlink(missing_ok=True)
-        os.close(lock)
+        lock.close()
 
 
-def _lock(logs: Path) -> int:
+def _lock(logs: Path) -> system.File:
     """Lock the folder until the returned file is closed or this process ends. Raises click.UsageError."""
     while True:
-        handle = system.open_file(logs / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+        file = system.open_file(logs / LOCK_FILE, os.O_RDWR | os.O_CREAT)
         try:
-            system.lock_file(handle)
+            system.lock_file(file.fileno())
         except (BlockingIOError, PermissionError):
-            owner = os.read(handle, MOST_OWNER_BYTES).decode(errors="replace")
-            os.close(handle)
+            owner = file.read(MOST_OWNER_BYTES).decode(errors="replace")
+            file.close()
             raise click.UsageError(
                 IN_USE.format(logs=logs, owner=without_controls(owner) or "of another process")
             ) from None
         except OSError:
-            return handle  # the file system has no locks
-        if _is_there(logs / LOCK_FILE, handle):
+            return file  # the file system has no locks
+        if _is_there(logs / LOCK_FILE, file):
             with suppress(OSError):  # a full disk
-                os.truncate(handle, 0)
-                os.write(handle, f"pid {os.getpid()} on {socket.gethostname()}".encode())
-            return handle
-        os.close(handle)  # the last run has just ended and removed its file
+                file.truncate(0)
+                file.write(f"pid {os.getpid()} on {socket.gethostname()}".encode())
+            return file
+        file.close()  # the last run has just ended and removed its file
 
 
-def _is_there(path: Path, handle: int) -> bool:
+def _is_there(path: Path, file: system.File) -> bool:
     """Whether `path` is the name of this open file."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(handle))
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False
 

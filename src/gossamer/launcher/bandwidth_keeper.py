@@ -56,15 +56,12 @@ class DailyUsage:
     def _write(self) -> int:
         """Add the unwritten bytes to the file, and return the total."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        handle = system.open_file(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            system.lock_file(handle)
-            total = _of_day(os.read(handle, 1000), self._day) + self._unwritten
-            os.lseek(handle, 0, os.SEEK_SET)
-            os.write(handle, json.dumps({"day": self._day.isoformat(), "bytes": total}).encode().ljust(100))
+        with system.open_file(self._path, os.O_RDWR | os.O_CREAT, 0o600) as file:
+            system.lock_file(file.fileno())
+            total = _of_day(file.read(1000), self._day) + self._unwritten
+            file.seek(0)
+            file.write(json.dumps({"day": self._day.isoformat(), "bytes": total}).encode().ljust(100))
             return total
-        finally:
-            os.close(handle)
 
 
 def _of_day(content: bytes, day: date) -> int:

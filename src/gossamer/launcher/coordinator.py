@@ -245,8 +245,9 @@ class RunCard:
         path = logs / RUN_CARD
         path.unlink(missing_ok=True)
         host, port = self.address
-        with open(system.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump({"coordinator": f"{host}:{port}", "token_file": str(self.token_file)}, file)
+        card = json.dumps({"coordinator": f"{host}:{port}", "token_file": str(self.token_file)})
+        with system.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) as file:
+            system.write_all(file, card.encode())
         return path
 
 

@@ -35,7 +35,7 @@ class PatientFile(io.RawIOBase):
     their number is written instead.
     """
 
-    def __init__(self, file: int, name: str = "") -> None:
+    def __init__(self, file: io.FileIO, name: str = "") -> None:
         super().__init__()
         self._file, self.name = file, name
         self._waiting = b""
@@ -54,13 +54,13 @@ class PatientFile(io.RawIOBase):
             return len(given)
 
     def fileno(self) -> int:
-        return self._file
+        return self._file.fileno()
 
     def writable(self) -> bool:
         return True
 
     def isatty(self) -> bool:
-        return os.isatty(self._file)
+        return self._file.isatty()
 
     def _lost_notice(self) -> bytes:
         lost, self._lost = self._lost, 0
@@ -69,7 +69,7 @@ class PatientFile(io.RawIOBase):
     def _flush(self) -> None:
         try:
             while self._waiting:
-                self._waiting = self._waiting[os.write(self._file, self._waiting) :]
+                self._waiting = self._waiting[os.write(self._file.fileno(), self._waiting) :]
         except OSError as problem:
             if problem.errno not in DISK:
                 raise
@@ -135,7 +135,7 @@ class RankLog:
 
     def __init__(self, path: Path, command: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._opened = system.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._opened = system.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._file = PatientFile(self._opened)
         self._command = command
 
@@ -152,9 +152,7 @@ class RankLog:
         self._write("".join(f"{stamp} {line}\n" for line in lines))
 
     def close(self) -> None:
-        opened, self._opened = self._opened, system.CLOSED
-        if opened != system.CLOSED:
-            os.close(opened)
+        self._opened.close()
 
     def _write(self, text: str) -> None:
         self._file.write(text.encode("utf-8", "replace"))

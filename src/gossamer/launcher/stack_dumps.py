@@ -38,7 +38,7 @@ class DumpOnSignal:
         self._path = files.stacks(rank)
         self._file: int | None = None
         if SIGNAL is not None:
-            self._file = system.open_file(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC)
             signal.signal(SIGNAL, self._show)
             system.dump_stacks_on(SIGNAL, self._file)
             system.lock_file(self._file)  # last: from now on the signal does not end the process

@@ -87,7 +87,7 @@ def warm_up() -> None:
 
 def _print_patiently() -> None:
     """Print through PatientFile: a full disk must not end training."""
-    raw: Any = PatientFile(1, "<stdout>")
+    raw: Any = PatientFile(io.FileIO(1, "w", closefd=False), "<stdout>")
     for name in ("stdout", "stderr"):
         before = getattr(sys, name)
         encoding, errors = before.encoding, before.errors

@@ -206,27 +206,25 @@ class LineFile:
         self._complained = self._given_up = False
         self._pending = b"" if truncate or _ends_whole(path) else b"\n"
         how = os.O_TRUNC if truncate else os.O_APPEND
-        self._file: int | None = system.open_file(path, os.O_WRONLY | os.O_CREAT | how, 0o666)
+        self._file = system.open_file(path, os.O_WRONLY | os.O_CREAT | how, 0o666)
 
     def append(self, entry: Entry) -> None:
-        if self._file is None or self._given_up:
+        if self._file.closed or self._given_up:
             return
         self._pending += json_text(entry).encode() + b"\n"
         self._write()
 
     def close(self) -> bool:
         """Retry the pending lines and close the file. Return whether the file has all lines."""
-        if self._file is not None:
+        if not self._file.closed:
             self._write()
-            os.close(self._file)
-            self._file = None
+            self._file.close()
         return not self._pending and not self._given_up
 
     def _write(self) -> None:
-        assert self._file is not None
         try:
             while self._pending:
-                self._pending = self._pending[os.write(self._file, self._pending) :]
+                self._pending = self._pending[os.write(self._file.fileno(), self._pending) :]
         except OSError as error:
             self._refused(error)
 

@@ -113,7 +113,7 @@ def test_a_full_disk_is_reported_once(tmp_path: Path) -> None:
     notes: list[str] = []
     log = ViewLog(tmp_path / "journal", notes.append)
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, log._handle)
+    os.dup2(full, log._file.fileno())
     os.close(full)
     log.append(ENTRIES[0])
     log.append(ENTRIES[3])

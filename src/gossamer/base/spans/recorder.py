@@ -99,8 +99,8 @@ class SpanRecorder:
         self.follow: Callable[[bool], None] | None = None  # called before each forward pass with whether it is recorded
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"trace-{rank}-{os.getpid()}-{secrets.token_hex(3)}{SUFFIX}"
-        self._file = system.open_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
-        self._bytes, self._closing = os.write(self._file, self._header(clock)), threading.Lock()
+        self._file = system.open_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+        self._bytes, self._closing = os.write(self._file.fileno(), self._header(clock)), threading.Lock()
         self._threads = threading.local()
         self._all: list[SpanBuffer] = []
         self._channels: WeakKeyDictionary[NumberedGroup, int] = WeakKeyDictionary()
@@ -208,10 +208,10 @@ class SpanRecorder:
 
     def _append(self, packed: bytes) -> None:
         """Append to the file; a full disk ends the trace, not the training."""
-        if self._file < 0:
+        if self._file.closed:
             return
         try:
-            wrote = os.write(self._file, packed)
+            wrote = os.write(self._file.fileno(), packed)
             why = "the disk wrote a part of it only" if wrote < len(packed) else ""
         except OSError as error:
             wrote, why = 0, error.strerror or str(error)
@@ -219,7 +219,7 @@ class SpanRecorder:
         if self._bytes >= MOST_BYTES:
             why = f"it has {MOST_BYTES >> 30} GiB; record fewer steps: --trace 100:200"
         if why:
-            self._close_file()
+            self._file.close()
             self._end(why)
 
     def _end(self, why: str) -> None:
@@ -229,11 +229,6 @@ class SpanRecorder:
             logging.getLogger("gossamer").warning(
                 "%s ends here: %s. Training continues without a trace.", self.path, why
             )
-
-    def _close_file(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
 
     def close(self) -> None:
         """Write all recorded spans, within CLOSE_SECONDS."""
@@ -246,7 +241,7 @@ class SpanRecorder:
             self._end(f"its disk has written nothing for {CLOSE_SECONDS:.0f} s")
             return
         self.write()
-        self._close_file()
+        self._file.close()
 
 
 def mask(ranks: Iterable[int], world: int) -> int:

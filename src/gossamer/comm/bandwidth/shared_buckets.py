@@ -59,20 +59,14 @@ class Bandwidth:
     @classmethod
     def create(cls, path: Path) -> Bandwidth:
         """Make the file. Transfers wait until all limits and the cap are set."""
-        handle = system.open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.truncate(handle, NBYTES)
-            return cls(mmap.mmap(handle, NBYTES))
-        finally:
-            os.close(handle)
+        with system.open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600) as file:
+            file.truncate(NBYTES)
+            return cls(mmap.mmap(file.fileno(), NBYTES))
 
     @classmethod
     def open(cls, path: Path) -> Bandwidth:
-        handle = system.open_file(path, os.O_RDWR)
-        try:
-            return cls(mmap.mmap(handle, NBYTES))
-        finally:
-            os.close(handle)
+        with system.open_file(path, os.O_RDWR) as file:
+            return cls(mmap.mmap(file.fileno(), NBYTES))
 
     def limit(self, way: int, bits_per_second: float | None, now: int | None = None) -> None:
         """Set the limit of UP or DOWN; None for no limit. For the launcher only."""

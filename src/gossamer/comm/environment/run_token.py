@@ -22,9 +22,8 @@ def make_token_file(directory: Path) -> Path:
 
 def make_token(path: Path, token: bytes | None = None) -> Path:
     """Create a new token file, with a random token or the given one. Raises OSError if the path exists."""
-    descriptor = system.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(token or secrets.token_bytes(TOKEN_BYTES))
+    with system.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) as file:
+        system.write_all(file, token or secrets.token_bytes(TOKEN_BYTES))
     return path
 
 

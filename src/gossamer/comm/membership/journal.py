@@ -126,26 +126,26 @@ class ViewLog:
     def __init__(self, path: Path, note: Callable[[str], None]) -> None:
         self._path, self._note, self._failed = path, note, False
         try:
-            self._handle = system.open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            self._file = system.open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
             raise ConnectError(
                 f"the coordinator's journal {path} cannot be opened ({error.strerror}), so the run could not continue "
                 "after a crash of this launcher. Start it in a writable folder, or pass another --logs folder."
             ) from None
         try:
-            system.lock_file(self._handle)
+            system.lock_file(self._file.fileno())
             self._remembered, end = _read(path)
-            os.truncate(self._handle, end)
+            self._file.truncate(end)
             system.sync_folder(path.parent)
         except OSError as error:
-            os.close(self._handle)
+            self._file.close()
             raise ConnectError(
                 f"the coordinator's journal {path} is in use by another coordinator, or cannot be locked "
                 f"({error.strerror}). Two coordinators would split the run. Stop the other launcher, or start this one "
                 "in another folder."
             ) from None
         except BaseException:
-            os.close(self._handle)
+            self._file.close()
             raise
 
     def load(self) -> Remembered:
@@ -154,12 +154,10 @@ class ViewLog:
     def append(self, entry: Entry) -> None:
         """Write an entry and wait for fsync. A write error is reported once, and training continues."""
         line = json.dumps(entry)
-        data = memoryview(f"{zlib.crc32(line.encode()):08x} {line}\n".encode())
         self._remembered = self._remembered.after(entry)
         try:
-            while data:
-                data = data[os.write(self._handle, data) :]
-            system.sync_file(self._handle)
+            system.write_all(self._file, f"{zlib.crc32(line.encode()):08x} {line}\n".encode())
+            system.sync_file(self._file.fileno())
         except OSError as error:
             if not self._failed:
                 self._failed = True
@@ -169,10 +167,8 @@ class ViewLog:
                 )
 
     def close(self) -> None:
-        handle, self._handle = self._handle, system.CLOSED
-        if handle != system.CLOSED:
-            with contextlib.suppress(OSError):
-                os.close(handle)
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def _read(path: Path) -> tuple[Remembered, int]:

@@ -39,19 +39,17 @@ class FolderLock:
         """why: the harm of two processes, and the remedy. Raises CheckpointError if another process has the lock."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._handle = system.open_file(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            self._file = system.open_file(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise CheckpointError(f"{folder} cannot be used ({error}). Name another folder") from error
         try:
-            system.lock_file(self._handle)
+            system.lock_file(self._file.fileno())
         except OSError:
             self.close()
             raise CheckpointError(f"Another process uses {folder}. {why}") from None
 
     def close(self) -> None:
-        handle, self._handle = self._handle, -1
-        if handle >= 0:
-            os.close(handle)
+        self._file.close()
 
 
 class FederationIdentity(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,7 +38,7 @@ class Identity:
     def kept_at(cls, path: str | os.PathLike[str]) -> Identity:
         """Read a private key from a file, or create one readable only by its owner. Raises AttachError."""
         try:
-            handle = system.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            file = system.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             read = Path(path).read_bytes()
             if len(read) != IDENTITY_BYTES:
@@ -48,8 +48,8 @@ class Identity:
                 ) from None
             return cls(read)
         found = cls.new()
-        with os.fdopen(handle, "wb") as file:
-            file.write(found._private)
+        with file:
+            system.write_all(file, found._private)
         return found
 
     @property

@@ -107,26 +107,22 @@ class RecordsFile:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = system.open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        self.bytes = os.fstat(self._file).st_size
+        self.bytes = os.fstat(self._file.fileno()).st_size
 
     def append(self, records: bytes) -> None:
-        left = memoryview(records)
         try:
-            while left:
-                left = left[os.write(self._file, left) :]
+            system.write_all(self._file, records)
         except OSError:
             with suppress(OSError):
-                os.ftruncate(self._file, self.bytes)  # or readers would stop at the torn record for good
+                self._file.truncate(self.bytes)  # or readers would stop at the torn record for good
             raise
         self.bytes += len(records)
 
     def ends_with(self, end: bytes) -> bool:
-        return system.read_at(self._file, len(end), max(0, self.bytes - len(end))) == end
+        return system.read_at(self._file.fileno(), len(end), max(0, self.bytes - len(end))) == end
 
     def close(self) -> None:
-        file, self._file = self._file, system.CLOSED
-        if file != system.CLOSED:
-            os.close(file)
+        self._file.close()
 
 
 class JsonLinesWriter:

@@ -33,16 +33,11 @@ def make_folder(folder: Path) -> None:
 def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
     """Write and sync a new file. Returns its digest. Its name is durable after the folder is synced."""
     running = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    handle = system.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
+    with system.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
         for piece in pieces:
             running.update(piece)
-            rest = memoryview(piece)
-            while rest:
-                rest = rest[os.write(handle, rest) :]
-        system.sync_file(handle)
-    finally:
-        os.close(handle)
+            system.write_all(file, piece)
+        system.sync_file(file.fileno())
     return running.hexdigest()
 
 
@@ -55,11 +50,8 @@ def link_file(path: Path, to: Path) -> None:
         if error.errno not in NO_LINKS:
             raise
         shutil.copyfile(path, to)
-        handle = system.open_file(to, os.O_RDONLY)
-        try:
-            system.sync_file(handle)
-        finally:
-            os.close(handle)
+        with system.open_file(to, os.O_RDONLY) as file:
+            system.sync_file(file.fileno())
 
 
 def move_folder(folder: Path, to: Path) -> None:

@@ -36,26 +36,24 @@ class Log:
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         self.nbytes = keep_bytes
-        self._handle = system.open_file(path, os.O_RDWR | os.O_CREAT, 0o666)
-        os.truncate(self._handle, keep_bytes)
-        os.lseek(self._handle, 0, os.SEEK_END)
+        self._file = system.open_file(path, os.O_RDWR | os.O_CREAT)
+        self._file.truncate(keep_bytes)
+        self._file.seek(0, os.SEEK_END)
 
     def append(self, buffers: Iterable[bytes | memoryview]) -> None:
         for buffer in buffers:
             rest = memoryview(buffer)
             while rest:
-                count = os.write(self._handle, rest)
+                count = os.write(self._file.fileno(), rest)
                 rest = rest[count:]
                 self.nbytes += count
 
     def sync(self) -> None:
         """Make appended entries durable against power failures."""
-        system.sync_file(self._handle)
+        system.sync_file(self._file.fileno())
 
     def close(self) -> None:
-        handle, self._handle = self._handle, system.CLOSED
-        if handle != system.CLOSED:
-            os.close(handle)
+        self._file.close()
 
 
 class FileJournal:

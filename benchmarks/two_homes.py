@@ -1,0 +1,212 @@
+"""Two homes and an office: seconds from `gossamer join` to the first common step, step times and bytes.
+
+The office has one open port. Each home has 20 Mbit/s up, 100 Mbit/s down and 40 ms to the office, and a router. Two
+ways take turns: routers that let the homes connect directly (full cone), and symmetric ones, between which a relay in
+the office forwards. Time runs from the moment at which the second home's command starts. Bytes are those of network
+interfaces, headers included. Needs root and nft. Writes a page into docs/benchmarks.
+
+    python benchmarks/two_homes.py [--recipes RECIPE ...] [--rounds 3] [--steps 200]
+    python benchmarks/two_homes.py --quick      # one round of few steps, into runs/quick, to see that it runs
+"""
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from benchmarks.provenance import provenance, scratch  # noqa: E402
+from benchmarks.report import markdown, write_page  # noqa: E402
+from support.homes import (  # type: ignore[import-not-found]  # noqa: E402  # found only after the line above
+    FULL_CONE,
+    OFFICE,
+    PORT,
+    SYMMETRIC,
+    Internet,
+    internet,
+    missing,
+)
+
+from gossamer.base.units import bytes_text  # noqa: E402
+
+UP, DOWN, ONE_WAY = "20mbit", "100mbit", "20ms"
+QUEUE = 4000  # packets
+HOMES = ("home1", "home2")
+WAYS = {"direct": (FULL_CONE, ()), "relayed": (SYMMETRIC, ("--relay",))}
+RECIPES = ("home", "Float4()")
+PATIENCE_SECONDS = 300.0
+
+TRAIN = """
+import json, os, sys, time
+sys.path.insert(0, {root!r})
+import torch
+import gossamer
+from examples.bytelm import SIZES, ByteLM
+
+def moved():
+    lines = open("/proc/net/dev").read().splitlines()[2:]
+    fields = [line.replace(":", " ").split() for line in lines if not line.lstrip().startswith("lo:")]
+    return sum(int(each[1]) for each in fields), sum(int(each[9]) for each in fields)
+
+torch.set_num_threads(1)
+world = gossamer.init()
+torch.manual_seed(world.rank)
+model = ByteLM(*SIZES["small"])
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+data = torch.randint(256, (64, 8, 65))
+session = gossamer.attach(model, optimizer, {recipe!r})
+common, first, began, before = 0, 0.0, 0.0, (0, 0)
+while common < {warm} + {steps}:
+    model(data[session.steps % len(data)]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if world.size == 3:
+        common += 1
+        first = first or time.time()
+        if common == {warm}:
+            began, before = time.time(), moved()
+ended, after = time.time(), moved()
+print("found", json.dumps([first, (ended - began) / {steps}, after[0] - before[0], after[1] - before[1]]), flush=True)
+session.close()
+"""
+
+
+@dataclass(frozen=True)
+class Found:
+    """seconds: to the first common step. step: seconds. received, sent: bytes of a step by machine."""
+
+    seconds: float
+    step: float
+    received: Mapping[str, float]
+    sent: Mapping[str, float]
+
+
+@contextmanager
+def two_homes(kind: str) -> Iterator[Internet]:
+    """The homes and the office, with rates and delays."""
+    with internet(kind, kind) as net:
+        for home in (1, 2):
+            shape(net, f"router{home}", "wan", UP)
+            shape(net, "internet", f"port{home}", DOWN)
+        yield net
+
+
+def shape(net: Internet, machine: str, device: str, rate: str) -> None:
+    command = ["tc", "qdisc", "replace", "dev", device, "root", "netem", "limit", str(QUEUE), "delay", ONE_WAY]
+    subprocess.run([*net.prefix(machine), *command, "rate", rate], check=True)
+
+
+def measure(way: str, recipe: str, warm: int, steps: int) -> Found:
+    """Train once. Raises RuntimeError with the output of a machine that fails."""
+    kind, options = WAYS[way]
+    text = TRAIN.format(root=str(ROOT), recipe=recipe, warm=warm, steps=steps)
+    with two_homes(kind) as net, tempfile.TemporaryDirectory() as name:
+        link, started = Path(name) / "link", dict[str, subprocess.Popen[str]]()
+
+        def start(machine: str, *words: str) -> None:
+            folder = Path(name) / machine
+            folder.mkdir()
+            (folder / "train.py").write_text(text)
+            with (folder / "output").open("w") as output:
+                command = [*net.prefix(machine), sys.executable, "-m", "gossamer", *words, "train.py"]
+                started[machine] = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, text=True)
+
+        try:
+            listen = ("--listen", f"{OFFICE}:{PORT}", "--invite", str(link))
+            start("office", "run", "--workers", "1:3:1", *listen, *options)
+            until = time.monotonic() + PATIENCE_SECONDS
+            while not link.exists() and started["office"].poll() is None and time.monotonic() < until:
+                time.sleep(0.05)
+            for home in HOMES:
+                typed = time.time()
+                start(home, "join", f"@{link}")
+            for process in started.values():
+                process.wait(max(1.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            pass  # its output tells
+        finally:
+            for process in started.values():
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait(60)
+        outputs = {machine: (Path(name) / machine / "output").read_text() for machine in started}
+    figures = dict[str, list[float]]()
+    for machine, output in outputs.items():
+        told = re.search(r"found (\[.*\])", output)
+        if told is None:
+            raise RuntimeError(f"{way}, {recipe}: {machine} did not finish:\n{output}")
+        figures[machine] = json.loads(told[1])
+    return Found(
+        seconds=max(each[0] for each in figures.values()) - typed,
+        step=statistics.median(each[1] for each in figures.values()),
+        received={machine: each[2] / steps for machine, each in figures.items()},
+        sent={machine: each[3] / steps for machine, each in figures.items()},
+    )
+
+
+def spread(values: Sequence[float], form: str, unit: str) -> str:
+    ends = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
+    return f"{statistics.median(values):{form}}{unit}{ends}"
+
+
+def rows(found: Mapping[tuple[str, str], Sequence[Found]]) -> Iterator[dict[str, str]]:
+    for (recipe, way), each in found.items():
+        beside = found[recipe, "direct"]
+        ratios = [one.step / other.step for one, other in zip(each, beside, strict=True)]
+        home_bytes = [statistics.fmean(one.sent[home] for home in HOMES) for one in each]
+        yield {
+            "recipe": f"`{recipe}`",
+            "homes": way,
+            "to the first common step": spread([one.seconds for one in each], ".1f", " s"),
+            "step": spread([1000 * one.step for one in each], ".0f", " ms"),
+            "over direct": spread(ratios, ".2f", ""),
+            "sent by a home": bytes_text(statistics.median(home_bytes)),
+            "sent by the office": bytes_text(statistics.median(one.sent["office"] for one in each)),
+        }
+
+
+def main(args: argparse.Namespace) -> None:
+    if args.quick:
+        args.rounds, args.steps, args.output = 1, 16, scratch(args.output)
+    found: dict[tuple[str, str], list[Found]] = {(recipe, way): [] for recipe in args.recipes for way in WAYS}
+    for number in range(args.rounds):
+        for (recipe, way), outcomes in found.items():
+            outcomes.append(outcome := measure(way, recipe, warm=32, steps=args.steps))
+            print(f"round {number + 1}: {recipe}, {way}: {outcome}", file=sys.stderr, flush=True)
+    write_page(
+        args.output,
+        [
+            "# Two homes and an office",
+            "How soon do two homes behind routers train with an office, and what does a relay cost?",
+            f"Three workers train examples/bytelm.py (small, batch 8). The office has one open port. Each home has "
+            f"{UP} up, {DOWN} down and 40 ms to the office. *Direct*: routers that accept connections to a port that a "
+            "worker has used (full cone). *Relayed*: symmetric routers; the office forwards what they send to each "
+            "other. Seconds run from the start of the second home's `gossamer join` until all three have made a common "
+            "step; they include the imports of Python and torch. Bytes: of a step, on network interfaces, with "
+            f"headers. Medians of {args.rounds} rounds that take turns, with the least and the most.",
+            provenance(),
+            markdown(list(rows(found))),
+        ],
+    )
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options.add_argument("--recipes", nargs="+", default=list(RECIPES), metavar="RECIPE")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--steps", type=int, default=200, help="common steps that are timed")
+    options.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks" / "two-homes.md")
+    options.add_argument("--quick", action="store_true", help="a few steps, in a file of their own")
+    given = options.parse_args()
+    if why := missing():
+        sys.exit(f"{why}, so no homes can be emulated. Run this on Linux, as root, with nftables installed.")
+    main(given)

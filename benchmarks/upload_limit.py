@@ -1,0 +1,174 @@
+"""Upload limit: bytes of a network interface over time, and the pace of a step over the estimated one.
+
+Two machines on an emulated network, each a network namespace; the first has --upload-limit. They average gradients in
+every step. The interface of the first machine is read several times a second, headers included. The estimate is that of
+`gossamer explain --network ...,up=LIMIT` for the same script. Needs root and nft. Writes a page into docs/benchmarks.
+
+    python benchmarks/upload_limit.py [--limit 5mbit] [--minutes 10] [--recipe RECIPE]
+    python benchmarks/upload_limit.py --quick       # half a minute, into runs/quick, to see that it runs
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from benchmarks.provenance import provenance, scratch  # noqa: E402
+from benchmarks.report import markdown, write_page  # noqa: E402
+from benchmarks.two_homes import DOWN, two_homes  # noqa: E402
+from support.homes import FULL_CONE, OFFICE, PORT, missing  # type: ignore[import-not-found]  # noqa: E402
+
+from gossamer.base.units import parse_rate  # noqa: E402
+
+SAMPLE_SECONDS = 0.1
+WINDOWS = (1.0, 10.0)  # seconds
+PATIENCE_SECONDS = 120.0
+
+TRAIN = """
+import json, sys, time
+sys.path.insert(0, {root!r})
+import torch
+import gossamer
+from examples.bytelm import SIZES, ByteLM
+
+torch.set_num_threads(1)
+world = gossamer.init()
+torch.manual_seed(world.rank)
+model = ByteLM(*SIZES["small"])
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+data = torch.randint(256, (64, 8, 65))
+session = gossamer.attach(model, optimizer, {recipe!r})
+times = []
+while not (times and times[-1] > times[0] + {seconds}):
+    model(data[session.steps % len(data)]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if world.size == 2:
+        times.append(world.broadcast(time.time()))
+print("found", json.dumps(times), flush=True)
+session.close()
+"""
+
+Sample = tuple[float, int]  # time, bytes sent since the interface exists
+
+
+def sent(prefix: Sequence[str], interface: str) -> Sample:
+    table = subprocess.run([*prefix, "cat", "/proc/net/dev"], capture_output=True, text=True, check=True).stdout
+    line = next(line for line in table.splitlines() if line.strip().startswith(f"{interface}:"))
+    return time.time(), int(line.split(":")[1].split()[8])
+
+
+def train(args: argparse.Namespace, seconds: float) -> tuple[list[float], list[Sample]]:
+    """Times of the common steps, and samples of the first machine's interface. Raises RuntimeError."""
+    samples = list[Sample]()
+    with two_homes(FULL_CONE) as net, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "train.py").write_text(TRAIN.format(root=str(ROOT), recipe=args.recipe, seconds=seconds))
+        processes = list[subprocess.Popen[bytes]]()
+
+        def start(machine: str, *words: str) -> None:
+            (folder / machine).mkdir()
+            with (folder / machine / "output").open("w") as output:
+                command = [*net.prefix(machine), sys.executable, "-m", "gossamer", *words, str(folder / "train.py")]
+                processes.append(subprocess.Popen(command, cwd=folder / machine, stdout=output, stderr=output))
+
+        def output(machine: str) -> str:
+            return (folder / machine / "output").read_text()
+
+        try:
+            listen = ("--listen", f"{OFFICE}:{PORT}", "--invite", str(folder / "link"), "--upload-limit", args.limit)
+            start("office", "run", "--workers", "1:2:1", *listen)
+            until = time.monotonic() + PATIENCE_SECONDS + seconds
+            while not (folder / "link").exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            start("home1", "join", f"@{folder / 'link'}")
+            while processes[0].poll() is None and time.monotonic() < until:
+                samples.append(sent(net.prefix("office"), "wan"))
+                time.sleep(SAMPLE_SECONDS)
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait(60)
+        told = [line.partition("found ")[2] for line in output("office").splitlines() if "found [" in line]
+        if not told:
+            raise RuntimeError(f"the first machine did not finish:\n{output('office')}\n{output('home1')}")
+    times: list[float] = json.loads(told[0])
+    return times, [each for each in samples if times[0] <= each[0] <= times[-1]]
+
+
+def estimate(args: argparse.Namespace) -> float:
+    """Seconds of a step, as `gossamer explain` estimates them."""
+    with tempfile.TemporaryDirectory() as name:
+        script, found = Path(name) / "train.py", Path(name) / "found.json"
+        script.write_text(TRAIN.format(root=str(ROOT), recipe=args.recipe, seconds=0))
+        network = f"{DOWN},40ms,up={args.limit}"
+        words = ["explain", args.recipe, "--workers", "2", "--network", network, "--json", str(found), str(script)]
+        subprocess.run([sys.executable, "-m", "gossamer", *words], check=True, capture_output=True)
+        return float(json.loads(found.read_text())["foretold"]["step_seconds"])
+
+
+def rates(samples: Sequence[Sample], window: float) -> list[float]:
+    """Bits per second in each window of about this many seconds, one after another."""
+    marks = [samples[0]]
+    for each in samples:
+        if each[0] >= marks[-1][0] + window:
+            marks.append(each)
+    return [8 * (after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(marks)]
+
+
+def main(args: argparse.Namespace) -> None:
+    seconds = 60 * args.minutes
+    if args.quick:
+        seconds, args.output = 15.0, scratch(args.output)
+    estimated = estimate(args)
+    times, samples = train(args, seconds)
+    steps = [after - before for before, after in pairwise(times)]
+    limit = parse_rate(args.limit)
+    rows = [
+        {
+            "window": f"{window:g} s",
+            "mean": f"{statistics.fmean(found) / 1e6:.2f} Mbit/s",
+            "largest": f"{max(found) / 1e6:.2f} Mbit/s",
+            "mean over the limit": f"{statistics.fmean(found) / limit:.3f}",
+            "largest over the limit": f"{max(found) / limit:.3f}",
+        }
+        for window in WINDOWS
+        for found in [rates(samples, window)]
+    ]
+    measured = statistics.fmean(steps)
+    write_page(
+        args.output,
+        [
+            "# Upload limit",
+            "Does `--upload-limit` hold on the network interface, and is its pace the estimated one?",
+            f"Two machines train examples/bytelm.py (small, batch 8) with `{args.recipe}` for "
+            f"{seconds / 60:g} minutes. The first has `--upload-limit {args.limit}`. Rates are those of its network "
+            "interface, with headers.",
+            provenance(),
+            markdown(rows),
+            f"A step took {1000 * measured:.0f} ms on average ({len(steps)} steps), and `gossamer explain` estimated "
+            f"{1000 * estimated:.0f} ms: measured over estimated {measured / estimated:.3f}.",
+        ],
+    )
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options.add_argument("--limit", default="5mbit", metavar="RATE")
+    options.add_argument("--minutes", type=float, default=10.0)
+    options.add_argument("--recipe", default="Int8()")
+    options.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks" / "upload-limit.md")
+    options.add_argument("--quick", action="store_true", help="half a minute, in a file of its own")
+    given = options.parse_args()
+    if why := missing():
+        sys.exit(f"{why}, so no machines can be emulated. Run this on Linux, as root, with nftables installed.")
+    main(given)
