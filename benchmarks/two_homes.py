@@ -11,6 +11,7 @@ interfaces, headers included. Needs root and nft. Writes a page into docs/benchm
 
 import argparse
 import json
+import pathlib
 import re
 import statistics
 import subprocess
@@ -18,17 +19,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from benchmarks.provenance import provenance, scratch  # noqa: E402
 from benchmarks.report import markdown, write_page  # noqa: E402
 from support.homes import (  # type: ignore[import-not-found]  # noqa: E402  # found only after the line above
     FULL_CONE,
-    OFFICE,
     PORT,
     SYMMETRIC,
     Internet,
@@ -37,9 +36,26 @@ from support.homes import (  # type: ignore[import-not-found]  # noqa: E402  # f
 )
 
 from gossamer.base.units import bytes_text  # noqa: E402
+from gossamer.comm.network import Host, Network, Path  # noqa: E402
+from gossamer.comm.network.parse import UNLIMITED_BITS_PER_SECOND  # noqa: E402
+from gossamer.plan.emulation.namespaces import INTERFACE, EmulatedHost, address, ip  # noqa: E402
+from gossamer.plan.emulation.tun_switch import SwitchFabric  # noqa: E402
 
-UP, DOWN, ONE_WAY = "20mbit", "100mbit", "20ms"
-QUEUE = 4000  # packets
+
+def line(site: str, up: float, down: float) -> Host:
+    return Host(up_bits_per_second=up, down_bits_per_second=down, site=site)
+
+
+OFFICE = address(0)
+UP, DOWN, ROUND_TRIP = 20e6, 100e6, 0.04
+NETWORK = Network(
+    hosts=(
+        line("office", UNLIMITED_BITS_PER_SECOND, UNLIMITED_BITS_PER_SECOND),
+        *(line(home, UP, DOWN) for home in ("home1", "home2")),
+    ),
+    default=Path(round_trip_seconds=ROUND_TRIP),
+    paths={frozenset(("home1", "home2")): Path(round_trip_seconds=2 * ROUND_TRIP)},
+)
 HOMES = ("home1", "home2")
 WAYS = {"direct": (FULL_CONE, ()), "relayed": (SYMMETRIC, ("--relay",))}
 RECIPES = ("home", "Float4()")
@@ -92,17 +108,21 @@ class Found:
 
 @contextmanager
 def two_homes(kind: str) -> Iterator[Internet]:
-    """The homes and the office, with rates and delays."""
+    """The homes and the office, whose lines meet in a switch with delays instead of the bridge of `internet`."""
     with internet(kind, kind) as net:
-        for home in (1, 2):
-            shape(net, f"router{home}", "wan", UP)
-            shape(net, "internet", f"port{home}", DOWN)
-        yield net
-
-
-def shape(net: Internet, machine: str, device: str, rate: str) -> None:
-    command = ["tc", "qdisc", "replace", "dev", device, "root", "netem", "limit", str(QUEUE), "delay", ONE_WAY]
-    subprocess.run([*net.prefix(machine), *command, "rate", rate], check=True)
+        machines = ("office", "router1", "router2")
+        hosts = [
+            EmulatedHost(namespace=net.name(machine), address=address(number))
+            for number, machine in enumerate(machines)
+        ]
+        for host in hosts:
+            ip(host.namespace, ["link del wan"])
+        with closing(SwitchFabric(NETWORK, hosts, seed=0)):
+            for router in machines[1:]:
+                rules = net.rules(kind).replace('"wan"', f'"{INTERFACE}"')
+                subprocess.run([*net.prefix(router), "nft", "flush", "ruleset"], check=True)
+                subprocess.run([*net.prefix(router), "nft", "-f", "-"], input=rules, text=True, check=True)
+            yield net
 
 
 def measure(way: str, recipe: str, warm: int, steps: int) -> Found:
@@ -110,10 +130,10 @@ def measure(way: str, recipe: str, warm: int, steps: int) -> Found:
     kind, options = WAYS[way]
     text = TRAIN.format(root=str(ROOT), recipe=recipe, warm=warm, steps=steps)
     with two_homes(kind) as net, tempfile.TemporaryDirectory() as name:
-        link, started = Path(name) / "link", dict[str, subprocess.Popen[str]]()
+        link, started = pathlib.Path(name) / "link", dict[str, subprocess.Popen[str]]()
 
         def start(machine: str, *words: str) -> None:
-            folder = Path(name) / machine
+            folder = pathlib.Path(name) / machine
             folder.mkdir()
             (folder / "train.py").write_text(text)
             with (folder / "output").open("w") as output:
@@ -138,7 +158,7 @@ def measure(way: str, recipe: str, warm: int, steps: int) -> Found:
                 if process.poll() is None:
                     process.terminate()
                     process.wait(60)
-        outputs = {machine: (Path(name) / machine / "output").read_text() for machine in started}
+        outputs = {machine: (pathlib.Path(name) / machine / "output").read_text() for machine in started}
     figures = dict[str, list[float]]()
     for machine, output in outputs.items():
         told = re.search(r"found (\[.*\])", output)
@@ -187,11 +207,11 @@ def main(args: argparse.Namespace) -> None:
         [
             "# Two homes and an office",
             "How soon do two homes behind routers train with an office, and what does a relay cost?",
-            f"Three workers train examples/bytelm.py (small, batch 8). The office has one open port. Each home has "
-            f"{UP} up, {DOWN} down and 40 ms to the office. *Direct*: routers that accept connections to a port that a "
-            "worker has used (full cone). *Relayed*: symmetric routers; the office forwards what they send to each "
-            "other. Seconds run from the start of the second home's `gossamer join` until all three have made a common "
-            "step; they include the imports of Python and torch. Bytes: of a step, on network interfaces, with "
+            "Three workers train examples/bytelm.py (small, batch 8). The office has one open port. Each home has 20 "
+            "Mbit/s up, 100 Mbit/s down and 40 ms to the office. *Direct*: routers that accept connections to a port "
+            "that a worker has used (full cone). *Relayed*: symmetric routers; the office forwards what they send to "
+            "each other. Seconds run from the start of the second home's `gossamer join` until all three have made a "
+            "common step; they include the imports of Python and torch. Bytes: of a step, on network interfaces, with "
             f"headers. Medians of {args.rounds} rounds that take turns, with the least and the most.",
             provenance(),
             markdown(list(rows(found))),
@@ -204,7 +224,7 @@ if __name__ == "__main__":
     options.add_argument("--recipes", nargs="+", default=list(RECIPES), metavar="RECIPE")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--steps", type=int, default=200, help="common steps that are timed")
-    options.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks" / "two-homes.md")
+    options.add_argument("--output", type=pathlib.Path, default=ROOT / "docs" / "benchmarks" / "two-homes.md")
     options.add_argument("--quick", action="store_true", help="a few steps, in a file of their own")
     given = options.parse_args()
     if why := missing():

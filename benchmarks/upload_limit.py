@@ -23,10 +23,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from benchmarks.provenance import provenance, scratch  # noqa: E402
 from benchmarks.report import markdown, write_page  # noqa: E402
-from benchmarks.two_homes import DOWN, two_homes  # noqa: E402
-from support.homes import FULL_CONE, OFFICE, PORT, missing  # type: ignore[import-not-found]  # noqa: E402
+from benchmarks.two_homes import OFFICE, two_homes  # noqa: E402
+from support.homes import FULL_CONE, PORT, missing  # type: ignore[import-not-found]  # noqa: E402
 
 from gossamer.base.units import parse_rate  # noqa: E402
+from gossamer.plan.emulation.namespaces import INTERFACE  # noqa: E402
 
 SAMPLE_SECONDS = 0.1
 WINDOWS = (1.0, 10.0)  # seconds
@@ -91,7 +92,7 @@ def train(args: argparse.Namespace, seconds: float) -> tuple[list[float], list[S
                 time.sleep(0.05)
             start("home1", "join", f"@{folder / 'link'}")
             while processes[0].poll() is None and time.monotonic() < until:
-                samples.append(sent(net.prefix("office"), "wan"))
+                samples.append(sent(net.prefix("office"), INTERFACE))
                 time.sleep(SAMPLE_SECONDS)
         finally:
             for process in processes:
@@ -110,7 +111,7 @@ def estimate(args: argparse.Namespace) -> float:
     with tempfile.TemporaryDirectory() as name:
         script, found = Path(name) / "train.py", Path(name) / "found.json"
         script.write_text(TRAIN.format(root=str(ROOT), recipe=args.recipe, seconds=0))
-        network = f"{DOWN},40ms,up={args.limit}"
+        network = f"100mbit,40ms,up={args.limit}"
         words = ["explain", args.recipe, "--workers", "2", "--network", network, "--json", str(found), str(script)]
         subprocess.run([sys.executable, "-m", "gossamer", *words], check=True, capture_output=True)
         return float(json.loads(found.read_text())["foretold"]["step_seconds"])

@@ -113,8 +113,11 @@ class Internet:
         up = [f"addr add {net}.5/24 dev {interface}", f"link set {interface} up", f"route add default via {net}.1"]
         ip(host, up)
         self._in(router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
-        rules = ROUTER_RULES.replace("TRANSLATION", TRANSLATIONS[kind]).replace("ADMISSION", ADMISSIONS.get(kind, ""))
-        self._in(router, "nft", "-f", "-", text=rules)
+        self._in(router, "nft", "-f", "-", text=self.rules(kind))
+
+    def rules(self, kind: str) -> str:
+        """The configuration of nft of a router of this kind, whose outer interface is "wan"."""
+        return ROUTER_RULES.replace("TRANSLATION", TRANSLATIONS[kind]).replace("ADMISSION", ADMISSIONS.get(kind, ""))
 
     def add_ipv6(self) -> None:
         """Give every home a public IPv6 address, which its router does not translate."""
