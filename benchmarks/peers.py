@@ -341,10 +341,12 @@ def main(args: argparse.Namespace) -> None:
     parameters = sum(each.numel() for each in ByteLM(*SIZES[args.size]).parameters())
     parts = [
         "# Peers on one job",
+        "How fast do recipes train beside DDP, its hooks, torchft and hivemind, on one slow network?",
         f"examples/bytelm.py, {args.size} ({parameters:,} parameters), batch {args.batch}, {args.workers} workers, "
         f"each an emulated host on {args.network}. Every arm trains for {args.seconds:g} s with AdamW at "
         f"{LEARNING_RATE:g}; rounds take turns: {args.rounds}. Figures are medians, with the least and the most. Loss: "
-        "of the first worker's model, on held-out text; evaluations do not count as time. Bytes: on the first worker's "
+        "of the first worker's model, on held-out text; evaluations do not count as time. DDP's loss is the median of "
+        "its final losses; a run that ends above it has not reached it. Bytes: on the first worker's "
         "network interface, both directions, headers included. Memory: of its process and its children.",
         f"torchft averages by Gloo. hivemind's peers look for each other for {MEETING_SECONDS:g} s before an average, "
         "and train meanwhile. Arms are not tuned: the learning rate is the same, and outer rates are those of the "
