@@ -341,7 +341,7 @@ def main(args: argparse.Namespace) -> None:
     parameters = sum(each.numel() for each in ByteLM(*SIZES[args.size]).parameters())
     parts = [
         "# Peers on one job",
-        "How fast do recipes train beside DDP, its hooks, torchft and hivemind, on one slow network?",
+        "How fast do recipes train on one slow network, compared with DDP, its hooks, torchft and hivemind?",
         f"examples/bytelm.py, {args.size} ({parameters:,} parameters), batch {args.batch}, {args.workers} workers, "
         f"each an emulated host on {args.network}. Every arm trains for {args.seconds:g} s with AdamW at "
         f"{LEARNING_RATE:g}; rounds take turns: {args.rounds}. Figures are medians, with the least and the most. Loss: "
