@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 from gossamer.base.units import bytes_text, seconds_text
 from gossamer.federated import Round, SGDSteps, Update, client
 from gossamer.federated.population import drawn_profiles
-from gossamer.federated.virtual.simulate import Simulation
+from gossamer.federated.virtual.simulate import Simulation, SimulationSettings
 
 COHORT, TEST = 100, 360
 WARM_UP = 3  # rounds
@@ -101,8 +101,10 @@ def measure(clients: int, args: argparse.Namespace) -> dict[str, Any]:
         simulation = Simulation(
             loop if args.loop else client(vectorized=True)(train), conv,
             args.recipe.replace("FRACTION", str(COHORT / clients)),
-            clients=clients, rounds=args.rounds, evaluate=evaluate, profiles=profiles, states=states,
-            on_round=lambda record: events.append(simulation.engine.events),
+            SimulationSettings(
+                clients=clients, rounds=args.rounds, evaluate=evaluate, profiles=profiles, states=states,
+                on_round=lambda record: events.append(simulation.engine.events),
+            ),
         )  # fmt: skip
         run = simulation.run()
         on_disk = sum(file.stat().st_size for file in Path(states).iterdir())

@@ -23,6 +23,7 @@ from torch import Tensor
 from gossamer.engine import Session
 from gossamer.errors import AttachError, CheckpointError, LayoutError
 from gossamer.train.checkpoint import coordinated, runs
+from gossamer.train.checkpoint.agreement import SharedStep
 from gossamer.train.engine.arrays import Array
 from gossamer.train.session.array_exchange import ArrayExchange, array_of, names_of, tensor_of
 from gossamer.train.session.recipe_choice import Written
@@ -535,15 +536,8 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         def save() -> None:
             assert self.folder is not None
             self._run = runs.agree_on_name(gather_text, self._run)
-            coordinated.save(
-                self.folder,
-                state["step"],
-                optimizer.exchange.rank,
-                tree,
-                about(state, self._run),
-                gather_text,
-                self.keep,
-            )
+            at = SharedStep(os.fspath(self.folder), state["step"], optimizer.exchange.rank, gather_text)
+            coordinated.save(at, tree, about(state, self._run), self.keep)
 
         session._group.whole(save)
 

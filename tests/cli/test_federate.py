@@ -257,8 +257,7 @@ def test_what_was_left_out_is_not_given() -> None:
         gather_seconds=3.0, over_selection=0.0, fewest=1, late="drop", selection="least-trained",
     )  # fmt: skip
     assert plan.given.keys() == {
-        "recipe", "clients", "rounds", "seed", "config", "gather_seconds", "over_selection", "fewest", "late",
-        "selection",
+        "clients", "rounds", "seed", "config", "gather_seconds", "over_selection", "fewest", "late", "selection",
     }  # fmt: skip
     assert plan.given["selection"] == LeastTrained()
     with pytest.raises(ValueError, match="add --round-seconds 600"):

@@ -118,10 +118,10 @@ def test_a_run_sends_what_explain_estimates(tmp_path: Path) -> None:
     recipe = "TopK(density=0.25)"
     done = run(tmp_path, ATTACHED, "--workers", "3", "--recipe", recipe, "--json", "out.json")
     assert done.exit_code == 0, done.output
-    subprocess.run(
-        [*GOSSAMER, "explain", recipe, "--workers", "3", "--json", "foretold.json", "train.py"],
-        cwd=tmp_path, capture_output=True, timeout=200, check=True,
-    )  # fmt: skip
+    with chdir(tmp_path):
+        options = ["--workers", "3", "--json", "foretold.json"]
+        told = CliRunner().invoke(gossamer, ["explain", recipe, *options, "train.py"])
+    assert told.exit_code == 0, told.output
     record, foretold = (json.loads((tmp_path / name).read_text()) for name in ("out.json", "foretold.json"))
     # thirds of bytes, added up in another order
     assert record["bytes_sent_per_step"]["accounted"] == pytest.approx(foretold["bytes_sent_per_step"], rel=1e-14)

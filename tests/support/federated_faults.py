@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import torch
+from support.rounds_by_hand import rounds_made
 from torch import Tensor, nn
 
 from gossamer.algorithms.compressors import Compressor, Dense, Feedback, TopK
@@ -24,7 +25,6 @@ from gossamer.federated.client.script import ClientRecipe, ClientScript, Train, 
 from gossamer.federated.client.store import MemoryStore
 from gossamer.federated.messages import CLIENT, THE_SERVER, Report
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import RoundsJournal
 from gossamer.federated.server.roster import RosterChange
@@ -179,7 +179,7 @@ class WholeNumbers:
             torch.zeros(FEATURES + 1).double(),
             self.seed,
         )
-        rounds = self.held = rounds_for(
+        rounds = self.held = rounds_made(
             model, clients=self.clients, rounds=self.rounds, on_commit=self.ledger.commits.append, **self.options
         )
         self._record(rounds)

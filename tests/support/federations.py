@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from support.rounds_by_hand import rounds_made
 from torch import Tensor, nn
 
 from gossamer.algorithms.recipes.recipe import resolve
@@ -20,7 +21,6 @@ from gossamer.federated.client.script import ClientRecipe, participate
 from gossamer.federated.client.store import ClientStore, MemoryStore
 from gossamer.federated.messages import CLIENT, THE_SERVER
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.rounds import Committed, Rounds, serve
 from gossamer.federated.server.selection import Uniform
@@ -77,7 +77,7 @@ def federate(
     net: VirtualNetwork | None = None,
     seed: int = 0,
     part_bytes: int = 1 << 20,
-    policy: Callable[..., Rounds] = rounds_for,
+    policy: Callable[..., Rounds] = rounds_made,
     **options: Any,
 ) -> Federation:
     """Run it over simulated peers, and check that nobody wrote to what travels."""

@@ -87,7 +87,7 @@ NOT_RUN = {
     r"gossamer stacks ": "needs a run that hangs; executed by tests/cli/test_stacks.py",
     r"gossamer federate enroll": "needs a server's identity; executed by tests/cli/test_federate_server.py",
     r"--job.config_file|config/train_gpt2.py": "a script of another project",
-    r"examples/jax_\w+\.py": "needs JAX; executed by tests/integrations/jax/test_slices.py",
+    r"examples/jax_\w+\.py": "needs JAX; executed by tests/integrations/jax/test_session_slices.py",
     r"examples/ray_train\.py": "needs Ray",
     r"explain RECIPE": "a part of a sentence; the page has the whole command",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from gossamer.algorithms.strategies.federated_rules import FederatedStrategy
 from gossamer.base.peer_ops import Arrived, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft, Pull, Push, Stamp
 from gossamer.federated.messages import CLIENT, REPORT, TASK, THE_SERVER, Report, Task, decode, encode
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.server.from_strategy import rounds_for
+from gossamer.federated.server.from_strategy import RoundPlan, rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.rounds import Rounds
 
@@ -25,7 +25,14 @@ def rounds_of(strategy: FederatedStrategy, clients: int, rounds: int = 100, **op
     """For a model of three numbers, zero at first."""
     state = ModelState.of(nn.Linear(SIZE - 1, 1, dtype=torch.float64))
     model = GlobalModel(strategy, Dense(), None, state, torch.zeros(SIZE, dtype=torch.float64))
-    return rounds_for(model, clients=clients, rounds=rounds, **options)
+    return rounds_made(model, clients=clients, rounds=rounds, **options)
+
+
+def rounds_made(model: GlobalModel, **options: Any) -> Rounds:
+    """The rounds of `rounds_for`, with settings and other arguments in one list."""
+    named = {item.name for item in fields(RoundPlan)}
+    settings = RoundPlan(**{name: value for name, value in options.items() if name in named})
+    return rounds_for(model, settings, **{name: value for name, value in options.items() if name not in named})
 
 
 @dataclass

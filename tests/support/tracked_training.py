@@ -1,7 +1,7 @@
 """Training with a loader, a scheduler and a second optimizer that is stopped and resumed: in a thread, or a process.
 
-Run as a program, with the arguments DIRECTORY STOP, it trains in a job of processes up to step STOP and saves, or to
-the end; it resumes from what is in DIRECTORY, and prints a digest of all parameters.
+Run as a program, with the arguments DIRECTORY STEP, it trains in a job of processes to the end, and saves at step STEP;
+it resumes from what is in DIRECTORY, and prints a digest of all parameters.
 """
 
 from __future__ import annotations
@@ -40,9 +40,16 @@ class Training:
         self.seen: list[Tensor] = []
 
     def run(
-        self, session: Session, world: WorldState, directory: Path | None, stop: int | None, **options: Any
+        self,
+        session: Session,
+        world: WorldState,
+        directory: Path | None,
+        saved: int | None,
+        *,
+        stops: bool = True,
+        **options: Any,
     ) -> Tensor:
-        """The parameters after the last step, or after step `stop`, where all is saved."""
+        """The parameters after the last step, or after step `saved`, where all is saved and training stops."""
         dataset = data()
         loader = session.track(DataLoader(dataset, 8, sampler=world.shard(dataset), **options))
         session.track(scheduler=self.scheduler)
@@ -58,22 +65,23 @@ class Training:
                     optimizer.zero_grad()
                 self.scheduler.step()
                 self.second_scheduler.step()
-                if session.steps == stop:
+                if session.steps == saved:
                     assert directory is not None
                     session.save(directory, epoch=epoch)
-                    return self.parameters()
+                    if stops:
+                        return self.parameters()
         return self.parameters()
 
     def parameters(self) -> Tensor:
         return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])
 
 
-def main(directory: Path, stop: int) -> None:
+def main(directory: Path, saved: int) -> None:
     torch.manual_seed(0)
     world = gossamer.init()
     training = Training(nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.2), nn.ReLU(), nn.Linear(32, 4)))
     session = gossamer.attach(training.model, training.optimizer)
-    training.run(session, world, directory, stop or None, num_workers=2, persistent_workers=True)
+    training.run(session, world, directory, saved, stops=False, num_workers=2, persistent_workers=True)
     print("digest", digest(training.model.parameters()), session.steps, len(training.seen))
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
+
+
+class Inelastic(NamedTuple):
+    """Why an elastic run, whose workers join and leave, cannot use a term."""
+
+    why: str
+    instead: str  # the line to write
 
 
 class Term:
@@ -24,6 +31,11 @@ class Term:
             value = getattr(self, item.name)
             if isinstance(value, Term):
                 yield from value.held()
+
+    @property
+    def inelastic(self) -> Inelastic | None:
+        """Why an elastic run cannot use the term; None if it can."""
+        return None
 
     def __repr__(self) -> str:
         shown: list[str] = []

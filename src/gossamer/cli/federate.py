@@ -106,16 +106,17 @@ def simulate_command(
     """Simulate a federation: training and bytes are real, time is virtual. SCRIPT receives the words after `--`."""
     from gossamer.federated.client.functions import load_script
     from gossamer.federated.population import read_profiles
-    from gossamer.federated.virtual.simulate import Simulation
+    from gossamer.federated.virtual.simulate import Simulation, SimulationSettings
 
     file = load_script(script, arguments)
     devices = None if profiles is None else read_profiles(profiles, plan.clients)
     with tempfile.TemporaryDirectory(prefix="gossamer-devices-") as temporary:
         try:
-            simulation = Simulation(
-                file.train, file.model, evaluate=file.evaluate, profiles=devices,
-                states=states or temporary, engine=engine, threads=threads, **plan.given,
+            settings = SimulationSettings(
+                evaluate=file.evaluate, profiles=devices, states=states or temporary, engine=engine, threads=threads,
+                **plan.given,
             )  # fmt: skip
+            simulation = Simulation(file.train, file.model, plan.recipe, settings)
         except ValueError as error:
             raise click.ClickException(str(error)) from error
         run, began = simulation.result, time.perf_counter()

@@ -25,7 +25,7 @@ SELECTIONS = ("uniform", "least-trained", "power-of-choice", "within-deadline") 
 
 @dataclass(frozen=True, kw_only=True)
 class FederationPlan:
-    """Settings of a federation, named as the arguments of `simulate` and of FederationSettings."""
+    """Settings of a federation, named as those of SimulationSettings and FederationSettings."""
 
     recipe: str
     clients: int
@@ -42,8 +42,9 @@ class FederationPlan:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The settings that were given. Raises ValueError for a selection that needs one that was not given."""
-        found = {name: value for name, value in vars(self).items() if value is not None}
+        """The settings that were given, besides the recipe. Raises ValueError for a selection that needs one that was
+        not given."""
+        found = {name: value for name, value in vars(self).items() if value is not None and name != "recipe"}
         return found | {"selection": self._policy()}
 
     def _policy(self) -> SelectionPolicy:

@@ -143,6 +143,7 @@ def serve_command(
     loaded = load_script(script, arguments)
     try:
         settings = FederationSettings(
+            recipe=plan.recipe,
             **plan.given,
             silent_seconds=absent_seconds,
             patience=Patience(absent_seconds=absent_seconds),

@@ -128,10 +128,11 @@ def simulate_command(
     if script is None:
         if step_seconds is None:
             raise click.UsageError("shapes have no compute time. Add --step-seconds 0.3, the compute time of a step")
-        simulate_costs(
-            shapes,
-            parameters,
-            recipes=recipes,
+        title, model = _model(shapes, parameters)
+        print_costs(
+            recipes,
+            model=model,
+            title=title,
             workers=workers,
             network=schedule_text,
             step_seconds=step_seconds,
@@ -354,32 +355,8 @@ def cells(text: str, cost: StepCost) -> tuple[str, ...]:
     )
 
 
-def simulate_costs(
-    shapes: str | None,
-    parameters: int | None,
-    *,
-    recipes: Sequence[str],
-    workers: int,
-    network: str,
-    step_seconds: float,
-    speeds: Sequence[float],
-    json_file: Path | None,
-) -> None:
-    """Calculate bytes and seconds of a step for shapes or a number of parameters."""
-    title, model = _model(shapes, parameters)
-    print_costs(
-        recipes,
-        model=model,
-        title=title,
-        workers=workers,
-        network=network,
-        step_seconds=step_seconds,
-        speeds=speeds,
-        json_file=json_file,
-    )
-
-
 def _model(shapes: str | None, parameters: int | None) -> tuple[str, ModelFor]:
+    """The title and the model of --shapes or --parameters."""
     if parameters is not None:
         return f"{count_text(parameters)} parameters like a transformer's", partial(assumed, parameters)
     found = find_shapes(str(shapes), ())

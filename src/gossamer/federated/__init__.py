@@ -24,14 +24,25 @@ from gossamer.federated.client.functions import Round, SGDSteps, Update, client,
 from gossamer.federated.population.partition import partition
 
 if TYPE_CHECKING:
+    from gossamer.federated.virtual.simulate import SimulationSettings as SimulationSettings
     from gossamer.federated.virtual.simulate import simulate as simulate
 
-__all__ = ["Round", "SGDSteps", "Update", "client", "evaluate", "model", "partition", "simulate"]
+__all__ = [
+    "Round",
+    "SGDSteps",
+    "SimulationSettings",
+    "Update",
+    "client",
+    "evaluate",
+    "model",
+    "partition",
+    "simulate",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name != "simulate":
+    if name not in ("simulate", "SimulationSettings"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gossamer.federated.virtual.simulate import simulate  # imported on first use
+    from gossamer.federated.virtual import simulate  # imported on first use
 
-    return simulate
+    return getattr(simulate, name)

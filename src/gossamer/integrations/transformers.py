@@ -61,14 +61,9 @@ def _arrives_with_momentum(session: Session) -> bool:
     return any(RULES[owner.rule].arrives_with_momentum for owner in owners)
 
 
-def trains_apart(session: Session) -> bool:
-    """Whether workers hold different parameters at times."""
-    return any(stage.local_parameters for stage in session.recipe.strategy.stages)
-
-
 def keep_step_local(session: Session, args: Any) -> None:
     """Under local training, count the tokens of a batch locally: the Trainer would gather counts before every step."""
-    if trains_apart(session):
+    if session.recipe.strategy.local_parameters:
         args.average_tokens_across_devices = False
 
 
@@ -139,7 +134,7 @@ class GossamerTrainer(Trainer):  # type: ignore[misc]  # untyped where the libra
 
     def close_session(self) -> None:
         """Close the session. Under local training, the model keeps the merged parameters that were saved."""
-        if self.session is not None and trains_apart(self.session):
+        if self.session is not None and self.session.recipe.strategy.local_parameters:
             with self._merged():
                 agreed = {name: tensor.clone() for name, tensor in state_of(self.model).items()}
             copy_parameters(agreed, state_of(self.model))

@@ -13,7 +13,7 @@ import torch
 from support.kernel_codecs import CODECS, KEY, MALFORMED, bits, compiled, numbers
 from torch import Tensor
 
-from gossamer.base.kernels import blocks, float4, half, quantize, select
+from gossamer.base.kernels import blocks, quantize, select
 from gossamer.base.kernels.library import KernelsError
 from gossamer.base.kernels.reference.residual import Residual
 from gossamer.base.kernels.threads import MOST, share_among, thread_limit
@@ -57,20 +57,20 @@ def nothing(payloads: Sequence[Encoded], sizes: Sequence[int], out: Tensor, divi
 
 def halves(dtype: torch.dtype) -> Way:
     return (
-        lambda x, sizes, residual: (residual.after.zero_(), half.half_encode(x, dtype))[1:],
-        lambda payloads, sizes, out, divisor: half.half_decode([each for (each,) in payloads], out, divisor),
+        lambda x, sizes, residual: (residual.after.zero_(), quantize.half_encode(x, dtype))[1:],
+        lambda payloads, sizes, out, divisor: quantize.half_decode([each for (each,) in payloads], out, divisor),
     )
 
 
 WAYS: dict[str, Way] = {
     **{name: coded(codec) for name, codec in CODECS.items()},
     "float4": (
-        lambda x, sizes, residual: float4.float4_encode(x, sizes, 34, residual),
-        lambda payloads, sizes, out, divisor: float4.float4_decode(payloads, sizes, 34, out, divisor),
+        lambda x, sizes, residual: quantize.float4_encode(x, sizes, 34, residual),
+        lambda payloads, sizes, out, divisor: quantize.float4_decode(payloads, sizes, 34, out, divisor),
     ),
     "sign and magnitude": (
-        lambda x, sizes, residual: float4.sign_magnitude_encode(x, sizes, 256, residual),
-        lambda payloads, sizes, out, divisor: float4.sign_magnitude_decode(payloads, sizes, 256, out, divisor),
+        lambda x, sizes, residual: quantize.sign_magnitude_encode(x, sizes, 256, residual),
+        lambda payloads, sizes, out, divisor: quantize.sign_magnitude_decode(payloads, sizes, 256, out, divisor),
     ),
     "squares": (lambda x, sizes, residual: (residual.after.zero_(), quantize.squares(x, sizes, 512))[1:], nothing),
     "largest": (largest, nothing),
@@ -88,7 +88,7 @@ def one_thread_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def spoilt(numel: int, dtype: torch.dtype) -> Tensor:
         return torch.full((numel * dtype.itemsize,), 0xA5, dtype=torch.uint8).view(dtype)
 
-    for module in (blocks, float4, half, quantize, select):
+    for module in (blocks, quantize, select):
         monkeypatch.setattr(module, "empty", spoilt)
     yield
     share_among(1)

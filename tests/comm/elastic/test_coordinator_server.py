@@ -119,15 +119,13 @@ def test_a_coordinator_that_was_stopped_or_killed_costs_nobody_its_place(start: 
     time.sleep(4.5)  # all workers take it for dead, and close their connections
     coordinator.popen.send_signal(signal.SIGCONT)
     with pytest.raises(queue.Empty):
-        members[0].lines.get(timeout=5.0)
+        members[0].lines.get(timeout=1.0)
     coordinator.popen.send_signal(signal.SIGKILL)
     coordinator.popen.wait()
     port = where.partition(":")[2]
     start("elastic_coordinator.py", tmp_path / "journal", 3, 2.0, port).line("address")
-    with pytest.raises(queue.Empty):
-        members[0].lines.get(timeout=5.0)
     newcomer = start("elastic_worker.py", where, -1, 2.0)
-    for each in (*members, newcomer):
+    for each in (*members, newcomer):  # their next view: one without a member would have come before
         assert each.line("view").split()[1:3] == ["2", "4"]
 
 

@@ -27,7 +27,7 @@ from gossamer.federated.client.local_training import LocalTraining, Trainer
 from gossamer.federated.client.script import Train, Trained
 from gossamer.federated.messages import Task
 from gossamer.federated.model_state import ModelState
-from gossamer.federated.virtual.simulate import Simulation
+from gossamer.federated.virtual.simulate import Simulation, SimulationSettings
 from gossamer.federated.virtual.vectorized_training import ManyAtOnce
 
 Loop = Callable[[nn.Module], Any]
@@ -395,9 +395,15 @@ def test_versions_keep_what_devices_round_off() -> None:
 
     versions: list[Tensor] = []
     simulation = Simulation(
-        once, half, "FedOpt('torch.SGD', learning_rate=0.3, beta1=0.0, fraction=1.0)", clients=2, rounds=3,
-        on_round=lambda record: versions.append(simulation.engine._rounds.model.parameters.clone()),
-    )  # fmt: skip
+        once,
+        half,
+        "FedOpt('torch.SGD', learning_rate=0.3, beta1=0.0, fraction=1.0)",
+        SimulationSettings(
+            clients=2,
+            rounds=3,
+            on_round=lambda record: versions.append(simulation.engine._rounds.model.parameters.clone()),
+        ),
+    )
     simulation.run()
     first, *later = versions
     assert not torch.equal(first, first.bfloat16().float())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.federations import Federation, federate, model_of, one_pass
-from support.rounds_by_hand import rounds_of
+from support.rounds_by_hand import rounds_made, rounds_of
 from torch import nn
 
 from gossamer.algorithms.strategies.federated_rules import CentralPrivacy, FedAvg, LocalPrivacy
@@ -18,7 +18,6 @@ from gossamer.errors import RecipeError
 from gossamer.federated.client.functions import Round, Update
 from gossamer.federated.privacy import accountant
 from gossamer.federated.privacy.noise_sampling import SeededBits
-from gossamer.federated.server.from_strategy import rounds_for
 
 BAD = VirtualNetwork(round_trip_seconds=0.1, jitter_seconds=0.2, loss=0.2, duplicate=0.2, dead_after_seconds=1e9)
 
@@ -145,7 +144,7 @@ def test_local_noise_is_spent_by_every_task_also_one_that_does_not_count() -> No
 def test_coins_without_noise_on_the_server_are_refused() -> None:
     coins = accountant.PoissonSelection(0.2, SeededBits(1))
     with pytest.raises(RecipeError, match="can be empty and have no mean"):
-        federate("FedAvg()", policy=lambda model, **options: rounds_for(model, **{**options, "selection": coins}))
+        federate("FedAvg()", policy=lambda model, **options: rounds_made(model, **{**options, "selection": coins}))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.federations import federate
+from support.rounds_by_hand import rounds_made
 from support.secure_federations import (
     LEAVES_BEFORE,
     Line,
@@ -32,7 +33,6 @@ from gossamer.federated.secure_aggregation.fixed_point import FixedPoint
 from gossamer.federated.secure_aggregation.identities import SimulatedRoster
 from gossamer.federated.secure_aggregation.masking import SHARE_BYTES
 from gossamer.federated.secure_aggregation.rounds import SecureRounds
-from gossamer.federated.server.from_strategy import rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.selection import LeastTrained, PowerOfChoice
 from gossamer.federated.virtual.simulate import simulate
@@ -341,15 +341,15 @@ def test_bytes_on_the_wire() -> None:
 def test_the_server_makes_these_rounds_where_the_strategy_masks() -> None:
     everyone = secure_recipe(EXACT)
     model = GlobalModel(everyone.strategy, everyone.compressor, None, everyone.state, ZERO)
-    found = rounds_for(model, clients=5, rounds=1, identities=everyone.roster, phase_seconds=3.0)
+    found = rounds_made(model, clients=5, rounds=1, identities=everyone.roster, phase_seconds=3.0)
     assert isinstance(found, SecureRounds)
     with pytest.raises(RecipeError, match="knows no identities"):
-        rounds_for(model, clients=5, rounds=1)
+        rounds_made(model, clients=5, rounds=1)
     plain = GlobalModel(FedAvg(), everyone.compressor, None, everyone.state, ZERO)
     with pytest.raises(RecipeError, match="phase_seconds means nothing"):
-        rounds_for(plain, clients=5, rounds=1, phase_seconds=3.0)
+        rounds_made(plain, clients=5, rounds=1, phase_seconds=3.0)
     with pytest.raises(RecipeError, match="late="):
-        rounds_for(model, clients=5, rounds=1, identities=everyone.roster, late="count")
+        rounds_made(model, clients=5, rounds=1, identities=everyone.roster, late="count")
     with pytest.raises(RecipeError, match=r"PowerOfChoice chooses by the losses .* write LeastTrained"):
-        rounds_for(model, clients=5, rounds=1, identities=everyone.roster, selection=PowerOfChoice())
-    rounds_for(model, clients=5, rounds=1, identities=everyone.roster, selection=LeastTrained())
+        rounds_made(model, clients=5, rounds=1, identities=everyone.roster, selection=PowerOfChoice())
+    rounds_made(model, clients=5, rounds=1, identities=everyone.roster, selection=LeastTrained())

@@ -56,7 +56,7 @@ from gossamer.federated.model_state import ModelState
 from gossamer.federated.server.admission import FEWEST, TRIES, Attempts, ContributionAdmission, ContributionLimits
 from gossamer.federated.server.aggregation import ContributionSum, WeightedSum
 from gossamer.federated.server.global_model import GlobalModel
-from gossamer.federated.virtual.simulate import Simulation
+from gossamer.federated.virtual.simulate import Simulation, SimulationSettings
 from gossamer.train.parameter_server import shard_message
 
 N = FEATURES + 1
@@ -461,9 +461,11 @@ def test_a_version_whose_memory_is_not_finite_is_never_made(
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "__call__", lying_at_first(shouting(1e30)))
         simulation = Simulation(
-            small_step, lambda: nn.Linear(4, 1), recipe, clients=5, rounds=3, on_round=noted,
-            admission=ContributionLimits(largest_ratio=None),
-        )  # fmt: skip
+            small_step,
+            lambda: nn.Linear(4, 1),
+            recipe,
+            SimulationSettings(clients=5, rounds=3, on_round=noted, admission=ContributionLimits(largest_ratio=None)),
+        )
         simulation.run()
     assert "round 0 is given up" in caplog.text
     assert len(versions) == 3

@@ -21,8 +21,8 @@ def test_options_of_the_other_kind_are_refused_unless_they_change_nothing() -> N
     rounds_of(Buffered(), 4, over_selection=0.0, late="drop")
     with pytest.raises(RecipeError, match=r"over_selection means nothing .* waits for no round"):
         rounds_of(Buffered(), 4, over_selection=0.5)
-    with pytest.raises(RecipeError, match="deadline means nothing"):
-        rounds_of(FedAvg(), 4, deadline=3.0)
+    with pytest.raises(RecipeError, match=r"late means nothing .* waits for no round"):
+        rounds_of(Buffered(), 4, late="count")
 
 
 @pytest.mark.parametrize("strategy", [FedAvg(), Buffered()])

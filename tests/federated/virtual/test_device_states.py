@@ -10,7 +10,7 @@ from torch import nn
 from gossamer.federated.client.functions import Round, Update
 from gossamer.federated.client.store import ClientState
 from gossamer.federated.virtual.device_states import DeviceStates
-from gossamer.federated.virtual.simulate import Simulation
+from gossamer.federated.virtual.simulate import Simulation, SimulationSettings
 
 
 def learning(model: nn.Module, told: Round) -> Update:
@@ -26,7 +26,7 @@ def make_model() -> nn.Module:
 
 
 def simulation(folder: Path | None, recipe: str = "FedAvg(fraction=0.5) + TopK(0.01)") -> Simulation:
-    return Simulation(learning, make_model, recipe, clients=8, rounds=6, states=folder)
+    return Simulation(learning, make_model, recipe, SimulationSettings(clients=8, rounds=6, states=folder))
 
 
 def flat(model: nn.Module) -> torch.Tensor:

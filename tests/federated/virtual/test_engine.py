@@ -15,7 +15,7 @@ from gossamer.errors import LoopError, PeerLost
 from gossamer.federated.client.functions import Round, Update, client
 from gossamer.federated.messages import CLIENT, THE_SERVER
 from gossamer.federated.population import DeviceProfile
-from gossamer.federated.virtual.simulate import FederatedRun, Simulation, simulate
+from gossamer.federated.virtual.simulate import FederatedRun, Simulation, SimulationSettings, simulate
 
 DAY = 86_400.0
 RECIPES = [
@@ -96,7 +96,8 @@ def test_a_round_costs_the_same_however_many_wait() -> None:
             events.append(simulation.engine.events)
 
         recipe = f"FedAvg(fraction={4 / clients})"
-        simulation = Simulation(one_pass, model_of, recipe, clients=clients, rounds=6, seed=3, on_round=seen)
+        settings = SimulationSettings(clients=clients, rounds=6, seed=3, on_round=seen)
+        simulation = Simulation(one_pass, model_of, recipe, settings)
         simulation.run()
         return events[-1] - events[0], len(simulation.states) <= 24, simulation.states.replicas <= 6
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,12 +13,25 @@ from torch import nn
 
 from gossamer.algorithms.strategies.federated_rules.privacy.epsilon import gaussian_epsilon
 from gossamer.errors import PeerLost
-from gossamer.federated import Round, Update, simulate
+from gossamer.federated import Round, SimulationSettings, Update, simulate
 from gossamer.federated.round_record import RoundRecord
 from gossamer.federated.server import admission as attempts
 from gossamer.federated.server.admission import TRIES
 
 PRIVATE = "FedAvg(fraction=1.0, local_steps=1, privacy=CentralPrivacy(noise=4.0, clip=1.0, delta=0.01))"
+
+
+def test_settings_are_given_as_one_value_or_by_name() -> None:
+    settings = SimulationSettings(clients=3, rounds=2, seed=5)
+    named = simulate(one_pass, model_of, "FedAvg(fraction=1.0)", clients=3, rounds=2, seed=5)
+    for found in (
+        simulate(one_pass, model_of, "FedAvg(fraction=1.0)", settings),
+        simulate(one_pass, model_of, "FedAvg(fraction=1.0)", replace(settings, rounds=9), rounds=2),
+    ):
+        assert len(found.rounds) == 2
+        assert torch.equal(found.model.weight, named.model.weight)
+    with pytest.raises(TypeError, match="'deadline'"):
+        simulate(one_pass, model_of, "FedAvg(fraction=1.0)", settings, deadline=3.0)
 
 
 def test_every_version_says_what_all_so_far_tell_of_a_device() -> None:

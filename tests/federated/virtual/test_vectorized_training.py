@@ -19,7 +19,7 @@ from gossamer.federated.client.script import Train, Trained
 from gossamer.federated.messages import Task
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.population import DeviceProfile
-from gossamer.federated.virtual.simulate import Simulation
+from gossamer.federated.virtual.simulate import Simulation, SimulationSettings, simulate
 from gossamer.federated.virtual.training import OneByOne
 from gossamer.federated.virtual.vectorized_training import ManyAtOnce, training_of
 
@@ -125,7 +125,7 @@ def test_a_device_that_is_in_the_same_call_changes_rounding_at_most() -> None:
 def test_a_federation_learns_the_same(recipe: str) -> None:
     def final(train: Any) -> Tensor:
         profiles = [DeviceProfile(seconds_per_step=1 + client, round_trip_seconds=1.0) for client in range(12)]
-        simulation = Simulation(train, network, recipe, clients=12, rounds=3, profiles=profiles)
+        simulation = Simulation(train, network, recipe, SimulationSettings(clients=12, rounds=3, profiles=profiles))
         return ModelState.of(network()).read(simulation.run().model).flat
 
     marked = steps_with(loss, 0.0)
@@ -138,17 +138,17 @@ def test_a_federation_learns_the_same(recipe: str) -> None:
 
 def test_momentum_is_refused_where_the_recipe_needs_plain_sgd() -> None:
     with pytest.raises(LoopError, match=r"client 0 has momentum. Write SGDSteps\(momentum=0.0\)"):
-        Simulation(steps_with(loss, 0.9), network, "SCAFFOLD()", clients=4, rounds=1).run()
+        simulate(steps_with(loss, 0.9), network, "SCAFFOLD()", clients=4, rounds=1)
 
 
 def test_draws_in_a_loss_are_refused() -> None:
     with pytest.raises(LoopError, match=r"many devices at once .*no dropout"):
-        Simulation(steps_with(dropping, 0.0), network, "FedAvg()", clients=4, rounds=1).run()
+        simulate(steps_with(dropping, 0.0), network, "FedAvg()", clients=4, rounds=1)
 
 
 def test_a_function_that_tells_no_steps_is_refused() -> None:
     with pytest.raises(LoopError, match=r"client 0, .* must return SGDSteps"):
-        Simulation(client(vectorized=True)(lambda model, told: 1), network, "FedAvg()", clients=1, rounds=1).run()
+        simulate(client(vectorized=True)(lambda model, told: 1), network, "FedAvg()", clients=1, rounds=1)
 
 
 def test_running_statistics_are_trained_one_after_another_and_it_reports_it() -> None:

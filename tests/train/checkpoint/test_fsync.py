@@ -14,6 +14,7 @@ from support.fake_disk import WRITING, FakeDisk, watched
 from gossamer.errors import CheckpointError
 from gossamer.train import checkpoint
 from gossamer.train.checkpoint import coordinated, fsync
+from gossamer.train.checkpoint.agreement import SharedStep
 from gossamer.train.checkpoint.coordinated import LoadedCheckpoint
 
 ABOUT = {"run": "mine"}
@@ -26,7 +27,7 @@ def tree(value: float) -> dict[str, object]:
 
 
 def save(directory: Path, step: int, value: float, keep: int = 2) -> None:
-    coordinated.save(directory, step, 0, tree(value), ABOUT, lambda text: [text], keep)
+    coordinated.save(SharedStep(str(directory), step, 0, lambda text: [text]), tree(value), ABOUT, keep)
 
 
 def loaded(directory: Path) -> float | None:
@@ -164,11 +165,11 @@ def test_pruning_before_all_are_complete_would_lose_the_one_before(tmp_path: Pat
             raise Killed
         return [text, text]
 
-    coordinated.save(tmp_path, 2, 0, tree(2.0), ABOUT, both, 1)
+    coordinated.save(SharedStep(str(tmp_path), 2, 0, both), tree(2.0), ABOUT, 1)
     with pytest.raises(Killed):
-        coordinated.save(tmp_path, 4, 0, tree(4.0), ABOUT, other_dies, 1)
+        coordinated.save(SharedStep(str(tmp_path), 4, 0, other_dies), tree(4.0), ABOUT, 1)
     assert checkpoint.complete_steps(tmp_path, 0) == [2, 4]
-    coordinated.save(tmp_path, 6, 0, tree(6.0), ABOUT, both, 1)
+    coordinated.save(SharedStep(str(tmp_path), 6, 0, both), tree(6.0), ABOUT, 1)
     assert checkpoint.complete_steps(tmp_path, 0) == [6]
 
 

@@ -320,10 +320,11 @@ def test_a_call_to_an_owner_that_leaves_is_lost(ranks):
     with ThreadPoolExecutor() as pool:
         call = pool.submit(layer, torch.ones(1))
         assert entered.wait(WAIT_SECONDS)
-        ranks.hubs[1].close()
+        closing = pool.submit(ranks.hubs[1].close)  # it waits for the module, which computes
         with pytest.raises(PeerLost, match="worker 1 has left"):
             call.result(WAIT_SECONDS)
         leave.set()
+        closing.result(WAIT_SECONDS)
     with pytest.raises(PeerLost):
         layer(torch.ones(1))
 

@@ -15,8 +15,8 @@ from torch.optim import SGD, Adagrad, AdamW
 
 from gossamer.base.layout import FlatTensors
 from gossamer.errors import MalformedError
-from gossamer.train.parameter_server.flat_optimizer import FlatOptimizer
 from gossamer.train.parameter_server.from_recipe import make_shard
+from gossamer.train.parameter_server.shard import FlatOptimizer
 from gossamer.train.parameter_server.shard_spec import ELEMENTWISE, Block, ShardSpec, options_of
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,20 @@ from torch.nn.functional import mse_loss
 from torch.optim import SGD
 
 import gossamer
-from gossamer.algorithms.compressors import Dense
+from gossamer.algorithms.compressors import Dense, Feedback, Int8
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.algorithms.strategies import LocalSGD
 from gossamer.algorithms.topologies import Ring
+from gossamer.base.term import Inelastic
 from gossamer.errors import AttachError, CheckpointError, LoopError, RecipeError
 from gossamer.train.checkpoint import reshard
 from gossamer.train.session import attach as attaching
-from gossamer.train.session.recipe_choice import chosen_recipe, refuse_small_batch, with_global_batch
+from gossamer.train.session.recipe_choice import (
+    chosen_recipe,
+    refuse_inelastic,
+    refuse_small_batch,
+    with_global_batch,
+)
 from gossamer.train.world_state import WorldState
 
 
@@ -310,3 +317,40 @@ def test_sums_of_different_numbers_of_passes_are_folded_by_weight() -> None:
     accumulated = folded["progress"]["accumulated"]
     assert folded["state"]["w"]["accumulated"].item() / accumulated["weight"] == 2.0
     assert accumulated["used"] == ["w"]
+
+
+# -- elastic runs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        ("Sharded(Int8())", "parts would move.*Leave out Sharded"),
+        ("Feedback(SparseSum(TopK(density=0.1)))", "parts would move.*Leave out SparseSum"),
+        ("Dense() + Hierarchy(per_node=2, between=Int8())", "parts would move.*Leave out Hierarchical"),
+        ("Dense() + Hierarchy(per_node=2)", "nodes would change.*Leave out Hierarchy"),
+        ("LocalSGD(period=4, per_site=2)", "sites would change.*Leave out per_site"),
+        ("ParameterServer()", "there from the beginning.*AsyncDiLoCo"),
+    ],
+)
+def test_an_elastic_run_refuses_terms_that_need_fixed_ranks(recipe: str, why: str) -> None:
+    with pytest.raises(AttachError, match=f"an elastic run cannot have.*{why}.*--workers 4"):
+        refuse_inelastic(resolve(recipe), range(1, 9))
+
+
+@pytest.mark.parametrize(
+    "recipe", ["Dense()", "TopK(density=0.1)", "DiLoCo(period=4) + Int8()", "PostLocalSGD(period=4, start=4)"]
+)
+def test_an_elastic_run_takes_terms_without_fixed_ranks(recipe: str) -> None:
+    refuse_inelastic(resolve(recipe), range(1, 9))
+
+
+def test_a_term_of_the_user_may_refuse_elastic_runs() -> None:
+    @dataclass(frozen=True, repr=False)
+    class ByRank(Int8):
+        @property
+        def inelastic(self) -> Inelastic:
+            return Inelastic("its codes depend on ranks", "Write Int8()")
+
+    with pytest.raises(AttachError, match="its codes depend on ranks"):
+        refuse_inelastic(resolve(Feedback(ByRank())), range(1, 9))

@@ -26,8 +26,7 @@ from gossamer.errors import AttachError, CheckpointError, ConnectError, PeerLost
 from gossamer.train import parameter_server
 from gossamer.train.parameter_server import shard_state
 from gossamer.train.parameter_server.client.client import Client
-from gossamer.train.parameter_server.flat_optimizer import FlatOptimizer
-from gossamer.train.parameter_server.shard import ServerShard
+from gossamer.train.parameter_server.shard import FlatOptimizer, ServerShard
 from gossamer.train.synchronizers import parameter_server as served
 from gossamer.train.synchronizers import peer_endpoints
 from gossamer.train.traffic.traffic import estimate_traffic

@@ -29,7 +29,7 @@ def backward(model: nn.Module, step: int, rank: int) -> None:
 
 
 class Gate(ForwardingTransport):
-    """Once closed, ops are answered when it is opened, or after three seconds in vain."""
+    """Once closed, ops are answered when it is opened; after three seconds in vain, at once."""
 
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
@@ -38,7 +38,7 @@ class Gate(ForwardingTransport):
         self.in_vain = False
 
     def answer(self, op: CollectiveOp) -> Any:
-        self.in_vain = not self.open.wait(3.0) or self.in_vain
+        self.in_vain = self.in_vain or not self.open.wait(3.0)
         return self._inner.answer(op)
 
     def begin(self, op: CollectiveOp) -> Callable[[], Any]:

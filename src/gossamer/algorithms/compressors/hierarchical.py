@@ -10,7 +10,13 @@ from math import nan, prod
 import torch
 from torch import Tensor
 
-from gossamer.algorithms.compressors.base import Compressor, aggregate_finite, mean_buffer_like, with_mean_in
+from gossamer.algorithms.compressors.base import (
+    Compressor,
+    aggregate_finite,
+    mean_buffer_like,
+    owned_parts,
+    with_mean_in,
+)
 from gossamer.algorithms.compressors.decoding import expect_tensors, sent_by
 from gossamer.algorithms.compressors.route import Route
 from gossamer.algorithms.compressors.sharded import is_group_residual
@@ -21,6 +27,7 @@ from gossamer.base.kernels import scratch_for, scratch_like, within_range
 from gossamer.base.kernels.reference.segments import expect
 from gossamer.base.layout import FlatTensors, Layout, Slot, accumulation_dtype, contiguous_stride
 from gossamer.base.ops import AllGather, AllToAll, InGroup, Payload, Script, in_group
+from gossamer.base.term import Inelastic
 from gossamer.errors import NotFinite, RecipeError, require
 
 PREFIX = "place"  # of the state keys of a place
@@ -56,6 +63,10 @@ class Hierarchical(Compressor):
 
     def __post_init__(self) -> None:
         require(self.per_node >= 1, f"per_node must be a number of workers, 1 or more, got {self.per_node}")
+
+    @property
+    def inelastic(self) -> Inelastic:
+        return owned_parts(self)
 
     @property
     def handles_every_shape(self) -> bool:

@@ -18,6 +18,7 @@ from gossamer.base.identity import Itself
 from gossamer.base.kernels import Residual
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.ops import AllGather, Form, Payload, payload_form
+from gossamer.base.term import Inelastic
 from gossamer.base.units import parse_rate
 from gossamer.errors import RecipeError, require
 
@@ -80,6 +81,13 @@ class PerWorker(GatheredCompressor):
         )
         if self.below is not None:
             parse_rate(self.below)
+
+    @property
+    def inelastic(self) -> Inelastic:
+        return Inelastic(
+            "ranks change with every worker that joins or leaves, and a table of codecs by rank does not follow them",
+            f"Write one codec for all, such as {self.slow!r}",
+        )
 
     @property
     def wants_feedback(self) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.algorithms.compressors.base import Codec, mean_buffer_like, with_mean_in
+from gossamer.algorithms.compressors.base import Codec, mean_buffer_like, owned_parts, with_mean_in
 from gossamer.algorithms.compressors.decoding import decode_mean, decode_received, expect_tensors
 from gossamer.algorithms.compressors.feedback_rules import RESIDUAL, debtor
 from gossamer.algorithms.compressors.per_worker import PerWorker, by_rank
@@ -23,6 +23,7 @@ from gossamer.base.kernels import Residual, scratch_like
 from gossamer.base.kernels.reference.segments import expect
 from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.base.ops import AllGather, AllToAll, Form, Payload, TensorForm
+from gossamer.base.term import Inelastic
 from gossamer.errors import NotFinite
 
 UNSENT = "owed"
@@ -73,6 +74,10 @@ class Sharded(Wrapper):
     """
 
     inner: Codec | PerWorker
+
+    @property
+    def inelastic(self) -> Inelastic:
+        return owned_parts(self)
 
     @property
     def wants_feedback(self) -> bool:

@@ -105,6 +105,10 @@ class AsyncDiLoCo(ServerStrategy):
         return (LocalServerStage(0, self),)
 
     @property
+    def inelastic(self) -> None:
+        return None
+
+    @property
     def schedule(self) -> PeriodicSchedule:
         return PeriodicSchedule(self.period, self.fragments)
 

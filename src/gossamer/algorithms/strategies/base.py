@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NoReturn, Self
 
@@ -20,7 +20,7 @@ from gossamer.algorithms.strategies.moment_rounds import ALWAYS, AVERAGE, KEEP, 
 from gossamer.algorithms.strategies.schedule import PeriodicSchedule, SyncRound
 from gossamer.algorithms.strategies.shares_by_speed import next_shares, next_steps
 from gossamer.algorithms.topologies import Topology
-from gossamer.base.term import Term
+from gossamer.base.term import Inelastic, Term
 from gossamer.errors import AttachError, RecipeError
 
 AGREED = "agreed"  # key of the parameters that are equal on all workers
@@ -39,6 +39,7 @@ class Strategy(Term, ABC):
     """
 
     kind = "strategy"
+    uses_servers: ClassVar[bool] = False  # whether servers hold the parameters
 
     @property
     @abstractmethod
@@ -69,6 +70,20 @@ class Strategy(Term, ABC):
     def ownership(self) -> Ownership | None:
         """The rule that updates parameters in place of the optimizer; None leaves the step to the optimizer."""
         return None
+
+    @property
+    def local_parameters(self) -> bool:
+        """Whether the workers' parameters differ between rounds, in one of the stages."""
+        return any(stage.local_parameters for stage in self.stages)
+
+    @property
+    def inelastic(self) -> Inelastic | None:
+        if any(stage.per_site is not None for stage in self.stages):
+            return Inelastic("sites would change with every worker that joins or leaves", "Leave out per_site")
+        return None
+
+    def check_sizes(self, sizes: Collection[int], compressor: Compressor, topology: Topology) -> None:
+        """Raise AttachError if an elastic run with one of these numbers of workers cannot use the strategy."""
 
     def among(self, world: int) -> Self:
         """Return the strategy as `world` workers run it, for estimates, if its schedule depends on their number."""
@@ -200,6 +215,23 @@ class GossipStrategy(Strategy):
     def in_lock_step(self) -> bool:
         """Whether all workers make the same rounds."""
 
+    @property
+    def inelastic(self) -> Inelastic | None:
+        if self.in_lock_step:
+            return None
+        return Inelastic(
+            "pairs exchange without lock step, and tolerate losses without an elastic run",
+            "Write gossamer run --workers 4 --max-restarts 3",
+        )
+
+    def check_sizes(self, sizes: Collection[int], compressor: Compressor, topology: Topology) -> None:
+        rule = self.rule(compressor)
+        for size in sizes:
+            try:
+                rule.check(topology, size, seed=0)
+            except AttachError as error:
+                raise AttachError(f"it may have {size} workers: {error}") from error
+
     @abstractmethod
     def rule(self, compressor: Compressor) -> MixingRule:
         """Return the rule by which neighbors mix their parameters."""
@@ -212,6 +244,18 @@ class ServerStrategy(Strategy):
     shards: int | None  # servers that share the parameters; None: one per worker or server
     push: Compressor | None  # None: the recipe's
     pull: Compressor | None  # of differences; None: uncompressed parameters
+
+    uses_servers = True
+
+    @property
+    def inelastic(self) -> Inelastic | None:
+        return Inelastic(
+            "its servers count on workers that were there from the beginning",
+            "Write AsyncDiLoCo(period=24) with --servers 1",
+        )
+
+    def check_sizes(self, sizes: Collection[int], compressor: Compressor, topology: Topology) -> None:
+        self.check_workers(max(sizes))
 
     @property
     def rounds_ahead(self) -> int:

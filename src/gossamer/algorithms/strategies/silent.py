@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gossamer.algorithms.compressors import Compressor, Dense
 from gossamer.algorithms.strategies.base import SilentStage, Stage, Strategy
 from gossamer.algorithms.topologies import Complete, Topology
+from gossamer.base.term import Inelastic
 from gossamer.errors import RecipeError
 
 
@@ -29,6 +30,10 @@ class Silent(Strategy):
     @property
     def stages(self) -> tuple[Stage, ...]:
         return (SilentStage(0),)
+
+    @property
+    def inelastic(self) -> Inelastic:
+        return Inelastic("its workers have no common parameters for new workers", "Write Dense()")
 
     @property
     def agrees_on_means(self) -> bool:

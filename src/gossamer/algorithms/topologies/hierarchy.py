@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import cos, pi, sin
 
 from gossamer.algorithms.topologies.base import Crossing, Topology
-from gossamer.base.term import Term
+from gossamer.base.term import Inelastic, Term
 from gossamer.errors import require
 
 TURNED = 1.1  # radians, so that in a picture no edge between nodes overlaps one inside a node
@@ -43,6 +43,10 @@ class Hierarchy(Topology):
             f"between must be a compressor of the messages between nodes, got {self.between!r}. Write "
             f"Hierarchy(per_node={self.per_node}, between=TopK(density=0.01)).",
         )
+
+    @property
+    def inelastic(self) -> Inelastic:
+        return Inelastic("nodes would change with every worker that joins or leaves", "Leave out Hierarchy")
 
     @property
     def collective(self) -> str:

@@ -8,9 +8,7 @@ reference/   the reference in plain torch, a file for each format
 triton/      the same on a GPU
 dispatch     selects the implementation of a call; whether Triton is used, and why not
 library      the compiled loops: their availability, and how they are called
-quantize     8 bits, levels, signs, ternary and 2-bit codes, compiled
-float4       sign-and-exponent and sign-and-magnitude codes, compiled
-half         16-bit numbers and their sums, compiled
+quantize     codes of 16 bits to less than 2, and sums of decoded ones, compiled
 hadamard     a rotation made of sums and differences, compiled
 low_rank     matrices as two thin factors, compiled; its products of one worker's own numbers are rounded differently
 select       selection of entries and coding of their places, compiled
@@ -23,11 +21,13 @@ buffer_pool  large buffers that are reused between steps
 
 from gossamer.base.kernels.buffer_pool import scratch_for, scratch_like
 from gossamer.base.kernels.finite import summable, within_range
-from gossamer.base.kernels.float4 import float4_decode, float4_encode, sign_magnitude_decode, sign_magnitude_encode
 from gossamer.base.kernels.hadamard import hadamard
-from gossamer.base.kernels.half import half_decode, half_encode
 from gossamer.base.kernels.low_rank import back_project, expand, orthonormalize, project
 from gossamer.base.kernels.quantize import (
+    float4_decode,
+    float4_encode,
+    half_decode,
+    half_encode,
     int8_decode,
     int8_encode,
     levels_decode,
@@ -35,6 +35,8 @@ from gossamer.base.kernels.quantize import (
     magnitudes,
     onebit_decode,
     onebit_encode,
+    sign_magnitude_decode,
+    sign_magnitude_encode,
     squares,
     ternary_decode,
     ternary_encode,

@@ -1,4 +1,4 @@
-"""Quantization by compiled loops; unsupported and invalid inputs use plain torch.
+"""Codes of numbers by compiled loops, from 16 bits to less than 2; unsupported and invalid inputs use plain torch.
 
 Where residual.after is residual.before, neither holds anything useful after NotFinite.
 """
@@ -27,9 +27,9 @@ from gossamer.base.kernels.blocks import (
 from gossamer.base.kernels.buffer_pool import empty
 from gossamer.base.kernels.dispatch import kernel
 from gossamer.base.kernels.finite import summable
-from gossamer.base.kernels.library import Count, Function, Pointer, address, addresses
+from gossamer.base.kernels.library import OVERFLOW, Count, Function, Pointer, address, addresses, serves
+from gossamer.base.kernels.reference import float4, half, onebit, quantize, sign_magnitude, ternary, twobit
 from gossamer.base.kernels.reference import levels as levelled
-from gossamer.base.kernels.reference import onebit, quantize, ternary, twobit
 from gossamer.base.kernels.reference.residual import Residual, both
 
 MOST_LEVELS = 2**15 - 1
@@ -204,3 +204,83 @@ def levels_decode(
         return levelled.levels_decode(payloads, sizes, block, levels, out, divisor)
     counts = (*tiling(sizes), block, levels, levelled.level_bits(levels))
     return written(_LEVELS_DECODE(*columns(payloads), *counts, divisor, address(out)))
+
+
+# -- a sign and a power of two; a sign and one of two magnitudes -------------------------------------------------------
+
+_ENCODE = [*[Pointer] * 4, Count, Count, *[Pointer] * 2]
+_DECODE = [*[Pointer] * 2, Count, Pointer, Count, Count, Divisor, Pointer]
+_FLOAT4_ENCODE = Function("gossamer_float4_encode", *_ENCODE)
+_FLOAT4_DECODE = Function("gossamer_float4_decode", *_DECODE)
+_SIGN_MAGNITUDE_ENCODE = Function("gossamer_sign_magnitude_encode", *_ENCODE)
+_SIGN_MAGNITUDE_DECODE = Function("gossamer_sign_magnitude_decode", *_DECODE)
+
+
+@kernel(float4.float4_encode)
+def float4_encode(
+    x: Tensor, sizes: Sequence[int], block: int, residual: Residual | None = None
+) -> tuple[Tensor, Tensor]:
+    if not (block % 2 == 0 and tiled(sizes, x, *both(residual))):
+        return float4.float4_encode(x, sizes, block, residual)
+    scales, codes = empty(blocks_of(sizes, block), torch.float32), octets(blocks_of(sizes, 2))
+    _FLOAT4_ENCODE(*buffers(x, residual), *tiling(sizes), block, address(scales), address(codes))
+    return scales, codes
+
+
+@kernel(float4.float4_decode)
+def float4_decode(
+    payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
+) -> None:
+    counts = blocks_of(sizes, block), torch.uint8, blocks_of(sizes, 2)
+    if not (block % 2 == 0 and decodable(payloads, sizes, out, *counts)):
+        return float4.float4_decode(payloads, sizes, block, out, divisor)
+    return written(_FLOAT4_DECODE(*columns(payloads), *tiling(sizes), block, divisor, address(out)))
+
+
+@kernel(sign_magnitude.sign_magnitude_encode)
+def sign_magnitude_encode(
+    x: Tensor, sizes: Sequence[int], block: int, residual: Residual | None = None
+) -> tuple[Tensor, Tensor]:
+    if not (by_halves(block) and tiled(sizes, x, *both(residual))):
+        return sign_magnitude.sign_magnitude_encode(x, sizes, block, residual)
+    means, codes = empty(2 * blocks_of(sizes, block), torch.float32), octets(blocks_of(sizes, 4))
+    _SIGN_MAGNITUDE_ENCODE(*buffers(x, residual), *tiling(sizes), block, address(means), address(codes))
+    return means, codes
+
+
+@kernel(sign_magnitude.sign_magnitude_decode)
+def sign_magnitude_decode(
+    payloads: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int], block: int, out: Tensor, divisor: int = 1
+) -> None:
+    counts = 2 * blocks_of(sizes, block), torch.uint8, blocks_of(sizes, 4)
+    if not (block % 4 == 0 and decodable(payloads, sizes, out, *counts)):
+        return sign_magnitude.sign_magnitude_decode(payloads, sizes, block, out, divisor)
+    return written(_SIGN_MAGNITUDE_DECODE(*columns(payloads), *tiling(sizes), block, divisor, address(out)))
+
+
+# -- 16-bit numbers ----------------------------------------------------------------------------------------------------
+
+EXPONENT_BITS = {torch.bfloat16: 8, torch.float16: 5}
+
+_HALF_ENCODE = Function("gossamer_half_encode", Pointer, Count, Count, ctypes.c_float, Pointer)
+_HALF_DECODE = Function("gossamer_half_decode", Pointer, *[Count] * 3, ctypes.c_float, Pointer)
+
+
+@kernel(half.half_encode)
+def half_encode(x: Tensor, dtype: torch.dtype, terms: int = 1) -> Tensor:
+    if dtype not in EXPONENT_BITS or not serves(x, types=(torch.float32,)):
+        return half.half_encode(x, dtype, terms)
+    found = empty(len(x), dtype)
+    _HALF_ENCODE(address(x), len(x), EXPONENT_BITS[dtype], torch.finfo(x.dtype).max / terms, address(found))
+    return found
+
+
+@kernel(half.half_decode)
+def half_decode(payloads: Sequence[Tensor], out: Tensor, divisor: int = 1) -> bool:
+    dtype = payloads[0].dtype
+    alike = all(payload.dtype == dtype and payload.shape == (out.numel(),) for payload in payloads)
+    kernel_serves = alike and serves(out, types=(torch.float32,)) and serves(*payloads, types=tuple(EXPONENT_BITS))
+    if not kernel_serves:
+        return half.half_decode(payloads, out, divisor)
+    counts = len(payloads), out.numel(), EXPONENT_BITS[dtype]
+    return _HALF_DECODE(addresses(payloads), *counts, divisor, address(out)) != OVERFLOW

@@ -30,8 +30,7 @@ from gossamer.comm.mesh.operations import MeshOperations, Wait, is_here
 from gossamer.comm.mesh.program import FORMATS, Ranks, broadcast_program, form_of, mean_program, straight_program
 from gossamer.comm.staging.chunk_tables import Range, byte_chunks, mean_chunks, spans
 from gossamer.comm.staging.pinned_arena import ALIGNED_BYTES
-from gossamer.comm.staging.staged_op import Chunk, StagedOp
-from gossamer.comm.staging.staging_area import Move, StagingArea
+from gossamer.comm.staging.staging_area import Chunk, Move, StagedOp, StagingArea
 
 Likes = Sequence[tuple[int, Payload]]  # sender and layout of each received payload, in the order of the result
 Parts = Mapping[int, tuple[int, int]]  # by rank: offset and length of a part in a slot, in bytes

@@ -27,17 +27,15 @@ from gossamer.federated.deployment.files import FederationIdentity, FolderLock, 
 from gossamer.federated.deployment.reception import DEVICE, RUN, Enrollment, Invitation, Patience, Reception
 from gossamer.federated.deployment.report import Gathering, Line, RoundReport
 from gossamer.federated.evaluation import Evaluation, Evaluator, Metrics, StopCondition
-from gossamer.federated.federation import RoundConfig, recipe_terms
+from gossamer.federated.federation import recipe_terms
 from gossamer.federated.messages import PART_BYTES, THE_SERVER
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.round_record import RoundRecord
 from gossamer.federated.secure_aggregation.identities import IdentityRoster
-from gossamer.federated.server.from_strategy import rounds_for
+from gossamer.federated.server.from_strategy import RoundPlan, rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.journal import keep
 from gossamer.federated.server.rounds import Committed, Rounds
-from gossamer.federated.server.selection import SelectionPolicy
-from gossamer.federated.server.synchronous import Late
 
 HEARTBEAT_SECONDS = 15.0  # home routers may drop a connection after 30 s of silence
 SILENT_SECONDS = 300.0
@@ -47,39 +45,23 @@ Ended = Literal["finished", "reached", "exhausted", "stopped"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FederationSettings:
+class FederationSettings(RoundPlan):
     """Settings of a federation and its server.
 
     Attributes:
         recipe: the federated recipe.
-        clients: devices in the whole federation. A strategy's `fraction` is relative to it.
-        rounds: versions to make.
         seed: of the federation.
         until: a condition on a metric, such as "accuracy>0.95". No round begins after it is met.
-        config: configuration sent to devices in each round.
-        round_seconds: deadline of a round, after which it ends with the present reports.
-        gather_seconds: seconds until a round begins with the present devices.
-        over_selection: fraction of additional devices beyond the cohort.
-        fewest: smallest number of devices to begin a round with, and of reports at its deadline.
-        late: "drop" discards reports after their round; "count" adds them to the next version.
-        selection: policy that samples clients; None: uniform.
         silent_seconds: seconds without a message until a connection is closed.
         patience: seconds to wait for absent devices.
         part_bytes: size of the parts of an upload.
     """
 
     recipe: str
-    clients: int
-    rounds: int
     seed: int = 0
     until: str | None = None
-    config: RoundConfig | None = None
     round_seconds: float = 600.0
     gather_seconds: float = 600.0
-    over_selection: float = 0.0
-    fewest: int = 1
-    late: Late = "drop"
-    selection: SelectionPolicy | None = None
     silent_seconds: float = SILENT_SECONDS
     patience: Patience = field(default_factory=Patience)
     part_bytes: int = PART_BYTES
@@ -256,21 +238,12 @@ class FederationServer:
         return up, down
 
     def _rounds(self, model: GlobalModel, identities: IdentityRoster | None) -> Rounds:
-        settings = self.settings
         return rounds_for(
             model,
-            clients=settings.clients,
-            rounds=settings.rounds,
-            config=settings.config,
+            self.settings,
             on_commit=self._committed,
-            return_seconds=settings.patience.absent_seconds,
+            return_seconds=self.settings.patience.absent_seconds,
             identities=identities,
-            selection=settings.selection,
-            round_seconds=settings.round_seconds,
-            gather_seconds=settings.gather_seconds,
-            over_selection=settings.over_selection,
-            fewest=settings.fewest,
-            late=settings.late,
         )
 
     def _made(self, committed: Committed) -> None:

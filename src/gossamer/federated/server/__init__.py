@@ -3,7 +3,7 @@
 rounds         Rounds: how tasks, reports and versions follow from events; serve: its script
 synchronous    SynchronousRounds: a cohort at a time, with a deadline
 buffered       BufferedRounds: devices that do not wait for each other, within a staleness bound
-from_strategy  rounds_for: the rounds that a strategy needs
+from_strategy  rounds_for: the rounds that a strategy needs; RoundPlan: how they are made
 selection      sampling of clients: uniform, least trained, power of choice, within a deadline
 roster         Roster: devices that are present, waiting, training, or have reported
 admission      refuses contributions that no honest device sends; counts refusals

@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,12 +19,12 @@ from gossamer.errors import require
 from gossamer.federated.client.functions import ClientFunction
 from gossamer.federated.client.script import ClientRecipe
 from gossamer.federated.evaluation import Evaluator, StopCondition
-from gossamer.federated.federation import RoundConfig, recipe_terms
+from gossamer.federated.federation import recipe_terms
 from gossamer.federated.model_state import ModelState
 from gossamer.federated.population import DeviceProfile
 from gossamer.federated.round_record import RoundRecord, record_of
 from gossamer.federated.secure_aggregation.identities import SimulatedRoster
-from gossamer.federated.server.from_strategy import rounds_for
+from gossamer.federated.server.from_strategy import RoundPlan, rounds_for
 from gossamer.federated.server.global_model import GlobalModel
 from gossamer.federated.server.rounds import Committed
 from gossamer.federated.virtual.device_states import DeviceStates
@@ -112,23 +112,56 @@ Profiles = Sequence[DeviceProfile] | Callable[[int], DeviceProfile] | None
 OnRound = Callable[[RoundRecord], object]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SimulationSettings(RoundPlan):
+    """Settings of a simulated federation.
+
+    Attributes:
+        clients: number of devices.
+        rounds: versions to make.
+        evaluate: the evaluation function; its metrics are added to the records.
+        profiles: of the devices, or a function from a device's number to its profile; None: always available, without
+            delays.
+        seed: of the federation.
+        until: a condition on a metric, such as "accuracy>0.95", that ends the rounds early.
+        on_round: called with the record of each new version.
+        states: an empty directory for the devices' state (such as residuals) between rounds; None: in memory.
+        engine: "local", or "ray" for Ray tasks on a cluster, with the same bits.
+        threads: threads of torch. More help large models and slow down small ones, and can change the last bits of
+            sums.
+        selection: policy that samples clients, such as LeastTrained(); None: uniform.
+        admission: limits on contributions; None: the usual ones.
+        config: configuration sent to devices, or a function from a round's index: lambda index: {"rate": 0.99**index}.
+        round_seconds: deadline of a round, in virtual seconds; with FedBuff, of a device's task.
+        gather_seconds: virtual seconds until a round begins with the present devices.
+        over_selection: fraction of additional devices beyond the cohort.
+        fewest: smallest number of devices to begin a round with, and of reports at its deadline.
+        late: "drop" discards reports after their round; "count" adds them to the next version.
+        late_versions: versions until such a report is discarded.
+        phase_seconds: deadline of each exchange of a masked round; None: round_seconds.
+
+    Example:
+        >>> settings = gossamer.federated.SimulationSettings(clients=100, rounds=50, over_selection=0.3)
+        >>> settings.rounds
+        50
+    """
+
+    evaluate: ClientFunction | None = None
+    profiles: Profiles = None
+    seed: int = 0
+    until: str | None = None
+    on_round: OnRound | None = None
+    states: str | os.PathLike[str] | None = None
+    engine: str = "local"
+    threads: int = 1
+
+
 def simulate(
     train: ClientFunction,
     model: nn.Module | Callable[[], nn.Module],
     recipe: str | Recipe,
-    *,
-    clients: int,
-    rounds: int,
-    evaluate: ClientFunction | None = None,
-    profiles: Profiles = None,
-    seed: int = 0,
-    until: str | None = None,
-    on_round: OnRound | None = None,
-    config: RoundConfig | None = None,
-    states: str | os.PathLike[str] | None = None,
-    engine: str = "local",
-    threads: int = 1,
-    **options: Any,
+    settings: SimulationSettings | None = None,
+    **given: Any,
 ) -> FederatedRun:
     """Simulate a federation in virtual time, with real training.
 
@@ -141,26 +174,16 @@ def simulate(
         train: the client function. One marked with `client(vectorized=True)` trains many devices in one call.
         model: the model, or a function that builds it.
         recipe: a federated recipe, such as "FedAvg(fraction=0.1)".
-        clients: number of devices.
-        rounds: versions to make.
-        evaluate: the evaluation function; its metrics are added to the records.
-        profiles: of the devices, or a function from a device's number to its profile; None: always available, without
-            delays.
-        seed: of the federation.
-        until: a condition on a metric, such as "accuracy>0.95", that ends the rounds early.
-        on_round: called with the record of each new version.
-        config: configuration sent to devices, or a function from a round's index: lambda index: {"rate": 0.99**index}.
-        states: an empty directory for the devices' state (such as residuals) between rounds; None: in memory.
-        engine: "local", or "ray" for Ray tasks on a cluster, with the same bits.
-        threads: threads of torch. More help large models and slow down small ones, and can change the last bits of
-            sums.
-        options: of the rounds, such as round_seconds=600, over_selection=0.3 and selection=LeastTrained().
+        settings: number of devices, rounds and more.
+        given: settings by name, instead of `settings` or in place of some of them, such as clients=100, rounds=50,
+            evaluate=function, profiles=devices, until="accuracy>0.95", selection=LeastTrained().
 
     Returns:
         The run, with its records and the trained model.
 
     Raises:
-        RecipeError: the recipe is not federated, or an option does not fit it.
+        RecipeError: the recipe is not federated, or a setting does not fit it.
+        TypeError: there is no setting of this name.
         PeerLost: no further version can be made.
         Exception: `train` or `evaluate` raised it; a note has the device and round, or the version.
 
@@ -179,12 +202,8 @@ def simulate(
     >>> len(run.rounds), run.ended
     (2, 'finished')
     """
-    simulation = Simulation(
-        train, model, recipe,
-        clients=clients, rounds=rounds, evaluate=evaluate, profiles=profiles, seed=seed, until=until,
-        on_round=on_round, config=config, states=states, engine=engine, threads=threads, **options,
-    )  # fmt: skip
-    return simulation.run()
+    settings = SimulationSettings(**given) if settings is None else replace(settings, **given)
+    return Simulation(train, model, recipe, settings).run()
 
 
 class Simulation:
@@ -195,48 +214,36 @@ class Simulation:
         train: ClientFunction,
         model: nn.Module | Callable[[], nn.Module],
         recipe: str | Recipe,
-        *,
-        clients: int,
-        rounds: int,
-        evaluate: ClientFunction | None = None,
-        profiles: Profiles = None,
-        seed: int = 0,
-        until: str | None = None,
-        on_round: OnRound | None = None,
-        config: RoundConfig | None = None,
-        states: str | os.PathLike[str] | None = None,
-        engine: str = "local",
-        threads: int = 1,
-        **options: Any,
+        settings: SimulationSettings,
     ) -> None:
-        """Arguments as for `simulate`. Raises RecipeError, ValueError."""
+        """Raises RecipeError, ValueError."""
+        clients, rounds, threads, seed = settings.clients, settings.rounds, settings.threads, settings.seed
         require(clients >= 1 and rounds >= 1, f"clients and rounds must be 1 or more, got {clients}, {rounds}")
         require(threads >= 1, f"threads must be 1 or more, got {threads}")
         self._threads = threads
-        self._until = None if until is None else StopCondition.read(until)
-        self.on_round, self._seed = on_round, seed
-        profile = _profile_of(profiles, clients)
+        self._until = None if settings.until is None else StopCondition.read(settings.until)
+        self.on_round, self._seed = settings.on_round, seed
+        profile = _profile_of(settings.profiles, clients)
         terms = recipe_terms(recipe)
         with generators_kept():
             seed_everything(rng.address(seed, "model"))
             made = model if isinstance(model, nn.Module) else model()
         self._model, self._terms = made, terms
-        state = ModelState.of(made)
-        self._evaluator = None if evaluate is None else Evaluator(evaluate, made, state, seed=seed, config=config)
+        state, evaluate = ModelState.of(made), settings.evaluate
+        self._evaluator = None
+        if evaluate is not None:
+            self._evaluator = Evaluator(evaluate, made, state, seed=seed, config=settings.config)
         self.cohort = terms.strategy.cohort(clients)
-        self.training = _training(engine, train, made, state, terms.strategy, threads)
+        self.training = _training(settings.engine, train, made, state, terms.strategy, threads)
         self.result = FederatedRun(recipe=repr(terms.recipe), clients=clients, model=made)
         self.result.training = self.training.description
         server = GlobalModel(terms.strategy, terms.compressor, terms.pull, state, state.read(made).flat, seed)
         roster = SimulatedRoster(seed=rng.address(seed, "roster")) if terms.strategy.secure is not None else None
-        self._rounds = rounds_for(
-            server, clients=clients, rounds=rounds, config=config, on_commit=self._committed, identities=roster,
-            **options,
-        )  # fmt: skip
+        self._rounds = rounds_for(server, settings, on_commit=self._committed, identities=roster)
         device = ClientRecipe(
             strategy=terms.strategy, compressor=terms.compressor, pull=terms.pull, state=state, seed=seed, roster=roster
         )
-        self.states = DeviceStates(states)
+        self.states = DeviceStates(settings.states)
         self.engine = VirtualFederation(self._rounds, device, self.training, self.states, profile)
         self._began = time.perf_counter()
 

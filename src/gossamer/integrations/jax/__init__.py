@@ -1,8 +1,7 @@
 """JAX adapter: trains pytrees of arrays. `gossamer.jax` is its public module.
 
-session    a session of pytrees, used between two jitted functions
+session    a session of pytrees, used between two jitted functions; slices of processes: ranks that hold the same shards
 leaves     pytrees of (sharded) arrays as named tensors and back
-slices     several slices of processes: which ranks hold the same shards
 optimizer  an optax transformation that averages gradients within jit
 """
 

@@ -16,14 +16,9 @@ from gossamer.train.session.session import Session
 from gossamer.train.world_state import current
 
 
-def trains_apart(session: Session) -> bool:
-    """Whether workers hold different parameters between rounds."""
-    return any(stage.local_parameters for stage in session.recipe.strategy.stages)
-
-
 def agreed_state(session: Session, state_dict: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     """The result of `state_dict` with the merged parameters. All ranks call it."""
-    if not trains_apart(session):
+    if not session.recipe.strategy.local_parameters:
         return dict(state_dict())
     with session.averaged_parameters(session.model):
         return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state_dict().items()}

@@ -1,22 +1,298 @@
-"""Server: serves the page on one port of this machine until it is stopped, and makes the link to it."""
+"""Server: serves the page on one port of this machine until it is stopped, and makes the link to it.
+
+The application is read-only: files, numbers as JSON, and a stream of news.
+"""
 
 from __future__ import annotations
 
 import secrets
 import signal
 import socket
+import sqlite3
 import threading
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 from gossamer.comm.runtime.signal_handlers import handling
 from gossamer.errors import GossamerError
-from gossamer.observe.watch.app import make_app
-from gossamer.observe.watch.guard import LOOPBACK
+from gossamer.observe.watch import tables
+from gossamer.observe.watch.curves import bytes_at, metric_names, read_curve
+from gossamer.observe.watch.grid import HEAT, GridCache, clamped, heat, over_time
+from gossamer.observe.watch.guard import LOOPBACK, Guard
 from gossamer.observe.watch.runs import WatchedRun
+from gossamer.observe.watch.summary import read_differences, read_findings, read_ranks, read_vitals, summarize
+from gossamer.observe.watch.tables import LogFilter, read_lines
+
+STATIC = Path(__file__).parent / "static"
+CELLS = 400  # default of a request
+CURVES_AT_ONCE = 24
+
+Query = Any  # starlette's QueryParams
+
+
+class Views:
+    """The page's views, each a function of a run and the query. They block, so they are called in threads."""
+
+    def __init__(self, runs: Sequence[WatchedRun]) -> None:
+        self._runs = runs
+        self._grids = GridCache()
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Every run with its summary and metric names, or with the reason why it has no data (yet)."""
+        return [self._introduce(run) for run in self._runs]
+
+    def curves(self, run: WatchedRun, query: Query) -> Any:
+        """Curves of the metrics `name`, with their x in steps, seconds since the start, and bytes of all ranks."""
+        cells = clamped(_number(query, "cells", CELLS))
+        with run.reading() as db:
+            curves = [read_curve(db, name, cells) for name in query.getlist("name")[:CURVES_AT_ONCE]]
+        grid = self._grids.get(run, cells) if query.get("axis") == "bytes" else None
+        return [
+            {**vars(curve), "bytes": None if grid is None else bytes_at(grid, [at or 0.0 for at in curve.at])}
+            for curve in curves
+        ]
+
+    def time(self, run: WatchedRun, query: Query) -> Any:
+        return over_time(self._grids.get(run, clamped(_number(query, "cells", CELLS)), _span(query)))
+
+    def heat(self, run: WatchedRun, query: Query) -> Any:
+        field = query.get("field", "waiting")
+        return heat(
+            self._grids.get(run, clamped(_number(query, "cells", CELLS)), _span(query)),
+            field if field in HEAT else "waiting",
+        )
+
+    def workers(self, run: WatchedRun, query: Query) -> Any:
+        with run.reading() as db:
+            return {
+                "findings": read_findings(db),
+                "vitals": read_vitals(db, read_ranks(db)),
+                "differences": read_differences(db),
+            }
+
+    def network(self, run: WatchedRun, query: Query) -> Any:
+        with run.reading() as db:
+            return tables.read_network(db)
+
+    def compression(self, run: WatchedRun, query: Query) -> Any:
+        with run.reading() as db:
+            return {"tensors": tables.read_tensors(db)}
+
+    def failures(self, run: WatchedRun, query: Query) -> Any:
+        with run.reading() as db:
+            return {"failures": tables.read_failures(db), "events": tables.read_events(db)}
+
+    def log(self, run: WatchedRun, query: Query) -> Any:
+        wanted = LogFilter(
+            rank=_whole(query, "rank"), level=query.get("level", "info"), text=query.get("text", "")[:200]
+        )
+        with run.reading() as db:
+            before, after = _whole(query, "before"), _whole(query, "after")
+            return read_lines(db, wanted, before=before, after=after, limit=_number(query, "limit", 200))
+
+    def _introduce(self, run: WatchedRun) -> dict[str, Any]:
+        row_ids: dict[str, Any] = {"key": run.key, "name": run.name, "folder": str(run.folder), "now": time.time()}
+        try:
+            with run.reading() as db:
+                return row_ids | {"summary": summarize(db), "metrics": metric_names(db)}
+        except (GossamerError, sqlite3.Error) as problem:
+            return row_ids | {"problem": str(problem)}
+
+
+def make_app(
+    runs: Sequence[WatchedRun], token: str, names: Collection[str], stopping: Callable[[], bool] = lambda: False
+) -> Guard:
+    """Make the page of `runs`, protected by `token`. names: allowed host names. Needs starlette."""
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import Request
+    from starlette.responses import FileResponse, Response, StreamingResponse
+    from starlette.routing import Mount, Route
+    from starlette.staticfiles import StaticFiles
+
+    views = Views(runs)
+    by_key = {run.key: run for run in runs}
+    asked: dict[str, Callable[[WatchedRun, Query], Any]] = {
+        name: getattr(views, name)
+        for name in ("curves", "time", "heat", "workers", "network", "compression", "failures", "log")
+    }
+
+    def answer(content: Any, status: int = 200) -> Response:
+        return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+    async def page(request: Request) -> Response:
+        return FileResponse(STATIC / "index.html", media_type="text/html; charset=utf-8")
+
+    async def introduce(request: Request) -> Response:
+        return answer(await run_in_threadpool(views.runs))
+
+    async def view(request: Request) -> Response:
+        run, ask = by_key.get(request.path_params["run"]), asked.get(request.path_params["view"])
+        if run is None or ask is None:
+            return answer({"problem": "There is no such run or view."}, 404)
+        try:
+            return answer(await run_in_threadpool(ask, run, request.query_params))
+        except (GossamerError, sqlite3.Error) as problem:
+            return answer({"problem": str(problem)}, 503)
+
+    async def events(request: Request) -> Response:
+        place = request.headers.get("last-event-id") or request.query_params.get("place", "")
+        return StreamingResponse(stream(runs, place, stopping), media_type="text/event-stream")
+
+    routes = [
+        Route("/", page),
+        Route("/api/runs", introduce),
+        Route("/api/{run}/{view}", view),
+        Route("/events", events),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    return Guard(Starlette(routes=routes), token, names)
+
+
+def _whole(query: Query, name: str) -> int | None:
+    try:
+        value = int(query.get(name, ""))
+    except ValueError:
+        return None
+    return value if abs(value) < 2**62 else None
+
+
+def _number(query: Query, name: str, otherwise: int) -> int:
+    value = _whole(query, name)
+    return otherwise if value is None else value
+
+
+def _span(query: Query) -> tuple[float, float] | None:
+    """begin and end in unix seconds, if both are given and in order."""
+    try:
+        begin, end = float(query["begin"]), float(query["end"])
+    except (KeyError, ValueError):
+        return None
+    return (begin, end) if 0 <= begin < end < 1e12 else None
+
+
+# -- news --------------------------------------------------------------------------------------------------------------
+# A stream of server-sent events with the news of runs. It resumes after a broken connection.
+#
+# `tick` means that a run's store has changed, and has its summary; `news` has the failures and stragglers that were not
+# sent yet, and the numbers of log lines and events. An event's id is the position in every run up to which all was
+# sent, so the browser's Last-Event-ID is sufficient to resume.
+
+WAKE_SECONDS = 1.0
+ALIVE_SECONDS = 15.0  # between comments that keep a silent connection open
+TABLES = ("log", "event", "failure", "finding")
+
+
+@dataclass(frozen=True)
+class NewsPlace:
+    """The row ids up to which a run's news were sent, by table in the order of TABLES."""
+
+    row_ids: tuple[int, ...] = (0, 0, 0, 0)
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self.row_ids))
+
+
+def read_places(text: str, count: int) -> list[NewsPlace | None]:
+    """Positions from an event's id, `1.2.3.4,5.6.7.8`; None, the current end, for a run that is not in it."""
+    found: list[NewsPlace | None] = [None] * count
+    for number, each in enumerate(text.split(",")[:count]):
+        parts = each.split(".")
+        if len(parts) == len(TABLES) and all(part.isdigit() and len(part) < 19 for part in parts):
+            found[number] = NewsPlace(tuple(map(int, parts)))
+    return found
+
+
+class RunNews:
+    """News of one run for one page. PRAGMA data_version detects commits of other connections."""
+
+    def __init__(self, run: WatchedRun, place: NewsPlace | None) -> None:
+        self.run, self.place = run, place
+        self._db: sqlite3.Connection | None = None
+        self._seen: int | None = None
+        self._problem: str | None = None
+
+    def look(self) -> list[tuple[str, dict[str, Any]]]:
+        """(event, content) of each event since the last call."""
+        try:
+            return self._look()
+        except (GossamerError, sqlite3.Error) as problem:
+            self.close()
+            repeated, self._problem = str(problem) == self._problem, str(problem)
+            return [] if repeated else [("tick", {"key": self.run.key, "problem": str(problem)})]
+
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+        self._db = self._seen = None
+
+    def _look(self) -> list[tuple[str, dict[str, Any]]]:
+        if self._db is None:
+            self._db = self.run.open()
+        version = self._db.execute("PRAGMA data_version").fetchone()[0]
+        if version == self._seen:
+            return []
+        self._seen, self._problem = version, None
+        now = NewsPlace(
+            tuple(self._db.execute(f"SELECT coalesce(max(rowid), 0) FROM {each}").fetchone()[0] for each in TABLES)
+        )
+        events = [("tick", {"key": self.run.key, **summarize(self._db)})]
+        if self.place is not None and now != self.place:
+            events.append(("news", {"key": self.run.key, **self._rows_between(self.place, now)}))
+        self.place = now
+        return events
+
+    def _rows_between(self, row_ids: NewsPlace, now: NewsPlace) -> dict[str, Any]:
+        assert self._db is not None
+        content: dict[str, Any] = {}
+        for table, first, last in zip(TABLES, row_ids.row_ids, now.row_ids, strict=True):
+            content[table] = max(0, last - first)
+        for table in ("failure", "finding"):
+            asked = f"SELECT rowid AS id, * FROM {table} WHERE rowid > ? AND rowid <= ? ORDER BY rowid LIMIT 20"
+            place = TABLES.index(table)
+            content[f"{table}s"] = [
+                dict(row) for row in self._db.execute(asked, (row_ids.row_ids[place], now.row_ids[place]))
+            ]
+        return content
+
+
+async def stream(
+    runs: Sequence[WatchedRun], last_event: str, stopping: Callable[[], bool], wake_seconds: float = WAKE_SECONDS
+) -> AsyncIterator[bytes]:
+    """Server-sent events until `stopping`; the first one at once."""
+    import anyio  # a dependency of starlette
+    import anyio.to_thread
+
+    places = read_places(last_event, len(runs))
+    listened = [RunNews(run, place) for run, place in zip(runs, places, strict=True)]
+    silent = 0.0
+    try:
+        yield b"retry: 2000\n\n"
+        while not stopping():
+            for news in listened:
+                for kind, content in await anyio.to_thread.run_sync(news.look):
+                    identity = ",".join(str(each.place or NewsPlace()) for each in listened)
+                    yield f"id: {identity}\nevent: {kind}\ndata: ".encode() + msgspec.json.encode(content) + b"\n\n"
+                    silent = 0.0
+            if silent >= ALIVE_SECONDS:
+                yield b": still here\n\n"
+                silent = 0.0
+            await anyio.sleep(wake_seconds)
+            silent += wake_seconds
+    finally:
+        for news in listened:
+            news.close()
+
+
+# -- the server: listens, serves, makes the link -----------------------------------------------------------------------
 
 NEEDS = ("starlette", "uvicorn")
 STOP_SECONDS = 5.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gossamer.errors import CheckpointError
 from gossamer.train.checkpoint.files import MALFORMED
@@ -26,3 +27,24 @@ def on_all_ranks(
             "Other checkpoints in the directory are unchanged."
         )
     return [text[5:] for text in answers]
+
+
+@dataclass(frozen=True)
+class SharedStep:
+    """A step that all ranks save together, as one of them has it.
+
+    Attributes:
+        directory: of the checkpoints.
+        step: number of the step.
+        rank: this rank.
+        all_gather_text: returns every rank's text, by rank.
+    """
+
+    directory: str
+    step: int
+    rank: int
+    all_gather_text: AllGatherText
+
+    def on_all_ranks(self, act: Callable[[], str], failing: str = "could be written") -> list[str]:
+        """As `on_all_ranks`."""
+        return on_all_ranks(self.all_gather_text, self.step, act, failing)

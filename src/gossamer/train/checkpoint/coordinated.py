@@ -15,7 +15,7 @@ from gossamer.errors import CheckpointError
 from gossamer.events import notice
 from gossamer.train import checkpoint
 from gossamer.train.checkpoint import reshard, runs
-from gossamer.train.checkpoint.agreement import AllGatherText, on_all_ranks
+from gossamer.train.checkpoint.agreement import AllGatherText, SharedStep, on_all_ranks
 from gossamer.train.checkpoint.background import BackgroundSave
 from gossamer.train.checkpoint.files import MALFORMED, nbytes_of
 from gossamer.train.checkpoint.snapshot import Flat, SnapshotBuffers
@@ -26,20 +26,14 @@ PLACES = (checkpoint.REPLACED, "")  # subfolders of a directory that may contain
 
 
 def save(
-    directory: str | os.PathLike[str],
-    step: int,
-    rank: int,
-    tree: Mapping[str, Any],
-    about: Mapping[str, str],
-    all_gather_text: AllGatherText,
-    keep: int = 2,
-    copies: Copies | None = None,
+    at: SharedStep, tree: Mapping[str, Any], about: Mapping[str, str], keep: int = 2, copies: Copies | None = None
 ) -> None:
     """Write this rank's part, and declare the step complete once all ranks have written theirs. Collective.
 
     Args:
+        at: the step.
+        tree: this rank's part.
         about: includes the name of the "run"; steps of another run are moved aside first.
-        all_gather_text: returns every rank's text, by rank.
         keep: number of checkpoints to keep, including this one.
         copies: exchanges parts that other ranks keep as well.
 
@@ -48,40 +42,35 @@ def save(
     """
     held: dict[int, list[bytes]] = {}
     try:
-        _set_aside(directory, step, rank, about["run"], all_gather_text)
-        held = _exchanged(step, tree, all_gather_text, copies)
-        staged = partial(_stage, directory, step, rank, tree, held)
-        digests = on_all_ranks(all_gather_text, step, staged)
-        on_all_ranks(all_gather_text, step, partial(_complete, directory, step, (rank, *held), digests, about))
+        _set_aside(at, about["run"])
+        held = _exchanged(at, tree, copies)
+        digests = at.on_all_ranks(partial(_stage, at, tree, held))
+        at.on_all_ranks(partial(_complete, at, (at.rank, *held), digests, about))
     except CheckpointError:
-        for each in (rank, *held):
-            checkpoint.abandon(directory, step, each)
+        for each in (at.rank, *held):
+            checkpoint.abandon(at.directory, at.step, each)
         raise
-    for each in (rank, *held):
-        checkpoint.prune(directory, step, each, len(digests), keep)  # after all ranks have the new one
+    for each in (at.rank, *held):
+        checkpoint.prune(at.directory, at.step, each, len(digests), keep)  # after all ranks have the new one
 
 
-def _exchanged(step: int, tree: Any, all_gather_text: AllGatherText, copies: Copies | None) -> dict[int, list[bytes]]:
+def _exchanged(at: SharedStep, tree: Any, copies: Copies | None) -> dict[int, list[bytes]]:
     """Files of other ranks that this rank keeps as well."""
     if copies is None:
         return {}
-    sizes = on_all_ranks(all_gather_text, step, lambda: str(nbytes_of(tree)))
+    sizes = at.on_all_ranks(lambda: str(nbytes_of(tree)))
     return copies(tree, [int(size) for size in sizes])
 
 
 def begin_in_background(
-    directory: str | os.PathLike[str],
-    step: int,
-    rank: int,
+    at: SharedStep,
     tree: Mapping[str, Any],
     about: Mapping[str, str],
-    all_gather_text: AllGatherText,
     keep: int,
     copies: Copies | None,
     buffers: SnapshotBuffers,
 ) -> BackgroundSave:
     """As `save`, but return after copying this rank's tree into `buffers`. Pass the result to `conclude`."""
-    where = os.fspath(directory)
     taken: list[Flat] = []
 
     def copy() -> str:
@@ -90,15 +79,15 @@ def begin_in_background(
 
     def keep_replaced() -> str:
         for each in parts:
-            checkpoint.keep_replaced(where, step, each)
+            checkpoint.keep_replaced(at.directory, at.step, each)
         return ""
 
-    _set_aside(directory, step, rank, about["run"], all_gather_text)
-    world = len(on_all_ranks(all_gather_text, step, copy))
-    parts: dict[int, Any] = {rank: taken[0], **_exchanged(step, taken[0], all_gather_text, copies)}
-    on_all_ranks(all_gather_text, step, keep_replaced)
-    named = {**about, "save": runs.agree_on_name(all_gather_text)}
-    return BackgroundSave(where, step, rank, world, keep, parts, named)
+    _set_aside(at, about["run"])
+    world = len(at.on_all_ranks(copy))
+    parts: dict[int, Any] = {at.rank: taken[0], **_exchanged(at, taken[0], copies)}
+    at.on_all_ranks(keep_replaced)
+    named = {**about, "save": runs.agree_on_name(at.all_gather_text)}
+    return BackgroundSave(at.directory, at.step, at.rank, world, keep, parts, named)
 
 
 def conclude(pending: BackgroundSave | None, all_gather_text: AllGatherText) -> bool:
@@ -129,37 +118,31 @@ def conclude(pending: BackgroundSave | None, all_gather_text: AllGatherText) -> 
     return True
 
 
-def _set_aside(
-    directory: str | os.PathLike[str], step: int, rank: int, run: str, all_gather_text: AllGatherText
-) -> None:
+def _set_aside(at: SharedStep, run: str) -> None:
     def act() -> str:
-        return "\n".join(runs.set_aside(directory, run))
+        return "\n".join(runs.set_aside(at.directory, run))
 
-    answers = on_all_ranks(all_gather_text, step, act, "could be distinguished from another run's")
+    answers = at.on_all_ranks(act, "could be distinguished from another run's")
     moved = sorted({place for text in answers for place in text.splitlines()})
-    if moved and rank == 0:
+    if moved and at.rank == 0:
         notice(
-            f"{os.fspath(directory)} held checkpoints of another run, which session.load() would have mixed with those "
+            f"{at.directory} held checkpoints of another run, which session.load() would have mixed with those "
             f"of this run. They are kept in {', '.join(moved)}. To continue from them, call "
             f"session.load({os.path.dirname(moved[-1])!r}) before the first save"
         )
 
 
-def _stage(
-    directory: str | os.PathLike[str], step: int, rank: int, tree: Mapping[str, Any], held: Mapping[int, list[bytes]]
-) -> str:
-    for each in (rank, *held):
-        checkpoint.keep_replaced(directory, step, each)
+def _stage(at: SharedStep, tree: Mapping[str, Any], held: Mapping[int, list[bytes]]) -> str:
+    for each in (at.rank, *held):
+        checkpoint.keep_replaced(at.directory, at.step, each)
     for each, pieces in held.items():
-        checkpoint.stage_pieces(directory, step, each, pieces)
-    return checkpoint.stage(directory, step, rank, tree)
+        checkpoint.stage_pieces(at.directory, at.step, each, pieces)
+    return checkpoint.stage(at.directory, at.step, at.rank, tree)
 
 
-def _complete(
-    directory: str | os.PathLike[str], step: int, ranks: Sequence[int], digests: list[str], about: Mapping[str, str]
-) -> str:
+def _complete(at: SharedStep, ranks: Sequence[int], digests: list[str], about: Mapping[str, str]) -> str:
     for rank in ranks:
-        checkpoint.complete(directory, step, rank, digests, dict(about), keep=None)
+        checkpoint.complete(at.directory, at.step, rank, digests, dict(about), keep=None)
     return "complete"
 
 

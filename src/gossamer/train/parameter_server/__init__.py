@@ -7,7 +7,7 @@ A push to a server and back:
  4  comm/rpc, wire          to the server's process and back; in tests: simulation
  5  server                  serve: passes each event to the policy
  6  update_policy           receive: a duplicate (deduplication) gets the same answer; others as the policy decides
- 7  shard                   take, apply, publish: each is first in the journal as a journal_entry; flat_optimizer steps
+ 7  shard                   take, apply, publish: each is first in the journal as a journal_entry
  8  delta_chain             the published parameters, as deltas to the version that a worker has
  9  update_policy           settle: answers pushes at once, pulls once their clock is reached
 10  client/client           pull: replicas apply the deltas; apply_pull writes them to the parameters

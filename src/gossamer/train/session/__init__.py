@@ -7,7 +7,7 @@ In every step:
     arrays.py              gossamer.engine: sessions of arrays, without a model, an optimizer and hooks
     array_exchange.py      the same as functions of lists of arrays, called by Keras and TensorFlow
     step_hooks.py          hooks around every optimizer step
-    foreign_optimizers.py  other optimizers of the same parameters
+    foreign_optimizers.py  other optimizers of the same parameters; parameters that a loop writes by hand
     session_status.py      the event StepEnded, totals of traffic, and print(session)
 
 Extensions, which are called in steps only while they are on:
@@ -15,7 +15,6 @@ Extensions, which are called in steps only while they are on:
     clipping_and_nonfinite.py  clipping, and runs of non-finite gradients
     loop_scaler.py         the loop's GradScaler, passed to attach or found
     pending_gradients.py   unsent gradients of an earlier recipe, added to those of the next step
-    manual_updates.py      parameters that a loop writes by hand
     step_spans.py          forward, backward and the optimizer's step, for the trace; torch.profiler on chosen ranks
 
 To begin and to end:
@@ -38,8 +37,7 @@ Between steps:
     layout_change.py       reset_compressor_state and add_parameters: a synchronizer for other shapes or more parameters
     model_watch.py         whether a model has gained parameters since attach
     model_parts.py         the part of the model on this rank, and decisions with the ranks that hold the rest
-    group_changes.py       workers of an elastic run are lost, join or are asked to leave
-    served_changes.py      the same without lock step, with parameters on servers
+    group_changes.py       workers of an elastic run are lost, join or are asked to leave; or those of servers
     group_calls.py         text all-gathers and broadcasts outside of steps; fork safety
     uneven_inputs.py       parameters and optimizer state for ranks that missed steps
     scalars.py             numbers from the loop: metrics, also those on a GPU, and weights of batches

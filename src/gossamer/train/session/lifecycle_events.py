@@ -28,8 +28,8 @@ from gossamer.algorithms.strategies import (
 from gossamer.base.differing_tensor import differing_tensor
 from gossamer.base.transport import Transport
 from gossamer.comm.environment import here
-from gossamer.comm.environment.closing_exchange import exchange_at_end
 from gossamer.comm.environment.rendezvous import group_store
+from gossamer.comm.environment.store import exchange_at_end
 from gossamer.train import checkpoint
 from gossamer.train.engine.averaged_state import averaged_bytes, averaged_keys
 from gossamer.train.engine.bucket import Bucket, layouts

@@ -6,24 +6,19 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
 from gossamer import events
 from gossamer.algorithms.compressors import Compressor, PerWorker
-from gossamer.algorithms.compressors.hierarchical import Hierarchical
-from gossamer.algorithms.compressors.sharded import Sharded
-from gossamer.algorithms.compressors.sparse_allreduce import SparseSum
 from gossamer.algorithms.recipes.advice_reference import read_recipe
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.algorithms.recipes.validation import check_argument
 from gossamer.algorithms.recipes.wrapping import replace_tables, tables_of
-from gossamer.algorithms.strategies import EveryStep, GossipStage, GossipStrategy, ServerStage, SilentStage
-from gossamer.algorithms.strategies.async_diloco import AsyncDiLoCo
+from gossamer.algorithms.strategies import EveryStep
 from gossamer.algorithms.strategies.global_batch import micro_batches
-from gossamer.algorithms.topologies import Hierarchy
-from gossamer.base.term import Term, Terms
+from gossamer.base.term import Inelastic, Term, Terms
 from gossamer.base.transport import Transport
 from gossamer.comm.mesh.link_measurement import Links
 from gossamer.errors import AttachError, MismatchError, RecipeError
@@ -159,77 +154,29 @@ def refuse_small_batch(recipe: Recipe, workers: int) -> None:
 # -- elastic runs ------------------------------------------------------------------------------------------------------
 
 
-def refuse_inelastic(recipe: Recipe, sizes: Iterable[int] = (), servers: int = 0) -> None:
+def refuse_inelastic(recipe: Recipe, sizes: Collection[int] = (), servers: int = 0) -> None:
     """Raise AttachError for a recipe that does not support workers joining or leaving. sizes: possible numbers of
     workers; servers: number of the run's parameter servers."""
-    for stage in recipe.strategy.stages:
-        if servers and not isinstance(stage, ServerStage):
-            raise AttachError(
-                f"this run has servers, which {recipe!r} does not use. Leave out --servers, or write "
-                "AsyncDiLoCo(period=24)."
-            )
-        if isinstance(stage, GossipStage):
-            _refuse_gossip(recipe, stage.strategy, sizes)
-        if isinstance(stage, SilentStage):
-            raise _refusal(recipe, "its workers have no common parameters for new workers", "Write Dense()")
-        if isinstance(stage, ServerStage):
-            _refuse_servers(recipe, stage, sizes, servers)
-        if stage.per_site is not None:
-            raise _refusal(recipe, "sites would change with every worker that joins or leaves", "Leave out per_site")
-    for term in recipe.compressor.held():
-        if isinstance(term, PerWorker):
-            raise _refusal(
-                recipe,
-                "ranks change with every worker that joins or leaves, and a table of codecs by rank does not follow "
-                "them",
-                f"Write one codec for all, such as {term.slow!r}",
-            )
-        if isinstance(term, Sharded | SparseSum | Hierarchical):
-            raise _refusal(
-                recipe,
-                f"with {type(term).__name__} each worker keeps undelivered values for a part of the tensors, and parts "
-                "would move with every worker that joins or leaves",
-                f"Leave out {type(term).__name__}",
-            )
-    if isinstance(recipe.topology, Hierarchy):
-        raise _refusal(recipe, "nodes would change with every worker that joins or leaves", "Leave out Hierarchy")
-
-
-def _refuse_servers(recipe: Recipe, stage: ServerStage, sizes: Iterable[int], servers: int) -> None:
-    if not isinstance(stage.strategy, AsyncDiLoCo):
-        raise _refusal(
-            recipe,
-            "its servers count on workers that were there from the beginning",
-            "Write AsyncDiLoCo(period=24) with --servers 1",
+    strategy = recipe.strategy
+    if servers and not strategy.uses_servers:
+        raise AttachError(
+            f"this run has servers, which {recipe!r} does not use. Leave out --servers, or write "
+            "AsyncDiLoCo(period=24)."
         )
-    if not servers:
-        raise _refusal(
-            recipe,
-            "its parameters would be lost with the worker that hosts them",
-            "Start the first launcher with gossamer run --workers 2:8 --servers 1",
+    refusals = [term.inelastic for term in (strategy, *recipe.compressor.held(), recipe.topology)]
+    if strategy.uses_servers and not servers:
+        refusals.append(
+            Inelastic(
+                "its parameters would be lost with the worker that hosts them",
+                "Start the first launcher with gossamer run --workers 2:8 --servers 1",
+            )
         )
-    stage.strategy.check_workers(max(sizes))
-
-
-def _refuse_gossip(recipe: Recipe, strategy: GossipStrategy, sizes: Iterable[int]) -> None:
-    if not strategy.in_lock_step:
-        raise _refusal(
-            recipe,
-            "pairs exchange without lock step, and tolerate losses without an elastic run",
-            f'Write gossamer run --workers 4 --max-restarts 3 --recipe "{recipe!r}"',
+    for refusal in filter(None, refusals):
+        raise AttachError(
+            f"an elastic run cannot have the recipe {recipe!r}: {refusal.why}. {refusal.instead}; or run a fixed "
+            "number of workers: gossamer run --workers 4."
         )
-    rule = strategy.rule(recipe.compressor)
-    for size in sizes:
-        try:
-            rule.check(recipe.topology, size, seed=0)
-        except AttachError as error:
-            raise AttachError(
-                f"an elastic run cannot have the recipe {recipe!r}, because it may have {size} workers: {error}"
-            ) from error
-
-
-def _refusal(recipe: Recipe, why: str, instead: str) -> AttachError:
-    return AttachError(
-        f"an elastic run cannot have the recipe {recipe!r}: {why}. {instead}; or run a fixed number of workers: "
-        "gossamer run --workers 4."
-    )
+    try:
+        strategy.check_sizes(sizes, recipe.compressor, recipe.topology)
+    except AttachError as error:
+        raise AttachError(f"an elastic run cannot have the recipe {recipe!r}: {error}") from error

@@ -32,9 +32,8 @@ from gossamer.train.engine.loop import LoopState
 from gossamer.train.session import lifecycle_events
 from gossamer.train.session.clipping_and_nonfinite import NonFiniteMonitor
 from gossamer.train.session.group_calls import GroupCalls, leave
-from gossamer.train.session.group_changes import GroupChanges, ShardedWorld, WorldChange
+from gossamer.train.session.group_changes import GroupChanges, ServedChanges, ShardedWorld, WorldChange
 from gossamer.train.session.scalars import sample_weight
-from gossamer.train.session.served_changes import ServedChanges
 from gossamer.train.session.session_status import SessionStatus
 from gossamer.train.synchronizers.base import SoloSynchronizer, Synchronizer
 from gossamer.train.synchronizers.stages import Fragments, StageSequence

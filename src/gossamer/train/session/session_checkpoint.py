@@ -22,6 +22,7 @@ from gossamer.base import flight_recorder
 from gossamer.base.transport import Transport
 from gossamer.errors import CheckpointError, GossamerError
 from gossamer.train.checkpoint import coordinated, reshard
+from gossamer.train.checkpoint.agreement import SharedStep
 from gossamer.train.checkpoint.background import BackgroundSave
 from gossamer.train.checkpoint.coordinated import LoadedCheckpoint
 from gossamer.train.checkpoint.files import MALFORMED
@@ -249,18 +250,15 @@ class SessionCheckpoints:
         all_gather_text = self._group.all_gather_text
         self._run = agree_on_name(all_gather_text, self._run)
         described = about(session, self._run)
-        place = session["step"], self._group.transport.rank
+        at = SharedStep(os.fspath(directory), session["step"], self._group.transport.rank, all_gather_text)
         copies = None
         if wanted.replicas:
             copies = partial(self._exchange.exchange, plan=self._exchange.plan(directory, wanted.replicas))
         if wanted.asynchronous:
-            begin = coordinated.begin_in_background
-            self._pending = begin(
-                directory, *place, tree, described, all_gather_text, wanted.keep, copies, self._buffers
-            )
+            self._pending = coordinated.begin_in_background(at, tree, described, wanted.keep, copies, self._buffers)
             self._pending.begin()
         else:
-            coordinated.save(directory, *place, tree, described, all_gather_text, wanted.keep, copies)
+            coordinated.save(at, tree, described, wanted.keep, copies)
             self._saved(directory, session["step"])
         self._status.saved()
 

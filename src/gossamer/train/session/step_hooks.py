@@ -24,11 +24,11 @@ from gossamer.train.session import step_spans
 from gossamer.train.session.clipping_and_nonfinite import GradientClip, StepGuards
 from gossamer.train.session.foreign_optimizers import (
     ForeignOptimizerGuard,
+    ManualUpdates,
     WeakParameters,
 )
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.loop_scaler import LoopScaler, refuse_late, scaler_of_parts, show_overflow
-from gossamer.train.session.manual_updates import ManualUpdates
 from gossamer.train.session.model_watch import ModelWatch
 from gossamer.train.session.pending_gradients import PendingGradients
 from gossamer.train.session.session_base import SessionBase

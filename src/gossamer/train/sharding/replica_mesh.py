@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.algorithms.strategies import ALIGN, RESET, AveragingStage, FederatedStage, GossipStage, ServerStage, Stage
+from gossamer.algorithms.strategies import ALIGN, RESET, AveragingStage, Stage
 from gossamer.errors import AttachError
 from gossamer.train.engine.parameter_views import trainable
 from gossamer.train.moments.take_over import ownership
@@ -87,7 +87,7 @@ def refuse_recipe(model: nn.Module, recipe: Recipe) -> None:
 
 def refuse_apart(recipe: Recipe) -> None:
     """Raise AttachError for a recipe that cannot run within a group of ranks."""
-    if any(map(_trains_apart, recipe.strategy.stages)):
+    if not all(stage.in_lock_step for stage in recipe.strategy.stages):
         raise AttachError(
             f"{recipe!r} has workers that contact single peers by their ranks in the job, but with a model divided "
             "among ranks the recipe runs in several groups at once. Use one in lock step, such as EveryStep(), "
@@ -104,16 +104,6 @@ def _moves_moments(stage: Stage) -> bool:
     return isinstance(stage, AveragingStage) and (
         stage.strategy.moments.any or stage.strategy.on_merge in (ALIGN, RESET)
     )
-
-
-def _trains_apart(stage: Stage) -> bool:
-    match stage:
-        case GossipStage():
-            return not stage.in_lock_step
-        case ServerStage() | FederatedStage():
-            return True
-        case _:
-            return False
 
 
 def refuse_unsharded(model: nn.Module) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from gossamer.base.kernels.reference.low_rank import Factoring
 from gossamer.base.kernels.reference.residual import Residual
-from gossamer.base.kernels.triton import factors, orthonormal
+from gossamer.base.kernels.triton import factors
 
 
 def factoring(rows: int, rank: int) -> Factoring:
@@ -25,10 +25,10 @@ CASES = [
     lambda: factors.expand(factoring(15, 1), torch.ones(20), torch.ones(8), torch.ones(125)),
     lambda: factors.back_project(torch.ones(125), factoring(15, 2), torch.ones(35), torch.ones(125)),
     *[
-        lambda rows=rows, rank=rank: orthonormal.orthonormalize(factoring(rows, rank), torch.zeros(rows * rank + 5))
+        lambda rows=rows, rank=rank: factors.orthonormalize(factoring(rows, rank), torch.zeros(rows * rank + 5))
         for rows, rank in ((1, 1), (15, 2), (1000, 4), (2**13, 8))
     ],
-    lambda: orthonormal.orthonormalize(
+    lambda: factors.orthonormalize(
         Factoring.of(2, [((15, 8), (8, 1), 0), ((999, 8), (8, 1), 120)], [True, True]), torch.zeros(2 * (15 + 999))
     ),
 ]

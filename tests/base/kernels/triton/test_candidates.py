@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="the extra gpu is not installed")
 from gossamer.base.kernels.reference import select as truth
 from gossamer.base.kernels.triton import select
 from gossamer.base.kernels.triton.candidates import Candidates, gathered
-from gossamer.base.kernels.triton.radix import thresholds
+from gossamer.base.kernels.triton.select import thresholds
 from gossamer.base.kernels.triton.spans import Spans, spans
 from gossamer.base.kernels.triton.status import NOT_FINITE, fresh
 

@@ -10,21 +10,19 @@ int8, onebit, twobit, ternary, levels   codes of 8, 1, 2, less than 2, and a few
 float4, sign_magnitude, half            a sign and a power of two; a sign and one of two magnitudes; 16-bit numbers
 measures, finite                        largest magnitudes and sums of squares; whether numbers can be added up
 select, places, sparse                  the entries that travel; their places in few bits; sums of entries at places
-walsh, factors, orthonormal             a rotation made of sums and differences; matrices as two thin factors
+walsh, factors                          a rotation made of sums and differences; matrices as two thin factors
 
 Support code, for the host and within kernels:
 
 launch, status                          starting kernels; their errors, read once
-block_table, tiling, spans, factor_table   where blocks, tensors and matrices lie, copied to a device once
+block_table, tiling, spans              where blocks and tensors lie, copied to a device once
 code_format, encoding, decoding         formats of codes; blocks to payloads; checks and sums of payloads
 stacking                                payloads as rows of one buffer
-sampling, candidates                    estimated bounds of the k largest; entries above them, gathered in one pass
-radix, compaction, remainder            thresholds; entries above them, in order; the residual
-momentum, wanted                        the offered momentum; w and magnitudes
+candidates, wanted                      entries above a bound, gathered in one pass; w and magnitudes
 rows, packing, noise                    a program's blocks; codes to bytes; rounding right on average
 """
 
-from gossamer.base.kernels.triton.factors import back_project, expand, project
+from gossamer.base.kernels.triton.factors import back_project, expand, orthonormalize, project
 from gossamer.base.kernels.triton.finite import summable, within_range
 from gossamer.base.kernels.triton.float4 import float4_decode, float4_encode
 from gossamer.base.kernels.triton.half import half_decode, half_encode
@@ -32,7 +30,6 @@ from gossamer.base.kernels.triton.int8 import int8_decode, int8_encode
 from gossamer.base.kernels.triton.levels import levels_decode, levels_encode
 from gossamer.base.kernels.triton.measures import magnitudes, squares
 from gossamer.base.kernels.triton.onebit import onebit_decode, onebit_encode
-from gossamer.base.kernels.triton.orthonormal import orthonormalize
 from gossamer.base.kernels.triton.places import decode_places, encode_places
 from gossamer.base.kernels.triton.select import above, largest, largest_with_momentum
 from gossamer.base.kernels.triton.sign_magnitude import sign_magnitude_decode, sign_magnitude_encode

@@ -16,9 +16,9 @@ from support.watched_runs import KINDS, hostile, made
 pytest.importorskip("starlette")
 
 from gossamer.observe.telemetry import insert, open_store
-from gossamer.observe.watch.app import NewsPlace, RunNews, make_app, read_places, stream
 from gossamer.observe.watch.guard import LOOPBACK
 from gossamer.observe.watch.runs import WatchedRun
+from gossamer.observe.watch.server import NewsPlace, RunNews, make_app, read_places, stream
 
 TOKEN = "the-token"
 VIEWS = ("curves", "time", "heat", "workers", "network", "compression", "failures", "log")
@@ -117,7 +117,7 @@ def test_the_page_has_no_inline_script() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd"]
+    "path", ["/static/../server.py", "/static/%2e%2e/server.py", "/static/..%2fserver.py", "/static//etc/passwd"]
 )
 def test_no_file_but_the_pages_own(run: WatchedRun, path: str) -> None:
     assert ask([run], path)[0] == 404

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
-from gossamer.comm.environment import closing_exchange
-from gossamer.comm.environment.closing_exchange import exchange_at_end
+from gossamer.comm.environment import store as rendezvous_store
+from gossamer.comm.environment.store import exchange_at_end
 
 PATIENT = 60.0
 
@@ -47,7 +47,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for() -> None:
 
 
 def test_a_store_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closing_exchange, "GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(rendezvous_store, "GRACE_SECONDS", 0.01)
     answers = threading.Event()
 
     class Silent:

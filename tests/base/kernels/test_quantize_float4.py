@@ -18,8 +18,8 @@ from support.kernel_codecs import bits, compiled
 from torch import Tensor
 
 from gossamer.base import rng
-from gossamer.base.kernels import float4 as native_float4
 from gossamer.base.kernels import library
+from gossamer.base.kernels import quantize as native_float4
 from gossamer.base.kernels.reference import float4, sign_magnitude
 from gossamer.base.kernels.reference.residual import Residual
 from gossamer.base.kernels.reference.segments import LARGEST_BLOCK

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from gossamer.errors import LoopError
-from gossamer.train.session import manual_updates
+from gossamer.train.session import foreign_optimizers
 
 Update = Callable[[nn.Module], None]
 RATE = 0.1
@@ -53,7 +53,7 @@ def test_rare_updates_by_hand_that_would_never_be_sent_are_an_error() -> None:
 
     def work(worker: Worker) -> None:
         model, _, _ = worker.start(network(0), sgd, "LocalSGD(period=4)")
-        for step in range(3 * manual_updates.MOST_PASSES):
+        for step in range(3 * foreign_optimizers.MOST_PASSES):
             loss_of(model, step, worker.rank).backward()
             if step % 12 == 11:
                 by_data(model)
@@ -134,8 +134,8 @@ def test_an_optimizers_step_within_backward_is_an_error(recipe: str, attached: b
 @pytest.mark.parametrize("recipe", ["Dense()", *AROUND])
 def test_the_first_step_of_the_optimizer_ends_the_search(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
-    hashes = manual_updates.tensor_hashes
-    monkeypatch.setattr(manual_updates, "tensor_hashes", lambda tensors: looked.append(1) or hashes(tensors))
+    hashes = foreign_optimizers.tensor_hashes
+    monkeypatch.setattr(foreign_optimizers, "tensor_hashes", lambda tensors: looked.append(1) or hashes(tensors))
 
     def work(worker: Worker) -> int:
         model, optimizer, _ = worker.start(network(0), sgd, recipe)

@@ -17,9 +17,8 @@ from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import AttachError, CheckpointError, LoopError, Stopped
 from gossamer.train.engine.extension import Extensions
 from gossamer.train.session.arrays import _refuse_servers
-from gossamer.train.session.group_changes import WorldChange
+from gossamer.train.session.group_changes import ServedChanges, WorldChange
 from gossamer.train.session.recipe_choice import refuse_inelastic
-from gossamer.train.session.served_changes import ServedChanges
 from gossamer.train.synchronizers.server_averaging import ServerAveraging
 from gossamer.train.world_state import WorldState
 

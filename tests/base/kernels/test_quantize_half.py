@@ -12,7 +12,7 @@ from torch import Tensor
 from gossamer.base import rng
 from gossamer.base.kernels import buffer_pool, library
 from gossamer.base.kernels import finite as native_checks
-from gossamer.base.kernels import half as native_halves
+from gossamer.base.kernels import quantize as native_halves
 from gossamer.base.kernels.reference import finite
 from gossamer.base.kernels.reference import half as halves
 from gossamer.errors import MalformedError, NotFinite

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="the extra gpu is not installed")
 
 from gossamer.base.kernels.reference import low_rank as truth
 from gossamer.base.kernels.reference.low_rank import Factoring
-from gossamer.base.kernels.triton import orthonormal as fast
+from gossamer.base.kernels.triton import factors as fast
 
 ROWS = [5, 300, 17, 64, 5, 8, 1000]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the extra gpu is not installed")
 
-from gossamer.base.kernels.triton.sampling import LOW, bounds
+from gossamer.base.kernels.triton.select import LOW, bounds
 from gossamer.base.kernels.triton.spans import SAMPLE, Spans, spans
 
 CPU = torch.device("cpu")

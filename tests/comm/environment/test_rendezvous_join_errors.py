@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.comm.environment.join_errors import check_address
 from gossamer.comm.environment.launcher_env import JobEnvironment
+from gossamer.comm.environment.rendezvous import check_address
 from gossamer.errors import ConnectError
 
 

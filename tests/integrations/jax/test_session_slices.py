@@ -17,7 +17,7 @@ from support.paths import ROOT
 from support.virtual_workers import Worker, cluster
 
 from gossamer.errors import AttachError
-from gossamer.integrations.jax import slices
+from gossamer.integrations.jax import session as jax_session
 from gossamer.integrations.jax.leaves import Leaves
 
 Spec = jax.sharding.PartitionSpec
@@ -93,7 +93,7 @@ def test_counterparts_have_one_place_in_their_slices(
 ) -> None:
     monkeypatch.setattr(jax, "process_count", lambda: processes)
     monkeypatch.setattr(jax, "process_index", lambda: place)
-    ranks = slices.replicas(SimpleNamespace(rank=rank, size=6))  # type: ignore[arg-type]
+    ranks = jax_session.replicas(SimpleNamespace(rank=rank, size=6))  # type: ignore[arg-type]
     assert (None if ranks is None else [*ranks]) == found
 
 
@@ -104,14 +104,14 @@ def test_ranks_that_are_no_slices_in_a_row_are_refused(
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: place)
     with pytest.raises(AttachError, match=r"slices.*jax\.distributed\.initialize"):
-        slices.replicas(SimpleNamespace(rank=rank, size=size))  # type: ignore[arg-type]
+        jax_session.replicas(SimpleNamespace(rank=rank, size=size))  # type: ignore[arg-type]
 
 
 def test_slices_of_several_processes_are_refused_in_an_elastic_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(slices, "is_elastic", lambda: True)
+    monkeypatch.setattr(jax_session, "is_elastic", lambda: True)
     with pytest.raises(AttachError, match=r"rank 0: .*2 processes.*one process with all of its devices"):
-        slices.replicas(SimpleNamespace(rank=0, size=4))  # type: ignore[arg-type]
+        jax_session.replicas(SimpleNamespace(rank=0, size=4))  # type: ignore[arg-type]
 
 
 class Held:
@@ -136,7 +136,7 @@ def test_parts_that_processes_of_a_slice_share_become_those_of_the_first() -> No
     def settle(worker: Worker) -> Any:
         leaves = Leaves({name: jnp.zeros(4) for name in tree}, worker.rank)
         leaves.trained = [replace(leaf, sharding=tree[leaf.name]) for leaf in leaves.trained]
-        shared = slices.SharedParts(leaves, SimpleNamespace(training=worker.transport))  # type: ignore[arg-type]
+        shared = jax_session.SharedParts(leaves, SimpleNamespace(training=worker.transport))  # type: ignore[arg-type]
         part = "own[2:4]" if worker.rank == 2 else "own[0:2]"
         tensors = {name: torch.full((size,), float(worker.rank)) for name, size in (("bias", 4), (part, 2))}
         shared.settle(tensors)

@@ -9,17 +9,16 @@ import torch
 from support.deferred_device import DeferredDevice
 from torch import Tensor
 
-from gossamer.comm.staging import staged_op
+from gossamer.comm.staging import staging_area
 from gossamer.comm.staging.device_copies import Way
-from gossamer.comm.staging.staged_op import Chunk, StagedOp
-from gossamer.comm.staging.staging_area import StagingArea
+from gossamer.comm.staging.staging_area import Chunk, StagedOp, StagingArea
 
 SIZE, COUNT = 64, 6
 
 
 @pytest.fixture(autouse=True)
 def two_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_op, "TRAVELING", 2)
+    monkeypatch.setattr(staging_area, "TRAVELING", 2)
 
 
 class Noting(DeferredDevice):
