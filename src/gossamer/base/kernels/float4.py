@@ -17,12 +17,11 @@ from gossamer.base.kernels.blocks import (
     by_halves,
     columns,
     decodable,
-    octets,
+    message,
     tiled,
     tiling,
     written,
 )
-from gossamer.base.kernels.buffer_pool import empty
 from gossamer.base.kernels.dispatch import kernel
 from gossamer.base.kernels.library import Count, Function, Pointer, address
 from gossamer.base.kernels.reference import float4, sign_magnitude
@@ -42,7 +41,7 @@ def float4_encode(
 ) -> tuple[Tensor, Tensor]:
     if not (block % 2 == 0 and tiled(sizes, x, *both(residual))):
         return float4.float4_encode(x, sizes, block, residual)
-    scales, codes = empty(blocks_of(sizes, block), torch.float32), octets(blocks_of(sizes, 2))
+    scales, codes = message(blocks_of(sizes, block), blocks_of(sizes, 2))
     _FLOAT4_ENCODE(*buffers(x, residual), *tiling(sizes), block, address(scales), address(codes))
     return scales, codes
 
@@ -63,7 +62,7 @@ def sign_magnitude_encode(
 ) -> tuple[Tensor, Tensor]:
     if not (by_halves(block) and tiled(sizes, x, *both(residual))):
         return sign_magnitude.sign_magnitude_encode(x, sizes, block, residual)
-    means, codes = empty(2 * blocks_of(sizes, block), torch.float32), octets(blocks_of(sizes, 4))
+    means, codes = message(2 * blocks_of(sizes, block), blocks_of(sizes, 4))
     _SIGN_MAGNITUDE_ENCODE(*buffers(x, residual), *tiling(sizes), block, address(means), address(codes))
     return means, codes
 
