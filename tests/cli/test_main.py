@@ -93,6 +93,21 @@ def test_help_and_version_do_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", HELP_WITHOUT_TORCH], check=True)
 
 
+PLAIN_RUN = """
+import sys
+import gossamer.cli.run_training
+wanted = ("algorithms.compressors", "algorithms.strategies", "base.kernels", "comm.elastic", "comm.mesh", "comm.rpc")
+wanted += ("observe.watch", "train")
+found = [name for name in sys.modules if name.removeprefix("gossamer.").startswith(wanted)]
+assert not found, found
+"""
+
+
+def test_the_launcher_of_a_plain_run_imports_no_module_for_other_runs() -> None:
+    """All workers wait for its imports."""
+    subprocess.run([sys.executable, "-c", PLAIN_RUN], check=True)
+
+
 @pytest.mark.parametrize("name", main.COMMANDS)
 def test_the_line_of_a_command_is_the_first_sentence_of_its_help(name: str) -> None:
     """Update COMMANDS in gossamer/cli/main.py."""

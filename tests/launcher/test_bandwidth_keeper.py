@@ -184,10 +184,3 @@ def test_a_launcher_and_its_workers_find_the_limits_by_the_environment(tmp_path,
     assert BANDWIDTH not in os.environ
     with pytest.raises(GossamerError, match="--upload-limit none"):
         read_limits(tmp_path)
-
-
-def test_without_limits_nothing_is_made(tmp_path):
-    with keep_limits(None, tmp_path, tmp_path, print, print) as keeper:
-        assert keeper is None
-        assert current() is None
-    assert not list(tmp_path.iterdir())

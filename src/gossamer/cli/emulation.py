@@ -12,13 +12,12 @@ from pathlib import Path
 
 from gossamer.base import system
 from gossamer.base.run_files import RunFiles
-from gossamer.cli.worker import HEADER_BYTES
 from gossamer.comm.network import Network
 from gossamer.launcher.job import Job
 from gossamer.observe.record import NO_NETWORK, Record
 from gossamer.plan.emulation import EmulatedNetwork, EmulationPlan, Fault, Schedule, plan
 from gossamer.plan.emulation.capabilities import reentering
-from gossamer.plan.emulation.namespaces import EmulationError
+from gossamer.plan.emulation.namespaces import HEADER_BYTES, EmulationError
 
 PACED = "GOSSAMER_PACED"
 REENTERED = "GOSSAMER_LAB_REENTERED"

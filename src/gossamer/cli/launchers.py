@@ -12,7 +12,6 @@ import click
 from gossamer.cli.emulation import PORT, Emulation
 from gossamer.cli.options import ENCRYPTED, Encryption, Machines
 from gossamer.comm.environment import interfaces
-from gossamer.launcher.elastic_run import coordinate_run, launch_members
 from gossamer.launcher.failure import Outcome
 from gossamer.launcher.fixed_run import launch
 from gossamer.launcher.job import (
@@ -198,6 +197,8 @@ def elastic_starter(
         show_secret: shows the link of the run, which must not be recorded.
         serving: the run's parameter servers.
     """
+    from gossamer.launcher.elastic_run import coordinate_run, launch_members  # imported late: most runs are not elastic
+
     if emulation.testbed is not None:
         first = emulation.testbed.hosts[0]
         elasticity = replace(elasticity, listen=(first.address, PORT), network=DIRECTORY / first.namespace)

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +58,24 @@ def prepare_imports(context: click.Context, option: click.Parameter, workers: in
 
 @contextmanager
 def worker_starter(context: click.Context, *, fork: bool) -> Iterator[Spawn]:
-    """Context manager: a function that starts workers, by forks of this process if `fork`."""
-    threads = os.environ.get(THREADS)
-    if THREADS in context.meta:
-        del os.environ[THREADS]  # of the workers only
-    gc.enable()
+    """Context manager: a function that starts workers, by forks of this process if `fork`.
+
+    The server of these forks begins as soon as torch is imported. It imports what workers need while this process
+    imports what a launcher needs.
+    """
     if fork and context.find_root().obj is MAY_FORK:
-        with fork_server("gossamer.cli.worker", threads) as begin:
+        import_module("torch")
+        with fork_server("gossamer.cli.worker", os.environ.get(THREADS)) as begin:
             yield begin
     else:
         yield spawn
+
+
+def end_imports(context: click.Context) -> None:
+    """Undo `prepare_imports`."""
+    if THREADS in context.meta:
+        del os.environ[THREADS]  # of the workers only
+    gc.enable()
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -172,8 +181,10 @@ def run(**options: Any) -> None:
     `gossamer resize` changes MAX. With fewer than MIN workers, training waits for GOSSAMER_TIMEOUT; then the run ends
     with exit code 75, and can be resumed.
     """
-    from gossamer.cli.run_training import run_training
-
+    context = click.get_current_context()
     fork = not options["dry_run"] and options["network_text"] is None  # workers of emulated hosts enter these first
-    with worker_starter(click.get_current_context(), fork=fork) as begin:
+    with worker_starter(context, fork=fork) as begin:
+        from gossamer.cli.run_training import run_training
+
+        end_imports(context)
         sys.exit(run_training(**options, begin=begin))

@@ -1,4 +1,7 @@
-"""Training by `gossamer run`: checks of the options together, the launch, the record, and how to resume."""
+"""Training by `gossamer run`: checks of the options together, the launch, the record, and how to resume.
+
+Modules for options that few runs have are imported when they are needed: all workers wait for this module's imports.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,7 +25,6 @@ from gossamer.base.figures import check_matplotlib
 from gossamer.base.run_files import RunFiles, Stage
 from gossamer.base.spans.step_range import StepRange
 from gossamer.cli.console import print_text
-from gossamer.cli.dry_run import show_plan
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
 from gossamer.cli.forecast_file import Forecast, read_forecast, verdict
 from gossamer.cli.launchers import Start, check_emulation, elastic_starter, read_elasticity, read_serving, starter
@@ -36,18 +39,13 @@ from gossamer.cli.options import (
     trace_settings,
 )
 from gossamer.cli.program import TrainingProgram, with_misplaced_options
-from gossamer.cli.script_terms import refuse_unknown_terms
-from gossamer.cli.watch import served_page
 from gossamer.comm.bandwidth.limits import MachineLimits
-from gossamer.comm.bandwidth.shared_buckets import available
 from gossamer.comm.environment.run_token import read_token
-from gossamer.comm.mesh.collective_selector import ENGINE
 from gossamer.comm.network import Network
 from gossamer.comm.runtime.signal_handlers import handling
 from gossamer.comm.tls_contexts import Tls, tls_contexts
 from gossamer.errors import PeerLost
 from gossamer.events import Ended
-from gossamer.launcher.bandwidth_keeper import BandwidthKeeper, check_cap, keep_limits
 from gossamer.launcher.failure import Failure, Origin, Outcome
 from gossamer.launcher.job import NO_SERVERS, Elasticity, InvitationOptions, Job, Serving, Spawn, WorkerRange, spawn
 from gossamer.launcher.preemption_notice import PreemptionWatch, notices_of
@@ -60,19 +58,14 @@ from gossamer.launcher.supervisor import handled_stop_signal
 from gossamer.observe import record as records
 from gossamer.observe.control_sequences import SafeConsole, without_controls
 from gossamer.observe.live import LiveView
-from gossamer.observe.plot import plot
-from gossamer.observe.telemetry import (
-    Collector,
-    FirstMachine,
-    GlobalRanks,
-    MachineDesk,
-    OtherMachine,
-    Uplink,
-    to_coordinator,
-)
+from gossamer.observe.telemetry import Collector, GlobalRanks, MachineDesk
 from gossamer.observe.terminal import Terminal
 from gossamer.plan.emulation import EmulationPlan, Fault, Schedule, read_fault
 from gossamer.version import __version__
+
+if TYPE_CHECKING:
+    from gossamer.launcher.bandwidth_keeper import BandwidthKeeper
+    from gossamer.observe.telemetry.uplink import Uplink
 
 WORKERS_NEED = ("msgspec", "safetensors")  # this process does not need them
 
@@ -130,7 +123,10 @@ def run_training(
         servers=servers,
         network_text=network_text,
     )
-    refuse_unknown_terms(recipe, program.script, program.as_module, servers=servers)
+    if recipe is not None:
+        from gossamer.cli.script_terms import refuse_unknown_terms
+
+        refuse_unknown_terms(recipe, program.script, program.as_module, servers=servers)
     fixed = isinstance(workers, int) and elasticity is None
     check_profiled(trace, torch_profiler, first_workers(workers) * machines.nodes if fixed else None)
     forecast, serving = read_forecast(forecast_file), read_serving(servers, machines)
@@ -166,15 +162,27 @@ def run_training(
         | trace_settings(trace, torch_profiler, logs),
     )
     if dry_run:
+        from gossamer.cli.dry_run import show_plan
+
         show_plan(job, serving, elasticity, network, fault_texts, [file for file in (json_file, plot_file) if file])
         return 0
-    with served_page(job.logs, watch):
+    with _page(job.logs) if watch else nullcontext():
         around = Surroundings(network, planned, faults, serving, elasticity, forecast, preemption_notice, limits)
         return run_job(job, around, json_file, plot_file)
 
 
+def _page(logs: Path) -> AbstractContextManager[None]:
+    from gossamer.cli.watch import served_page
+
+    return served_page(logs)
+
+
 def check_limits(limits: MachineLimits, network: Network | None, collective: str | None) -> None:
     """Refuse limits that could not be kept. Raises click.ClickException, and GossamerError if the cap is used up."""
+    from gossamer.comm.bandwidth.shared_buckets import available
+    from gossamer.comm.mesh.collective_selector import ENGINE
+    from gossamer.launcher.bandwidth_keeper import check_cap
+
     if network is not None:
         raise click.UsageError(
             "--network emulates all machines on this one, and limits are of this one: write the limits as the rate of "
@@ -240,7 +248,7 @@ def run_job(
         with handling(forwarder, *FORWARDED):
             try:
                 with (
-                    keep_limits(around.limits, directory, job.logs, terminal.note, _stop) as keeper,
+                    _limited(around.limits, directory, job.logs, terminal.note) as keeper,
                     machine_links(job, around.elasticity, terminal.note) as links,
                     Collector(job.logs, directory, facts, terminal.note, links.others, links.uplink) as collector,
                     emulate(around.network, around.planned, terminal.note) as emulation,
@@ -322,6 +330,17 @@ def _launch(
     return outcome
 
 
+def _limited(
+    limits: MachineLimits | None, directory: Path, logs: Path, note: Callable[[str], None]
+) -> AbstractContextManager[BandwidthKeeper | None]:
+    """Limits for this process and the workers that it starts; None without limits."""
+    if limits is None:
+        return nullcontext()
+    from gossamer.launcher.bandwidth_keeper import keep_limits
+
+    return keep_limits(limits, directory, logs, note, _stop)
+
+
 def preemption_watch(source: str | None, note: Callable[[str], None]) -> AbstractContextManager[PreemptionWatch | None]:
     """A watch that stops this launcher as Ctrl-C does; None without a source."""
     return nullcontext() if source is None else PreemptionWatch(notices_of(source), _stop, note)
@@ -370,9 +389,14 @@ def machine_links(job: Job, elasticity: Elasticity | None, note: Callable[[str],
     """Context manager: the links of this launcher to others."""
     if elasticity is not None:
         yield MachineLinks(others=MachineDesk(), uplink=_to_elastic_run(job, elasticity))
-    elif job.nodes == 1:
+        return
+    if job.nodes == 1:
         yield MachineLinks()
-    elif job.node_rank:
+        return
+    from gossamer.observe.telemetry.meeting import FirstMachine, OtherMachine
+    from gossamer.observe.telemetry.uplink import Uplink
+
+    if job.node_rank:
         way = OtherMachine(_token(job), _tls(job), note)
         yield MachineLinks(uplink=Uplink(way.line), met=way.met)
     else:
@@ -386,6 +410,8 @@ def _to_elastic_run(job: Job, elasticity: Elasticity) -> Uplink | None:
     token = _token(job)
     if elasticity.coordinator is None or token is None:
         return None
+    from gossamer.observe.telemetry.uplink import Uplink, to_coordinator
+
     return Uplink(partial(to_coordinator, elasticity.coordinator, token, _tls(job)))
 
 
@@ -450,6 +476,8 @@ def report(
     except OSError as error:
         terminal.note(NOT_WRITTEN.format(file=files.pop("record"), reason=error.strerror, logs=job.logs))
     if plot_file is not None:
+        from gossamer.observe.plot import plot
+
         plot([record], plot_file)
         files["picture"] = str(plot_file)
     terminal.table(record, files)

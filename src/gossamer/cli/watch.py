@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -61,11 +61,9 @@ def _serve(server: PageServer, runs: Sequence[WatchedRun], opened: bool) -> None
 
 
 @contextmanager
-def served_page(logs: Path, wanted: bool) -> Iterator[None]:
+def served_page(logs: Path) -> Iterator[None]:
     """Serve the page of a run while the block runs, and print its link. logs: folder of the run."""
-    with PageServer([WatchedRun("0", logs)]).in_thread() if wanted else nullcontext() as link:
-        if wanted:
-            print_text(OPENED.format(link=link))
+    with PageServer([WatchedRun("0", logs)]).in_thread() as link:
+        print_text(OPENED.format(link=link))
         yield
-    if wanted:
-        print_text(f"The page has ended with the run. To show it again: gossamer watch {logs}")
+    print_text(f"The page has ended with the run. To show it again: gossamer watch {logs}")

@@ -17,9 +17,8 @@ from gossamer.launcher.startup import StageMarks
 from gossamer.observe.aside_log import Aside
 from gossamer.observe.recorder import Recorder
 from gossamer.observe.target import TargetWatch, read_target
-from gossamer.plan.emulation.namespaces import sent_bytes
+from gossamer.plan.emulation.namespaces import HEADER_BYTES, sent_bytes
 
-HEADER_BYTES = "GOSSAMER_LAB_HEADER_BYTES"
 UNTIL, SECONDS = "GOSSAMER_UNTIL", "GOSSAMER_SECONDS"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -28,9 +30,20 @@ def _order(payload: Payload) -> list[int]:
 
 
 def join(payload: Payload) -> Tensor:
-    """Concatenate the whole payload as bytes."""
+    """Concatenate the whole payload as bytes. Tensors that are adjacent in this order in one memory are not copied."""
     parts = [payload[place].reshape(-1).view(torch.uint8) for place in _order(payload)]
-    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+    if _adjacent(parts):
+        return parts[0].as_strided((sum(part.nbytes for part in parts),), (1,))
+    return torch.cat(parts)
+
+
+def _adjacent(parts: Sequence[Tensor]) -> bool:
+    memory, place = parts[0].untyped_storage().data_ptr(), parts[0].storage_offset()
+    for part in parts:
+        if part.untyped_storage().data_ptr() != memory or part.storage_offset() != place:
+            return False
+        place += part.nbytes
+    return bool(memory)
 
 
 def split(joint: Tensor, like: Payload) -> Payload:

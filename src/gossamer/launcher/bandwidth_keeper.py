@@ -167,19 +167,16 @@ class BandwidthKeeper:
 
 @contextmanager
 def keep_limits(
-    limits: MachineLimits | None,
+    limits: MachineLimits,
     directory: Path,
     logs: Path,
     note: Callable[[str], None],
     stop: Callable[[], None],
-) -> Iterator[BandwidthKeeper | None]:
-    """Context manager: limits for this process and the workers that it starts; None without limits.
+) -> Iterator[BandwidthKeeper]:
+    """Context manager: limits for this process and the workers that it starts.
 
     directory: private directory of the run.
     """
-    if limits is None:
-        yield None
-        return
     path = directory / "bandwidth"
     keeper = BandwidthKeeper(limits, Bandwidth.create(path), logs, note, stop)
     before = os.environ.get(BANDWIDTH)

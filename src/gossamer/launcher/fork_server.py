@@ -1,7 +1,8 @@
 """Fork server: one process that has imported torch, and that forks the workers of `gossamer run`.
 
 N workers that start as new programs import torch N times, on the cores of one machine. Forks share one import and its
-memory. The server is a fork of the launcher itself, from the moment after the launcher's imports, and has one thread.
+memory. The server is a fork of the launcher itself, from the moment after it imported torch, and has one thread. It
+imports the workers' program and what most scripts need next, while the launcher continues with its own imports.
 A worker is forked twice, so that it becomes a child of the launcher, which waits for it as for a new program. Where
 that is impossible, each worker is a new program.
 """
@@ -135,12 +136,15 @@ class ServesForks(BaseException):
         """
         system.begin_session()  # signals of the terminal are for the launcher
         on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        gc.disable()
+        for module in (self._module, "gossamer.train.session.attach"):
+            import_module(module)
         gc.freeze()  # collections in workers neither read nor copy the memory that they share
-        import_module("gossamer.train.session.attach")  # which most scripts need next
         with self._connection, self._connection.makefile("rb") as orders:
             order = next((line for line in orders if self._fork()), None)
         if order is None:
             os._exit(0)
+        gc.enable()
         signal.signal(signal.SIGINT, on_interrupt)
         for stream, handling in zip((sys.stdout, sys.stderr), errors, strict=True):
             stream.reconfigure(errors=handling, write_through=True)  # type: ignore[union-attr]

@@ -26,7 +26,17 @@ from support.virtual_workers import Worker, batch, cluster, parameters, seeded
 from torch import Tensor, nn
 from torch.distributed.algorithms.model_averaging import averagers
 
-from gossamer.algorithms.strategies import AVERAGE, KEEP, RESET, LocalSGD, Memory, PostLocalSGD, Strategy
+from gossamer.algorithms.strategies import (
+    AVERAGE,
+    KEEP,
+    RESET,
+    AveragingStrategy,
+    DiLoCo,
+    LocalSGD,
+    Memory,
+    PostLocalSGD,
+    Strategy,
+)
 from gossamer.errors import AttachError
 from gossamer.train.engine.bucket import assign_buckets
 
@@ -330,3 +340,16 @@ def test_the_first_merge_is_a_period_after_start_and_torchs_averager_merges_one_
         theirs += [step] * (len(merges) - before)
     assert ours == [14, 18, 22, 26, 30]
     assert theirs == [11, 15, 19, 23]
+
+
+@pytest.mark.parametrize(
+    "strategy", [LocalSGD(4), DiLoCo(4), DiLoCo(4, outer_momentum=0.0), DiLoCo(4, mix=0.5)], ids=repr
+)
+def test_an_update_that_reads_no_parameters_may_be_written_over_the_mean(strategy: AveragingStrategy) -> None:
+    begun, own, mean = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    apart, together = strategy.begin(begun), strategy.begin(begun)
+    parameters, room = own.clone(), mean.clone()
+    strategy.land(parameters, apart, mean.clone(), None)
+    strategy.land(room, together, room, None)
+    assert torch.equal(room, parameters) is not strategy.reads_parameters
+    assert all(torch.equal(apart[key], together[key]) for key in apart)

@@ -353,3 +353,59 @@ def test_two_processes_join_and_leave_quietly(port, environ):
         said = [worker.communicate(timeout=200)[1] for worker in workers]
     assert said == [f"{rank}/2 cpu 3.0" for rank in (0, 1)]
     assert [worker.returncode for worker in workers] == [0, 0]
+
+
+class CountingStore(dist.Store):
+    """Passes requests on, and counts those that wait for other ranks."""
+
+    def __init__(self, inner: dist.Store) -> None:
+        super().__init__()
+        self.inner, self.requests = inner, 0
+
+    def set(self, key, value):
+        self.inner.set(key, value)
+
+    def get(self, key):
+        self.requests += 1
+        return self.inner.get(key)
+
+    def wait(self, keys, timeout):
+        self.requests += 1
+        self.inner.wait(keys, timeout)
+
+    def has_extended_api(self):
+        return True
+
+    def multi_get(self, keys):
+        self.requests += 1
+        return self.inner.multi_get(keys)
+
+
+FORMED = []  # torch ends the process if a group is freed while another thread forms one
+
+
+def requests_of_forming(size):
+    shared = dist.HashStore()
+    stores = [CountingStore(shared) for _ in range(size)]
+
+    def form(rank):
+        return dist.ProcessGroupGloo(stores[rank], rank, size, timedelta(seconds=30))
+
+    FORMED.extend(in_threads(*(lambda rank=rank: form(rank) for rank in range(size))))
+    return [store.requests for store in stores]
+
+
+def test_a_rank_reads_the_addresses_of_all_others_in_one_request(port, environ, monkeypatch):
+    failure(1, port)
+    assert environ[rendezvous.BATCHED_STORE] == "1"
+    monkeypatch.undo()  # torch reads the process's own environment
+    monkeypatch.setenv(rendezvous.BATCHED_STORE, "1")
+    assert requests_of_forming(4) == [1] * 4
+    monkeypatch.setenv(rendezvous.BATCHED_STORE, "0")
+    assert requests_of_forming(4) == [8] * 4
+
+
+def test_the_users_value_for_the_store_wins(port, environ):
+    environ[rendezvous.BATCHED_STORE] = "0"
+    failure(1, port)
+    assert environ[rendezvous.BATCHED_STORE] == "0"

@@ -127,6 +127,11 @@ class AveragingStrategy(Strategy):
         """Whether `land` needs this worker's own contribution."""
         return False
 
+    @property
+    def reads_parameters(self) -> bool:
+        """Whether `land` reads this worker's parameters. If not, the caller may pass the mean's memory for them."""
+        return True
+
     def merges_own(self, compressor: Compressor) -> bool:
         """Whether entries that this compressor omits stay in the parameters of their worker.
 

@@ -169,6 +169,10 @@ class DiLoCo(AveragingStrategy):
     def kept_share(self) -> float:
         return self.mix
 
+    @property
+    def reads_parameters(self) -> bool:
+        return self.mix > 0
+
     def begin(self, parameters: Tensor) -> Memory:
         momentum = {MOMENTUM: torch.zeros_like(parameters)} if self.outer_momentum else {}
         return {AGREED: parameters.clone(), **momentum}

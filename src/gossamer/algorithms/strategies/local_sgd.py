@@ -118,6 +118,10 @@ class LocalSGD(AveragingStrategy):
     def schedule(self) -> PeriodicSchedule:
         return PeriodicSchedule(self.period, self.fragments)
 
+    @property
+    def reads_parameters(self) -> bool:
+        return False
+
     def begin(self, parameters: Tensor) -> Memory:
         return {AGREED: parameters.clone()}
 

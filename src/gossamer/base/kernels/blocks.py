@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gossamer.base.kernels.buffer_pool import empty
+from gossamer.base.kernels.buffer_pool import ALIGNMENT, empty
 from gossamer.base.kernels.finite import summable
 from gossamer.base.kernels.library import MALFORMED, address, addresses, counts_array, serves
 from gossamer.base.kernels.reference.bits import refused
@@ -104,6 +104,14 @@ def columns(payloads: Sequence[tuple[Tensor, Tensor]]) -> tuple[object, object, 
 
 def octets(count: int) -> Tensor:
     return empty(count, torch.uint8)
+
+
+def message(scales: int, codes: int, dtype: torch.dtype = torch.uint8) -> tuple[Tensor, Tensor]:
+    """Buffers of a message, (scales,) float32 and (codes,) of a type of one byte: adjacent, so that a transport sends
+    them without a copy."""
+    before = -4 * scales % ALIGNMENT  # codes are aligned
+    room = empty(before + 4 * scales + codes, torch.uint8)[before:]
+    return room[: 4 * scales].view(torch.float32), room[4 * scales :].view(dtype)
 
 
 def written(answer: int) -> None:

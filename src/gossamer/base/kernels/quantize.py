@@ -19,6 +19,7 @@ from gossamer.base.kernels.blocks import (
     by_halves,
     columns,
     decodable,
+    message,
     octets,
     tiled,
     tiling,
@@ -58,7 +59,7 @@ def int8_encode(
 ) -> tuple[Tensor, Tensor]:
     if not tiled(sizes, x, *both(residual)):
         return quantize.int8_encode(x, sizes, block, key, residual)
-    scales, codes = empty(blocks_of(sizes, block), torch.float32), empty(len(x), torch.int8)
+    scales, codes = message(blocks_of(sizes, block), len(x), torch.int8)
     drawn = None if key is None else ctypes.byref(Key(key))
     _INT8_ENCODE(*buffers(x, residual), *tiling(sizes), block, drawn, address(scales), address(codes))
     return scales, codes
@@ -70,7 +71,7 @@ def onebit_encode(
 ) -> tuple[Tensor, Tensor]:
     if not (by_halves(block) and tiled(sizes, x, *both(residual))):
         return onebit.onebit_encode(x, sizes, block, residual)
-    scales, bits = empty(blocks_of(sizes, block), torch.float32), octets(blocks_of(sizes, 8))
+    scales, bits = message(blocks_of(sizes, block), blocks_of(sizes, 8))
     _ONEBIT_ENCODE(*buffers(x, residual), *tiling(sizes), block, address(scales), address(bits))
     return scales, bits
 
@@ -93,7 +94,7 @@ def twobit_measured_encode(
 ) -> tuple[Tensor, Tensor]:
     if not (part > 0 and by_halves(block) and tiled(sizes, x, *both(residual))):
         return twobit.twobit_measured_encode(x, sizes, block, part, residual)
-    thresholds, codes = empty(blocks_of(sizes, block), torch.float32), octets(blocks_of(sizes, 4))
+    thresholds, codes = message(blocks_of(sizes, block), blocks_of(sizes, 4))
     _TWOBIT_ENCODE(*buffers(x, residual), *tiling(sizes), block, part, address(thresholds), address(codes))
     return thresholds, codes
 
@@ -133,10 +134,7 @@ def levels_encode(
 ) -> tuple[Tensor, Tensor]:
     if not (by_halves(block) and levels <= MOST_LEVELS and tiled(sizes, x, *both(residual))):
         return levelled.levels_encode(x, sizes, block, levels, key, residual)
-    norms, codes = (
-        empty(blocks_of(sizes, block), torch.float32),
-        octets(blocks_of(sizes, 8, levelled.level_bits(levels))),
-    )
+    norms, codes = message(blocks_of(sizes, block), blocks_of(sizes, 8, levelled.level_bits(levels)))
     counts = (*tiling(sizes), block, levels, levelled.level_bits(levels))
     _LEVELS_ENCODE(*buffers(x, residual), *counts, key, address(norms), address(codes))
     return norms, codes
@@ -222,7 +220,7 @@ def float4_encode(
 ) -> tuple[Tensor, Tensor]:
     if not (block % 2 == 0 and tiled(sizes, x, *both(residual))):
         return float4.float4_encode(x, sizes, block, residual)
-    scales, codes = empty(blocks_of(sizes, block), torch.float32), octets(blocks_of(sizes, 2))
+    scales, codes = message(blocks_of(sizes, block), blocks_of(sizes, 2))
     _FLOAT4_ENCODE(*buffers(x, residual), *tiling(sizes), block, address(scales), address(codes))
     return scales, codes
 
@@ -243,7 +241,7 @@ def sign_magnitude_encode(
 ) -> tuple[Tensor, Tensor]:
     if not (by_halves(block) and tiled(sizes, x, *both(residual))):
         return sign_magnitude.sign_magnitude_encode(x, sizes, block, residual)
-    means, codes = empty(2 * blocks_of(sizes, block), torch.float32), octets(blocks_of(sizes, 4))
+    means, codes = message(2 * blocks_of(sizes, block), blocks_of(sizes, 4))
     _SIGN_MAGNITUDE_ENCODE(*buffers(x, residual), *tiling(sizes), block, address(means), address(codes))
     return means, codes
 

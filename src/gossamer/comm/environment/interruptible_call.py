@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
-POLL_SECONDS = 0.02
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.02, 0.2  # the first and the longest pause: many workers share few cores
 
 
 def interruptible(call: Callable[[], T], look: Callable[[], None], settling_seconds: float = 0.0) -> T:
@@ -18,7 +18,8 @@ def interruptible(call: Callable[[], T], look: Callable[[], None], settling_seco
 
     Args:
         call: The blocking call.
-        look: Called every 20 ms. An exception that it raises ends the wait, like Ctrl-C.
+        look: Called after 20 ms, and then at intervals that double until 0.2 s. An exception that it raises ends the
+            wait, like Ctrl-C.
         settling_seconds: How long the interpreter waits at exit for an abandoned call. If such a call returns from
             torch after the interpreter has shut down, the process aborts.
     """
@@ -39,8 +40,10 @@ def interruptible(call: Callable[[], T], look: Callable[[], None], settling_seco
     thread = threading.Thread(target=run, name="gossamer-join", daemon=True)
     thread.start()
     try:
-        while not done.wait(POLL_SECONDS):
+        pause = POLL_SECONDS
+        while not done.wait(pause):
             look()
+            pause = min(2 * pause, LONGEST_POLL_SECONDS)
     except BaseException:
         atexit.register(thread.join, settling_seconds)
         raise

@@ -177,6 +177,10 @@ SETTLING_SECONDS = 1.5  # at exit, for a thread that is forming a group of which
 STORE_TIMEOUT = timedelta(minutes=30)
 MOST_NAMED = 8  # unreachable ranks that one rank lists
 NO_GROUP = "none"
+# Gloo reads the addresses of all ranks in one request to the store, instead of two for each rank. Its connections of
+# all pairs take longer, but TORCH_GLOO_LAZY_INIT=1, which leaves them out, is the user's choice: in torch 2.13, an
+# operation waits without a limit for a rank that ended before their first connection, if that rank should have dialed.
+BATCHED_STORE = "GLOO_ENABLE_STORE_V2_API"
 _server: MeetingServer | None = None  # in rank 0; refuses late workers while the group exists
 _member: MeetingMember | None = None  # reports ranks that leave while the group exists
 _store: Store | None = None  # of the process group
@@ -323,6 +327,7 @@ def join(job: JobEnvironment, seconds: float | None = None) -> str:
     if interface:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    os.environ.setdefault(BATCHED_STORE, "1")
     if returns():
         return NO_GROUP
     address = interfaces().get(interface.split(",")[0]) if interface else None

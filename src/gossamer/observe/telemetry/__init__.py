@@ -9,25 +9,21 @@ hangs       names the rank that others have waited for too long, and requests al
 uplink      sends the rows of a launcher on another machine to the first one
 batches     rows as bytes for this transfer; machines: their receiver
 meeting     address exchange of a fixed number of machines
+
+`uplink` and `meeting` are imported by launchers of runs on several machines only.
 """
 
 from gossamer.observe.telemetry.collector import Collector
 from gossamer.observe.telemetry.ingest import Ingest
 from gossamer.observe.telemetry.machines import GlobalRanks, MachineDesk
-from gossamer.observe.telemetry.meeting import FirstMachine, OtherMachine
 from gossamer.observe.telemetry.store import STORE_FILE, insert, open_store
-from gossamer.observe.telemetry.uplink import Uplink, to_coordinator
 
 __all__ = [
     "STORE_FILE",
     "Collector",
-    "FirstMachine",
     "GlobalRanks",
     "Ingest",
     "MachineDesk",
-    "OtherMachine",
-    "Uplink",
     "insert",
     "open_store",
-    "to_coordinator",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gossamer.base.run_files import RunFiles
 from gossamer.observe.event_log import LineFile
@@ -18,8 +18,10 @@ from gossamer.observe.telemetry.hangs import HangWatch
 from gossamer.observe.telemetry.ingest import Ingest
 from gossamer.observe.telemetry.machines import MachineDesk, Ranks
 from gossamer.observe.telemetry.store import STORE_FILE
-from gossamer.observe.telemetry.uplink import Uplink
 from gossamer.observe.vitals import machine_vitals
+
+if TYPE_CHECKING:
+    from gossamer.observe.telemetry.uplink import Uplink
 
 LOOK_SECONDS = 0.5
 VITALS_LOOKS = 4  # number of looks between samples of the machine

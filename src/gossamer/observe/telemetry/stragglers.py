@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from gossamer.algorithms.strategies.forms_by_speed import proposal
-
 Cause = Literal["computing", "data loading", "garbage collection", "loaded machine", "link", "stopped"]
 
 NOTEWORTHY = 0.2  # of a step; less is noise between equal machines
@@ -121,6 +119,8 @@ def _remedy(slowest: RankPace, others: Sequence[RankPace]) -> str:
     times = slowest.work / max(median(pace.work for pace in others), 1e-9)
     if times < MUCH_LONGER:
         return ""
+    from gossamer.algorithms.strategies.forms_by_speed import proposal  # imported late: it imports all strategies
+
     works = [max(pace.work, 1e-9) for pace in (slowest, *others)]
     return f". It takes {times:.1f} times as long as the others, so {proposal(works)}"
 

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from gossamer import events
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.former_names import former_attribute
+from gossamer.base.kernels import buffer_pool
 from gossamer.base.transport import Transport
 from gossamer.comm.elastic.served_member import ServedMember
 from gossamer.comm.elastic.transport import elastic
@@ -332,6 +333,7 @@ class SessionBase(ABC):
         closed = lifecycle_events.ended(self._held(), self.steps, self._synchronizer, how)
         events.emit(self._compared(closed))
         self._leave()
+        buffer_pool.blocks.release()
 
     def _end_run(self) -> None:
         """Called on all remaining ranks after the last step."""

@@ -51,9 +51,10 @@ class ParameterAveraging(RoundTask):
         if optimizer is not None and strategy.on_merge == ALIGN:
             check_alignable(optimizer)
         self._shares_second_moment = strategy.moments.shared_divisor
+        self._reads = strategy.reads_parameters or strategy.on_merge == ALIGN
         self._rounds = {} if optimizer is None else averaged_keys(optimizer, strategy.moments)
         self._memory: dict[Bucket, Memory] = {
-            bucket: strategy.begin(bucket.gather_parameters()) for buckets in fragments for bucket in buckets
+            bucket: strategy.begin(bucket.gather_parameters(bucket.flat)) for buckets in fragments for bucket in buckets
         }
         self._lengths = {bucket: _room_for_lengths(bucket) for bucket in self._memory} if strategy.radial else {}
         self.agreed_state = AveragedState.of(loop.averaged()).held()
@@ -89,7 +90,7 @@ class ParameterAveraging(RoundTask):
             self._restore_lengths(landed, result)
         for outgoing, mean, own in zip(landed.outgoing, result.means, result.owns, strict=True):
             bucket = outgoing.bucket
-            flat = bucket.gather_parameters()
+            flat = bucket.gather_parameters() if self._reads else mean
             if self._strategy.on_merge == ALIGN:
                 self._align(bucket, mean, self._memory[bucket][AGREED] - flat, landed, result.mean_steps)
             self._strategy.land(flat, self._memory[bucket], mean, own)
