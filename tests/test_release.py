@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tarfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,51 @@ def test_the_commit_of_a_row_is_dirty_where_sources_were_changed(tmp_path: Path)
     assert matrix.commit(tmp_path) == clean
     (tmp_path / "src").write_text("2")
     assert matrix.commit(tmp_path) == f"{clean}-dirty"
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """An sdist of the sources in tmp_path."""
+    for name in ("src/gossamer/a.py", "src/gossamer/page.js", "kernels-src/b.cpp", "README.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    sdist = tmp_path / "dist" / "gossamer-0.1.0.tar.gz"
+    sdist.parent.mkdir()
+    with tarfile.open(sdist, "w:gz") as archive:
+        for name in ("src", "kernels-src", "README.md"):
+            archive.add(tmp_path / name, f"gossamer-0.1.0/{name}")
+    return sdist
+
+
+def test_an_sdist_of_the_present_sources_may_be_tested(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("2")
+    (tmp_path / "src" / "gossamer" / "a.pyc").write_text("compiled")
+    assert matrix.differing(packed, tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["src/gossamer/a.py", "src/gossamer/page.js", "kernels-src/b.cpp"])
+def test_an_sdist_of_other_sources_is_refused(name: str, packed: Path, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("2")
+    assert matrix.differing(packed, tmp_path) == [name]
+    (tmp_path / name).unlink()
+    assert matrix.differing(packed, tmp_path) == [name]
+
+
+@pytest.mark.parametrize("name", ["src/gossamer/new.py", "kernels-src/new.hpp"])
+def test_an_sdist_without_a_new_source_is_refused(name: str, packed: Path, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("1")
+    assert matrix.differing(packed, tmp_path) == [name]
+
+
+def test_no_row_runs_with_a_wheel_of_other_sources(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (packed.parent / "gossamer-0.1.0-py3-none-manylinux_2_28_x86_64.whl").touch()
+    (tmp_path / "src" / "gossamer" / "a.py").write_text("2")
+    monkeypatch.setattr(matrix, "ROOT", tmp_path)
+    monkeypatch.setattr(matrix, "measure", lambda row, wheel: pytest.fail(f"{row} was tested"))
+    with pytest.raises(SystemExit, match=r"other sources: src/gossamer/a\.py differ\. Build again: make wheels"):
+        matrix.main([])
 
 
 # -- wheels --------------------------------------------------------------------------------------------------
