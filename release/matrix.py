@@ -254,7 +254,7 @@ def main(names: list[str]) -> None:
         sys.exit(
             f"matrix: dist/ was built from other sources: {', '.join(changed[:3])} differ. Build again: make wheels"
         )
-    results: dict[str, dict[str, str]] = {}
+    failed = []
     tested = commit()
     for row in ROWS:
         if not names or row.name in names:
@@ -262,8 +262,10 @@ def main(names: list[str]) -> None:
             results = stored_results() | {row.name: found}
             RESULTS.write_text(json.dumps(results, indent=2) + "\n")
             write_page(results)
-    if any(result["outcome"].startswith("FAILED") for result in results.values()):
-        sys.exit("matrix: a row failed")
+            if found["outcome"].startswith("FAILED"):
+                failed.append(row.name)
+    if failed:
+        sys.exit(f"matrix: failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
