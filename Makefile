@@ -138,6 +138,7 @@ lint-workflows: ## check the workflows of the public host with actionlint (needs
 # Downloads torch for each version of Python: gigabytes, unless PIP_EXTRA_INDEX_URL names torch's index of CPU builds.
 test-matrix: export PIP_CONSTRAINT :=
 test-matrix: export PIP_BUILD_CONSTRAINT :=
+test-matrix: export PYTHONDONTWRITEBYTECODE :=
 test-matrix: ## test versions of Python and of dependencies with the wheel in dist/: make test-matrix ROWS='"Python 3.12"'
 	$(PYTHON) release/matrix.py $(ROWS)
 

@@ -16,6 +16,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -200,6 +201,20 @@ def commit(root: Path = ROOT) -> str:
     return f"{found}-dirty" if changed else found
 
 
+def differing(sdist: Path, root: Path) -> list[str]:
+    """The sources of a checkout that differ from those of an sdist. `make wheels` builds the wheels from the sdist."""
+    with tarfile.open(sdist) as packed:
+        files = {each.name.partition("/")[2]: packed.extractfile(each) for each in packed if each.isfile()}
+        built = {
+            name: file.read() for name, file in files.items() if file and name.startswith(("src/", "kernels-src/"))
+        }
+    paths = [path for folder in ("src", "kernels-src") for path in (root / folder).rglob("*")]
+    here = {path.relative_to(root).as_posix() for path in paths if path.suffix in {".py", ".cpp", ".hpp"}}
+    missing = [name for name in here if name not in built]
+    changed = [name for name, text in built.items() if not (root / name).exists() or (root / name).read_bytes() != text]
+    return sorted(missing + changed)
+
+
 def satisfies(version: str, floor: str) -> bool:
     """Whether `version` is the release of `floor`: 2.10.0 of 2.10, but not 2.11."""
     return (version + ".").startswith(floor + ".")
@@ -232,10 +247,14 @@ def main(names: list[str]) -> None:
     unknown = set(names) - {row.name for row in ROWS}
     if unknown:
         sys.exit(f"matrix: no row is named {', '.join(sorted(unknown))}. Rows: {', '.join(row.name for row in ROWS)}")
-    wheels = sorted((ROOT / "dist").glob("*-manylinux*_x86_64.whl"))
-    if not wheels:
-        sys.exit("matrix: dist/ has no wheel. Build it: make wheels")
-    results: dict[str, dict[str, str]] = {}
+    wheels, sdists = (sorted((ROOT / "dist").glob(name)) for name in ("*-manylinux*_x86_64.whl", "*.tar.gz"))
+    if not wheels or not sdists:
+        sys.exit("matrix: dist/ has no wheel and sdist. Build them: make wheels")
+    if changed := differing(sdists[-1], ROOT):
+        sys.exit(
+            f"matrix: dist/ was built from other sources: {', '.join(changed[:3])} differ. Build again: make wheels"
+        )
+    failed = []
     tested = commit()
     for row in ROWS:
         if not names or row.name in names:
@@ -243,8 +262,10 @@ def main(names: list[str]) -> None:
             results = stored_results() | {row.name: found}
             RESULTS.write_text(json.dumps(results, indent=2) + "\n")
             write_page(results)
-    if any(result["outcome"].startswith("FAILED") for result in results.values()):
-        sys.exit("matrix: a row failed")
+            if found["outcome"].startswith("FAILED"):
+                failed.append(row.name)
+    if failed:
+        sys.exit(f"matrix: failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+import tarfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,72 @@ def test_the_commit_of_a_row_is_dirty_where_sources_were_changed(tmp_path: Path)
     assert matrix.commit(tmp_path) == f"{clean}-dirty"
 
 
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """An sdist of the sources in tmp_path."""
+    for name in ("src/gossamer/a.py", "src/gossamer/page.js", "kernels-src/b.cpp", "README.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    sdist = tmp_path / "dist" / "gossamer-0.1.0.tar.gz"
+    sdist.parent.mkdir()
+    with tarfile.open(sdist, "w:gz") as archive:
+        for name in ("src", "kernels-src", "README.md"):
+            archive.add(tmp_path / name, f"gossamer-0.1.0/{name}")
+    return sdist
+
+
+def test_an_sdist_of_the_present_sources_may_be_tested(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("2")
+    (tmp_path / "src" / "gossamer" / "a.pyc").write_text("compiled")
+    assert matrix.differing(packed, tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["src/gossamer/a.py", "src/gossamer/page.js", "kernels-src/b.cpp"])
+def test_an_sdist_of_other_sources_is_refused(name: str, packed: Path, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("2")
+    assert matrix.differing(packed, tmp_path) == [name]
+    (tmp_path / name).unlink()
+    assert matrix.differing(packed, tmp_path) == [name]
+
+
+@pytest.mark.parametrize("name", ["src/gossamer/new.py", "kernels-src/new.hpp"])
+def test_an_sdist_without_a_new_source_is_refused(name: str, packed: Path, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("1")
+    assert matrix.differing(packed, tmp_path) == [name]
+
+
+def test_no_row_runs_with_a_wheel_of_other_sources(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (packed.parent / "gossamer-0.1.0-py3-none-manylinux_2_28_x86_64.whl").touch()
+    (tmp_path / "src" / "gossamer" / "a.py").write_text("2")
+    monkeypatch.setattr(matrix, "ROOT", tmp_path)
+    monkeypatch.setattr(matrix, "measure", lambda row, wheel: pytest.fail(f"{row} was tested"))
+    with pytest.raises(SystemExit, match=r"other sources: src/gossamer/a\.py differ\. Build again: make wheels"):
+        matrix.main([])
+
+
+@pytest.mark.parametrize("outcome", ["passed", "FAILED"])
+def test_the_exit_code_is_that_of_the_rows_that_ran(
+    outcome: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that did not run keep their results, of which one failed."""
+    (packed.parent / "gossamer-0.1.0-py3-none-manylinux_2_28_x86_64.whl").touch()
+    results, page = tmp_path / "versions.json", tmp_path / "versions.md"
+    results.write_text(json.dumps({"Python 3.12": {"outcome": "FAILED"}}))
+    page.write_text(f"{matrix.BEGIN}{matrix.END}")
+    for name, value in (("ROOT", tmp_path), ("RESULTS", results), ("PAGE", page)):
+        monkeypatch.setattr(matrix, name, value)
+    monkeypatch.setattr(matrix, "measure", lambda row, wheel: {"outcome": outcome})
+    if outcome == "passed":
+        matrix.main(["Python 3.13"])
+    else:
+        with pytest.raises(SystemExit, match=r"failed: Python 3\.13$"):
+            matrix.main(["Python 3.13"])
+    stored = json.loads(results.read_text())
+    assert {name: row["outcome"] for name, row in stored.items()} == {"Python 3.12": "FAILED", "Python 3.13": outcome}
+
+
 # -- wheels --------------------------------------------------------------------------------------------------
 
 
@@ -142,10 +210,13 @@ def test_two_builds_with_different_bytes_are_refused(tmp_path: Path) -> None:
 # -- CI ------------------------------------------------------------------------------------------------------
 
 
+AS_ROOT = 'sudo --preserve-env env "PATH=$PATH" '
+
+
 def _commands(workflow: dict[str, Any]) -> list[str]:
-    """The lines that a workflow runs, without the installation of Debian's packages."""
+    """The lines that a workflow runs, as root or not, without the installation of Debian's packages."""
     runs = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
-    lines = [line.strip() for run in runs for line in run.splitlines()]
+    lines = [line.strip().removeprefix(AS_ROOT) for run in runs for line in run.splitlines()]
     return [line for line in lines if not re.match(r"sudo apt-get (update|install)\b", line)]
 
 
@@ -174,8 +245,17 @@ def test_a_command_that_is_no_target_is_refused(line: str) -> None:
 
 
 def test_a_workflow_that_runs_something_else_is_seen() -> None:
-    job = {"steps": [{"run": "sudo apt-get update\nmake check\npip install x"}, {"uses": "actions/checkout@v4"}]}
-    assert _commands({"jobs": {"a": job}}) == ["make check", "pip install x"]
+    run = f"sudo apt-get update\nmake check\npip install x\n{AS_ROOT}make test\nsudo make test"
+    job = {"steps": [{"run": run}, {"uses": "actions/checkout@v4"}]}
+    assert _commands({"jobs": {"a": job}}) == ["make check", "pip install x", "make test", "sudo make test"]
+
+
+def test_jobs_whose_tests_need_root_run_as_root() -> None:
+    """Tests of Slurm and of network namespaces are skipped elsewhere."""
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())["jobs"]
+    for name in ("nightly", "engines"):
+        (*_, line) = (step["run"] for step in jobs[name]["steps"] if "run" in step)
+        assert line.startswith(AS_ROOT), name
 
 
 def test_the_workflow_of_the_site_has_all_commits() -> None:
