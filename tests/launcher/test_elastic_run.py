@@ -18,10 +18,12 @@ import pytest
 from support.elastic_launches import WORKER, MemberRun
 from support.signals import check_ignored_hangup
 
+from gossamer.base.peer_ops import Peer
 from gossamer.base.run_files import RunFiles
 from gossamer.comm.environment.run_token import make_token
+from gossamer.comm.membership.messages import RELAY_SERVER
 from gossamer.launcher import process
-from gossamer.launcher.coordinator import RUN_CARD, read_run_card
+from gossamer.launcher.coordinator import RUN_CARD, RemoteCoordinator, read_run_card
 from gossamer.launcher.elastic_run import INVITED, NO_WAY_BACK, journal_path, server_endpoints
 from gossamer.launcher.failure import Outcome
 from gossamer.launcher.job import Elasticity, Job, WorkerRange
@@ -123,6 +125,28 @@ def test_workers_know_their_coordinator_and_no_fixed_world(run: MemberRun, monke
     assert outcome == Outcome()
     token_file = run.private / "token"
     assert sorted(run.lines) == [(k, f"127.0.0.1:1 {k} 2:5 {token_file} {k}") for k in range(2)]
+
+
+class LaunchedRelay:
+    """The relay of a launcher that has joined a run."""
+
+    me = Peer(RELAY_SERVER, 77)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("joins", "relays", "number"), [(False, True, "0"), (True, True, "77"), (False, False, "")])
+def test_workers_recognize_the_relay_on_their_machine(
+    run: MemberRun, monkeypatch: pytest.MonkeyPatch, joins: bool, relays: bool, number: str
+) -> None:
+    monkeypatch.setenv("GOSSAMER_RELAY", "5")  # of an outer run
+    if joins:
+        relay: Any = LaunchedRelay()
+        run.coordinate = lambda *given: RemoteCoordinator(("127.0.0.1", 9), relay)
+    script = 'print(repr(os.environ["GOSSAMER_RELAY"]))'
+    assert run(script, joins=joins, relays=relays, workers=1) == Outcome()
+    assert run.lines == [(0, repr(number))]
 
 
 def test_others_find_the_run_by_a_card_without_a_secret_while_it_lasts(run: MemberRun) -> None:

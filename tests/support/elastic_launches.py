@@ -43,7 +43,9 @@ class MemberRun:
     coordinate: Coordinate | None = None  # None for that one
     tick: Callable[[], None] = lambda: None
 
-    def __call__(self, script: str, *, range_: str = "1:4", joins: bool = False, **job: Any) -> Outcome:
+    def __call__(
+        self, script: str, *, range_: str = "1:4", joins: bool = False, relays: bool = False, **job: Any
+    ) -> Outcome:
         for name, text in {"tiny.py": TINY_WORKER, "script.py": WORKER + dedent(script)}.items():
             (self.directory / name).write_text(text)
         self.private.mkdir()
@@ -55,8 +57,9 @@ class MemberRun:
             Job(script=self.directory / "script.py", logs=self.logs, **options),
             Elasticity(
                 range=WorkerRange(least=least, most=most, initial=options["workers"]),
-                listen=None if joins else ("127.0.0.1", 0),
+                listen=None if joins and not relays else ("127.0.0.1", 0),
                 coordinator=("127.0.0.1", 9) if joins else None,
+                relays=relays,
             ),
             self.private,
             show=lambda rank, line: self.lines.append((rank, line)),

@@ -7,7 +7,7 @@ import socket
 from support.rank_threads import RankThreads
 
 from gossamer.comm.mesh.link_measurement import Links
-from gossamer.comm.mesh.standalone import standalone_mesh
+from gossamer.comm.mesh.standalone import DIRECT, standalone_mesh
 
 
 def connected(world):
@@ -31,11 +31,11 @@ def near(world):
 class StandaloneGroup(RankThreads):
     """`world` ranks, each with a thread of its own."""
 
-    def __init__(self, world, wish="auto", known=near, prices=None, links_of=None):
+    def __init__(self, world, wish="auto", known=near, prices=None, links_of=None, routes=None):
         super().__init__(world)
         self.sockets = connected(world)
         links = known(world) if known else None
-        tables = prices or [None] * world
+        tables, ways = prices or [None] * world, routes or [DIRECT] * world
         self.transports = self.all(
             lambda rank: standalone_mesh(
                 rank,
@@ -44,5 +44,6 @@ class StandaloneGroup(RankThreads):
                 links if links_of is None else links_of(rank),
                 gives_notice=rank == 0,
                 prices=tables[rank],
+                routes=ways[rank],
             )
         )

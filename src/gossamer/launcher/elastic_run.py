@@ -22,6 +22,7 @@ from gossamer.comm.environment.network_interfaces import interface_towards
 from gossamer.comm.environment.run_token import check_token_file, make_token_file, read_token, write_secret
 from gossamer.comm.environment.wait_timeout import timeout_seconds
 from gossamer.comm.membership.invitations import Welcome
+from gossamer.comm.membership.messages import COORDINATOR
 from gossamer.comm.membership.next_view import CoordinatorOptions
 from gossamer.comm.tls_contexts import tls_contexts
 from gossamer.launcher.coordinator import CoordinatorLink, LocalCoordinator, RemoteCoordinator, RunCard, check_joinable
@@ -232,9 +233,10 @@ class ElasticRun(ElasticPolicy["MemberProcess"]):
         super().__init__(orders, self._add_worker, coordinator, supervisor.note)
         self._job, self._supervisor, self._show = _towards(job, coordinator.address), supervisor, show
         self._delayed, self._staffed, self._reported_staff = delayed, staffed, (-1, -1)
-        self._environment = _shared_environment(
+        shared = _shared_environment(
             self._job, supervisor.files.directory, coordinator.address, str(elasticity.range), token_file
         )
+        self._environment = {**shared, "GOSSAMER_RELAY": _relay(elasticity, coordinator)}
         self._standby = supervisor.standby(
             "spare-worker", self._job.standby_command, self._environment, self._job.begin
         )
@@ -401,6 +403,13 @@ def _shared_environment(
         "GOSSAMER_RUN": name[:16],  # the same in all launchers of the run
         "GOSSAMER_TOKEN_FILE": str(token_file),
     }  # fmt: skip
+
+
+def _relay(elasticity: Elasticity, coordinator: CoordinatorLink) -> str:
+    """The number of the relay on this machine, by which its workers recognize it; empty without one."""
+    if isinstance(coordinator, RemoteCoordinator) and coordinator.relay is not None:
+        return str(coordinator.relay.me.number)
+    return str(COORDINATOR.number) if elasticity.relays else ""
 
 
 def _towards(job: Job, address: tuple[str, int]) -> Job:

@@ -15,6 +15,7 @@ from gossamer.algorithms.collectives import (
     Does,
     HalvingDoubling,
     HierarchicalAllReduce,
+    HubAllReduce,
     RingAllReduce,
     TreeAllReduce,
     bounds,
@@ -28,6 +29,7 @@ EVERY = [
     TreeAllReduce(),
     DirectAllReduce(),
     *(HierarchicalAllReduce(per_node=per_node) for per_node in (1, 2, 3, 4, 8)),
+    *(HubAllReduce(hub=hub) for hub in (0, 2)),
 ]
 
 

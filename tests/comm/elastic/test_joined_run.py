@@ -19,6 +19,8 @@ from gossamer.comm.elastic.joined_run import JoinedRun
 from gossamer.comm.membership import Member, View
 from gossamer.comm.mesh.collective_selector import CollectivePrices
 from gossamer.comm.mesh.link_measurement import Links
+from gossamer.comm.mesh.standalone import OwnRoutes
+from gossamer.errors import PeerLost
 
 WAYS = ((0.1, 0.2), (0.3, 0.4))
 
@@ -34,11 +36,13 @@ class Lone(JoinedRun):
         relays: bool = False,
         seals: bool = False,
     ) -> None:
-        def meet(*given: Any) -> Any:
+        def meet(*given: Any, relayed: dict[int, int]) -> Any:
+            relayed.update(self.by_relay)
             if relays or seals:
                 given[-1].update(keys_of(number - 10, sockets))
             return sockets
 
+        self.by_relay: dict[int, int] = {}
         self.agent: Any = SimpleNamespace(
             number=number, relay=relays, seal=relays or seals, servers="", coordinator=("127.0.0.1", 9)
         )
@@ -108,6 +112,26 @@ def test_connections_carry_no_readable_tensors_if_the_run_seals_them(
     monkeypatch.setattr(module, "standalone_mesh", noted)
     combine(["cpu", "cpu"], **options)
     assert made == [bool(options)] * 2
+
+
+@pytest.mark.parametrize(("variable", "here"), [("", None), ("7", 7)])
+def test_the_mesh_of_a_view_knows_the_relays_of_its_connections(
+    variable: str, here: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(*_: Any, routes: OwnRoutes, **named: Any) -> Any:
+        found.append(routes)
+        raise PeerLost("enough was seen")
+
+    found: list[OwnRoutes] = []
+    monkeypatch.setenv("GOSSAMER_RELAY", variable)
+    monkeypatch.setattr(module, "standalone_mesh", made)
+    members = tuple(Member(number=number, host="here", port=1) for number in (10, 11))
+    run, engines = Lone(10, [None, None]), None
+    run.by_relay = {1: 7}
+    view = View(number=2, members=members, newcomers=frozenset(), secret=bytes(32))
+    with pytest.raises(PeerLost, match="enough was seen"):
+        run._connect(view, "auto", torch.device("cpu"), engines)  # type: ignore[arg-type]
+    assert found == [OwnRoutes(here, {1: 7})]
 
 
 def test_survivors_choose_between_devices_and_hosts_by_what_was_timed_before() -> None:

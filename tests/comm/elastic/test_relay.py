@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -25,13 +26,14 @@ from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.relay import BUFFER_BYTES, GO, PAIR, RELAY, Relay, RelayServer, _End, detour
 from gossamer.comm.elastic.view_listener import ViewListener
 from gossamer.comm.membership import Member, View
-from gossamer.comm.membership.messages import RELAY_SERVER
+from gossamer.comm.membership.messages import COORDINATOR, RELAY_SERVER
 from gossamer.comm.membership.next_view import CoordinatorOptions
 from gossamer.comm.mesh import connection_candidates, greeter
 from gossamer.comm.mesh.connection_candidates import Approach
 from gossamer.comm.mesh.greeter import Detour
+from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.mesh.sealing import LinkKeys
-from gossamer.comm.mesh.standalone import standalone_mesh
+from gossamer.comm.mesh.standalone import OwnRoutes, standalone_mesh
 from gossamer.comm.network.tcp_model import ETHERNET
 from gossamer.errors import ConnectError, GossamerError
 
@@ -76,13 +78,16 @@ class Group:
         members = tuple(Member(number=1000 + place, host=LOOPBACK, port=port) for place, port in enumerate(ports))
         self.view = View(number=2, members=members, newcomers=frozenset(), secret=bytes(32))
         self.keys: list[dict[int, LinkKeys]] = [{} for _ in members]
+        self.relayed: list[dict[int, int]] = [{} for _ in members]
         self.sealed = [True] * count
         self.ends: list[Sockets] = []
+        self.links: Links | None = None  # of the last mean
 
     def meet(self, seconds: float = 20.0) -> list[Sockets]:
         def one(place: int) -> Sockets:
             keys = self.keys[place] if self.sealed[place] else None
-            return self.listeners[place].meet(self.view, 1000 + place, TOKEN, seconds, lambda: False, self.ways, keys)
+            meet, relayed = self.listeners[place].meet, self.relayed[place]
+            return meet(self.view, 1000 + place, TOKEN, seconds, lambda: False, self.ways, keys, relayed)
 
         with ThreadPoolExecutor(len(self.listeners)) as pool:
             tickets = [pool.submit(one, place) for place in range(len(self.listeners))]
@@ -94,9 +99,11 @@ class Group:
 
         def one(rank: int) -> float:
             with ExitStack() as open_meshes:
+                routes = OwnRoutes(COORDINATOR.number if rank == 0 else None, self.relayed[rank])
                 transport = standalone_mesh(
-                    rank, self.ends[rank], "auto", None, gives_notice=False, keys=self.keys[rank]
+                    rank, self.ends[rank], "auto", None, gives_notice=False, keys=self.keys[rank], routes=routes
                 )
+                self.links = transport.known_links
                 open_meshes.callback(transport.close)
                 mean = torch.full((elements,), rank + 1.0)
                 found = transport.begin(AllReduceMean(mean))()
@@ -117,6 +124,9 @@ def test_members_that_cannot_be_reached_are_connected_by_the_relay(
 ) -> None:
     with closing(Group(3, unreachable, server.address)) as group:
         check_connected(group.meet())
+        for low, high in combinations(range(3), 2):  # the higher rank calls the lower one
+            by_relay = COORDINATOR.number if low in unreachable else None
+            assert group.relayed[low].get(high) == group.relayed[high].get(low) == by_relay
     assert len([note for note in notes if "passes this machine" in note]) == 1
 
 
@@ -155,6 +165,28 @@ def test_members_average_through_the_relay(server: CoordinatorServer) -> None:
     with closing(Group(2, {0, 1}, server.address)) as group:
         group.meet()
         assert group.means() == [1.5] * 2
+
+
+def test_all_members_know_which_pairs_share_which_relay(server: CoordinatorServer) -> None:
+    with closing(Group(3, {1}, server.address)) as group:
+        group.meet()
+        assert group.means() == [2.0] * 3
+        links = group.links
+    assert links is not None
+    assert links.relayed == ((0, 0, 0), (0, 0, 1), (0, 1, 0))
+    assert [(each.number, each.rank) for each in links.relays] == [(COORDINATOR.number, 0)]
+    assert links.network.relayed == {frozenset((1, 2)): 0}
+
+
+def test_bytes_of_the_relay_s_own_member_load_no_other_line(server: CoordinatorServer) -> None:
+    """Only the relay's port is open: the other members reach the one on its machine by the relay, too."""
+    with closing(Group(3, {0, 1, 2}, server.address)) as group:
+        group.meet()
+        assert group.means() == [2.0] * 3
+        links = group.links
+    assert links is not None
+    assert links.relayed == ((0, 1, 1), (1, 0, 1), (1, 1, 0))
+    assert links.network.relayed == {frozenset((1, 2)): 0}
 
 
 @pytest.mark.skipif(not available(), reason="the compiled loops are missing")
@@ -236,6 +268,7 @@ def test_members_are_connected_by_a_relay_on_another_machine(server: Coordinator
     with closing(Group(3, {0, 1}, server.address)) as group:
         group.ways = [way_by(server)]
         check_connected(group.meet())
+        assert group.relayed[0] == {1: other.me.number, 2: other.me.number}
     assert other.forwarded_bytes > 0
     assert server._relay is not None
     assert server._relay.forwarded_bytes == 0

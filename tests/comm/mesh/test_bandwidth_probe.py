@@ -1,76 +1,28 @@
 """Bandwidth probe: what pairs of ranks find out of lines, over wires in virtual time, where the truth is known."""
 
-from collections import defaultdict
 from dataclasses import replace
+from itertools import combinations
 from random import Random
 
 import pytest
+from support.virtual_meetings import NEAR, Meeting, network_of, round_trips
 
 from gossamer.comm.mesh import bandwidth_probe
 from gossamer.comm.mesh.bandwidth_probe import (
     Rates,
     alike,
     all_alike,
+    apart,
     find,
     find_shared,
+    find_total,
     first_pairs,
     next_pairs,
     see,
     site_meetings,
 )
 from gossamer.comm.network import Host, Network, Path, read_network
-from gossamer.comm.network.cost.message_schedule import Collect, Send
-from gossamer.comm.network.cost.message_simulator import Wires
 from gossamer.comm.network.site_detection import sites_of
-
-NEAR = Path(round_trip_seconds=0.001)
-
-
-class Noted(Wires):
-    """Wires that remember when messages came."""
-
-    def __init__(self, network):
-        super().__init__(network)
-        self.came = defaultdict(list)
-
-    def arrive(self, sender, receiver, nbytes, begin, left):
-        moment = super().arrive(sender, receiver, nbytes, begin, left)
-        self.came[sender, receiver].append(moment)
-        return moment
-
-
-class Meeting:
-    """bandwidth_probe.Meet in virtual time; and what it costs, with a hop to tell everybody."""
-
-    def __init__(self, network):
-        self.network, self.wires, self.now, self.flows = network, Noted(network), 0.0, []
-
-    def __call__(self, flows, nbytes):
-        world = range(self.wires.world)
-        parts = [
-            [iter([Send(to, nbytes, eager=True) for _ in range(2) for sender, to in flows if sender == rank])]
-            + [iter([Collect(of), Collect(of)]) for of, receiver in flows if receiver == rank]
-            for rank in world
-        ]
-        ends = self.wires.run([[*each] for each in _aligned(parts)], [self.now] * len(world))
-        self.now = max(ends) + max(self.network.path(a, b).round_trip_seconds for a in world for b in world) / 2
-        self.flows += flows
-        return {flow: self.wires.came[flow][-1] - self.wires.came[flow][-2] for flow in flows}
-
-
-def _aligned(parts):
-    """One exchange for all ranks: each says what it sends, then hears."""
-    return [[iter([move for moves in part for move in moves])] for part in parts]
-
-
-def round_trips(network):
-    world = range(len(network.hosts))
-    return [[network.path(a, b).round_trip_seconds if a != b else 0.0 for b in world] for a in world]
-
-
-def network_of(*lines, path=NEAR):
-    hosts = tuple(Host(up_bits_per_second=up * 1e6, down_bits_per_second=down * 1e6) for up, down in lines)
-    return Network(hosts=hosts, default=path)
 
 
 def found_in(network, look=find):
@@ -321,3 +273,70 @@ def test_a_site_meets_one_other_at_a_time():
     for meeting in (found := site_meetings([2] * 6)):
         assert len({site for pair in meeting for site in pair}) == 2 * len(meeting)
     assert sorted(pair for meeting in found for pair in meeting) == [(a, b) for a in range(6) for b in range(a + 1, 6)]
+
+
+# -- relays ------------------------------------------------------------------------------------------------------------
+
+
+def relayed_rate(relay, home, pairs=((1, 2), (3, 4)), look=find_total):
+    """Measured in Mbit/s, of a relay at host 0. relay, home: (up, down) in Mbit/s."""
+    network = network_of(relay, *[home] * 4, path=Path(round_trip_seconds=0.03))
+    network = replace(network, relayed={frozenset(pair): 0 for pair in combinations(range(1, 5), 2)})
+    flows = [flow for a, b in pairs for flow in ((a, b), (b, a))]
+    return look(flows, round_trips(network), Meeting(network)) / 1e6
+
+
+def one_pair(flows, *rest):
+    """Mutant: pairs that meet one by one do not fill the relay."""
+    return find_total(flows[:2], *rest)
+
+
+def check_relay(look=find_total):
+    assert relayed_rate((100, 100), (40, 100), look=look) == pytest.approx(100, rel=0.06)
+    assert relayed_rate((30, 90), (40, 40), look=look) == pytest.approx(30, rel=0.06)
+
+
+def test_a_relay_is_measured_by_all_of_its_pairs_at_once():
+    check_relay()
+    with pytest.raises(AssertionError):
+        check_relay(one_pair)
+
+
+def test_a_relay_that_is_faster_than_its_hosts_is_as_fast_as_they_load_it():
+    assert relayed_rate((1000, 1000), (20, 100)) == pytest.approx(4 * 20, rel=0.06)
+
+
+def check_unshared(look=find):
+    """The connection of host 1 to the relay is measured while other pairs do not load it."""
+    network = network_of((50, 50), *[(200, 200)] * 4, path=Path(round_trip_seconds=0.03))
+    network = replace(network, relayed={frozenset(pair): 0 for pair in combinations(range(1, 5), 2)})
+    seconds = round_trips(network)
+    spokes = [(0, rank) for rank in range(1, 5)]
+    lines = lambda a, b: {a, b, 0}  # noqa: E731
+    rates = look([list(range(5))], seconds, Meeting(network), lines, spokes)
+    assert (rates.up(1), rates.down(1)) == pytest.approx((50e6, 50e6), rel=0.06)
+
+
+def test_pairs_that_share_a_relay_meet_one_after_the_other():
+    check_unshared()
+    with pytest.raises(AssertionError):
+        check_unshared(lambda sites, seconds, meet, lines, spokes: find(sites, seconds, meet))
+
+
+def test_pairs_are_distributed_to_few_groups():
+    alone = lambda a, b: {a, b}  # noqa: E731
+    star = lambda a, b: {a, b, 0}  # noqa: E731
+    pairs = [(2 * place + 1, 2 * place + 2) for place in range(20)]
+    assert apart(pairs, alone) == [pairs]
+    groups = apart(pairs, star)
+    assert sorted(map(len, groups)) == [2] * 4 + [3] * 4
+    assert sorted(pair for group in groups for pair in group) == pairs
+
+
+def test_a_host_that_relays_meets_unclear_hosts_last():
+    """The download of host 4 is faster than any upload that it has met."""
+    network = network_of((100, 100), *[(20, 100)] * 4)
+    seconds = round_trips(network)
+    found = [find([list(range(5))], seconds, Meeting(network), None, spokes) for spokes in ([], [(0, 3), (0, 4)])]
+    assert min(found[0].down(rank) for rank in (3, 4)) == pytest.approx(20e6, rel=0.06)
+    assert min(found[1].down(rank) for rank in (3, 4)) == pytest.approx(100e6, rel=0.06)

@@ -14,6 +14,7 @@ from gossamer.algorithms.collectives import (
     Does,
     HalvingDoubling,
     HierarchicalAllReduce,
+    HubAllReduce,
     RingAllReduce,
     TreeAllReduce,
 )
@@ -31,6 +32,7 @@ COLLECTIVES = [
     TreeAllReduce(),
     HierarchicalAllReduce(per_node=2),
     HierarchicalAllReduce(per_node=3),
+    HubAllReduce(hub=1),
 ]
 either = pytest.mark.parametrize("kind", [Group, SealedGroup])
 

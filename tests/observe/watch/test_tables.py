@@ -17,6 +17,7 @@ from gossamer.algorithms.collectives import (
     Does,
     HalvingDoubling,
     HierarchicalAllReduce,
+    HubAllReduce,
     RingAllReduce,
     TreeAllReduce,
 )
@@ -44,7 +45,14 @@ def test_a_connection_that_was_full_tells_that_rate(tmp_path: Path) -> None:
     assert rates(tmp_path, 1e6, None) == ([1e6], [False])
 
 
-ALL = (RingAllReduce(), HalvingDoubling(), TreeAllReduce(), DirectAllReduce(), HierarchicalAllReduce(per_node=2))
+ALL = (
+    RingAllReduce(),
+    HalvingDoubling(),
+    TreeAllReduce(),
+    DirectAllReduce(),
+    HierarchicalAllReduce(per_node=2),
+    HubAllReduce(hub=1),
+)
 
 
 def pictures(collective: Collective, world: int) -> list[Drawing]:

@@ -6,6 +6,7 @@ halving_doubling  HalvingDoubling: recursive halving, then doubling
 tree              TreeAllReduce
 direct            DirectAllReduce: each piece directly to its owner and back
 hierarchical      HierarchicalAllReduce: within nodes, between them, within them
+hub               HubAllReduce, HubAllGather, HubBroadcast: by one rank, which sums or copies for all
 broadcast         Broadcast: scatter, then all-gather
 """
 
@@ -16,11 +17,20 @@ from gossamer.algorithms.collectives.broadcast import Broadcast
 from gossamer.algorithms.collectives.direct import DirectAllReduce
 from gossamer.algorithms.collectives.halving_doubling import HalvingDoubling
 from gossamer.algorithms.collectives.hierarchical import HierarchicalAllReduce
+from gossamer.algorithms.collectives.hub import HubAllGather, HubAllReduce, HubBroadcast
 from gossamer.algorithms.collectives.ring import RingAllReduce
 from gossamer.algorithms.collectives.tree import TreeAllReduce
 
 COLLECTIVES: Mapping[str, Callable[..., Collective]] = {
-    each.name: each for each in (RingAllReduce, HalvingDoubling, TreeAllReduce, DirectAllReduce, HierarchicalAllReduce)
+    each.name: each
+    for each in (
+        RingAllReduce,
+        HalvingDoubling,
+        TreeAllReduce,
+        DirectAllReduce,
+        HierarchicalAllReduce,
+        HubAllReduce,
+    )
 }
 
 __all__ = [
@@ -32,6 +42,9 @@ __all__ = [
     "HalvingDoubling",
     "HierarchicalAllReduce",
     "Hop",
+    "HubAllGather",
+    "HubAllReduce",
+    "HubBroadcast",
     "RingAllReduce",
     "Table",
     "TreeAllReduce",

@@ -18,7 +18,7 @@ from gossamer.comm.elastic.served_member import ServedMember
 from gossamer.comm.elastic.transport import ElasticTransport
 from gossamer.comm.elastic.view_engines import ViewEngines, nccl_group
 from gossamer.comm.elastic.view_listener import ViewListener
-from gossamer.comm.environment.run_settings import adopt_servers, own_address, own_ipv6_addresses
+from gossamer.comm.environment.run_settings import adopt_servers, local_relay, own_address, own_ipv6_addresses
 from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.environment.wait_timeout import coordinator_seconds, timeout_seconds
 from gossamer.comm.membership.messages import RELAY_SERVER
@@ -30,7 +30,7 @@ from gossamer.comm.mesh.greeter import MembersUnreached
 from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.mesh.sealing import LinkKeys, LinksKeys, agree, mesh_tls
 from gossamer.comm.mesh.staged_operations import CPU
-from gossamer.comm.mesh.standalone import standalone_mesh
+from gossamer.comm.mesh.standalone import OwnRoutes, standalone_mesh
 from gossamer.comm.mesh.transport import refuse_unlimited
 from gossamer.comm.tls_contexts import run_tls
 from gossamer.errors import AttachError, ConnectError, PeerLost
@@ -159,8 +159,16 @@ class JoinedRun:
         relays = [detour(self.agent.coordinator, self._token)] if self.agent.relay else []
         relays += [detour((each.host, each.port), self._token, Peer(RELAY_SERVER, each.number)) for each in view.relays]
         sealed: dict[int, LinkKeys] | None = {} if self.agent.seal else None
+        relayed: dict[int, int] = {}
         sockets = self._listener.meet(
-            view, self.agent.number, self._token, self._seconds, lambda: self._is_over(view), relays, sealed
+            view,
+            self.agent.number,
+            self._token,
+            self._seconds,
+            lambda: self._is_over(view),
+            relays,
+            sealed,
+            relayed=relayed,
         )
         self._connecting[view.number] = sockets
         try:
@@ -177,6 +185,7 @@ class JoinedRun:
                 keys=keys,
                 device=device,
                 prices=self._prices,
+                routes=OwnRoutes(local_relay(), relayed),
             )
             chosen = keys is None and mesh.world > 1 and chooses(requested, mesh.devices)
             group: Group = engines.combine(mesh) if chosen else mesh

@@ -57,7 +57,7 @@ def detour(relay: Address, token: bytes, server: Peer = COORDINATOR) -> Callable
         peer = Peer(RELAY, secrets.randbits(62))
         credentials = Credentials(me=peer, token=token, run=RUN, largest_frame_bytes=LARGEST_FRAME_BYTES)
         handshake = Dialer(PURPOSE, token, encode_hello(credentials.hello(server)))
-        return Detour(other, dial(*relay), handshake, PAIR.pack(meeting, me, other), GO)
+        return Detour(other, dial(*relay), handshake, PAIR.pack(meeting, me, other), GO, server.number)
 
     return begin
 

@@ -63,6 +63,7 @@ class ViewListener:
         over: Callable[[], bool],
         detours: Sequence[Callable[[int, int, int], Detour]] = (),
         keys: dict[int, LinkKeys] | None = None,
+        relayed: dict[int, int] | None = None,
     ) -> list[socket.socket | None]:
         """Connect to all members of a view. Every member must call it.
 
@@ -75,6 +76,7 @@ class ViewListener:
             detours: Each dials a relay of the run, see relay.detour.
             keys: Receives the keys of each connection, by rank; None for connections that are not sealed. Equal at all
                 members.
+            relayed: Receives the number of the relay's peer of each relayed connection, by rank.
 
         Returns:
             Sockets by rank; None for this member.
@@ -109,6 +111,8 @@ class ViewListener:
             found = self._greeter.meet(meeting, seconds, over)
         for connection in found.values():
             settle(connection)
+        if relayed is not None:
+            relayed.update({view.rank_of(each): relay for each, relay in meeting.relayed.items()})
         return [found.get(each.number) for each in view.members]
 
     def _punches(self, member: Member, offset: int) -> Sequence[Dial]:

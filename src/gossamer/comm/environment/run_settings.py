@@ -54,6 +54,12 @@ def own_address() -> str:
     return interfaces().get(chosen, "127.0.0.1")
 
 
+def local_relay() -> int | None:
+    """Return the number of the relay that this machine's launcher runs; None without one."""
+    number = os.environ.get("GOSSAMER_RELAY")
+    return int(number) if number else None
+
+
 def own_ipv6_addresses() -> tuple[str, ...]:
     """Return the public IPv6 addresses of that interface; empty without any, or on systems other than Linux."""
     return global_ipv6_addresses(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0])

@@ -2,7 +2,7 @@
 
 A pair measures the slower of two lines. Each host therefore meets two other hosts, and a host that still appears slow
 meets one that is known to be faster, so that its own line is the bottleneck. A line that sites share is measured by all
-of their hosts sending at once.
+of their hosts sending at once, and so is a relay.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ FIRST_BYTES, MOST_BYTES, GROWTH = 2**14, 2**22, 3
 LONG_ENOUGH_SECONDS = 0.02  # the overhead of a message is negligible in a measurement of this length
 LONG_ENOUGH_ROUND_TRIPS = 1.5  # a shorter transfer may measure the TCP window instead of the line
 MORE_MEETINGS = 1  # for hosts that are unclear after the first two
+MOST_APART = 8  # groups of pairs that share lines
 ALIKE = 1.5  # rates within this factor count as equal
 NOTHING_SECONDS = 1e-6
 
@@ -53,7 +54,13 @@ class Rates:
         return bool(own) and (up or self.up(rank) * ALIKE >= most) and (down or self.down(rank) * ALIKE >= most)
 
 
-def find(sites: Sequence[Sequence[int]], round_trips: Sequence[Sequence[float]], meet: Meet) -> Rates:
+def find(
+    sites: Sequence[Sequence[int]],
+    round_trips: Sequence[Sequence[float]],
+    meet: Meet,
+    lines: Callable[[int, int], set[int]] | None = None,
+    spokes: Sequence[Pair] = (),
+) -> Rates:
     """Measure the upload and download rate of every host, as far as a single peer can saturate its line.
 
     Nearby hosts meet before distant ones. The number of meetings does not depend on the number of hosts, and each
@@ -63,6 +70,9 @@ def find(sites: Sequence[Sequence[int]], round_trips: Sequence[Sequence[float]],
         sites: Hosts grouped by site.
         round_trips: Seconds between every two hosts.
         meet: Runs flows and times them.
+        lines: Returns the hosts whose lines a pair loads, if pairs share relays. Pairs that share a line meet one after
+            the other, unless they are too many.
+        spokes: Hosts that relay, each with a host that it relays. They meet in the end if that host is still unclear.
 
     Returns:
         The measured rates.
@@ -70,10 +80,27 @@ def find(sites: Sequence[Sequence[int]], round_trips: Sequence[Sequence[float]],
     rates, nbytes = Rates(len(round_trips)), FIRST_BYTES
     for meeting in range(2 + MORE_MEETINGS):
         pairs = first_pairs(sites, meeting) if meeting < 2 else next_pairs(rates, sites)
-        if flows := [flow for a, b in pairs for flow in ((a, b), (b, a))]:
-            seen, nbytes = see(flows, round_trips, meet, nbytes)
-            rates.seen |= seen
+        for some in apart(pairs, lines) if lines is not None else [pairs]:
+            if flows := [flow for a, b in some for flow in ((a, b), (b, a))]:
+                seen, nbytes = see(flows, round_trips, meet, nbytes)
+                rates.seen |= seen
+    unmet = [pair for pair in spokes if pair not in rates.seen and not rates.is_clear(pair[1])]
+    for a, b in unmet[:MOST_APART]:
+        seen, nbytes = see([(a, b), (b, a)], round_trips, meet, nbytes)
+        rates.seen |= seen
     return rates
+
+
+def apart(pairs: Sequence[Pair], lines: Callable[[int, int], set[int]]) -> list[list[Pair]]:
+    """Distribute pairs to at most MOST_APART groups, so that the pairs of a group share no line if possible."""
+    groups: list[list[Pair]] = []
+    for pair in pairs:
+        loads = [sum(len(lines(*pair) & lines(*other)) for other in group) for group in groups]
+        if len(groups) < MOST_APART and 0 not in loads:
+            groups.append([pair])
+        else:
+            groups[loads.index(min(loads))].append(pair)
+    return groups
 
 
 def first_pairs(sites: Sequence[Sequence[int]], meeting: int) -> list[Pair]:
@@ -154,6 +181,23 @@ def find_shared(
             if rates:
                 found[pair] = two_digits(min(rates))
     return found
+
+
+def find_total(flows: Sequence[Flow], round_trips: Sequence[Sequence[float]], meet: Meet) -> float:
+    """Measure the bits per second of concurrent flows together: if they share a line, its rate, or else a lower bound.
+
+    The bound suffices for a relay: if it is not the relay's own limit, it is that of the hosts, which cannot load it
+    more, if they are equal.
+
+    Args:
+        flows: Each host receives at most one of them.
+        round_trips: Seconds between every two hosts.
+        meet: Runs flows and times them.
+    """
+    nbytes = _fill(flows, round_trips, meet)
+    seconds = meet(flows, nbytes)  # the TCP windows are now open
+    bits = len(flows) * 8 * ETHERNET.wire_bytes(nbytes)
+    return two_digits(bits / max(NOTHING_SECONDS, *seconds.values()))
 
 
 def _fill(flows: Sequence[Flow], round_trips: Sequence[Sequence[float]], meet: Meet) -> int:

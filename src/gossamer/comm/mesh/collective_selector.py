@@ -7,14 +7,20 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from gossamer import events
 from gossamer.algorithms.collectives import COLLECTIVES, Collective, DirectAllReduce
 from gossamer.base.transport import Transport
 from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.mesh.program import Ranks
-from gossamer.comm.network.cost.cheapest_collective import SUMMED_BYTES, RequestedCollective, chosen_collective
+from gossamer.comm.network.cost.cheapest_collective import (
+    SUMMED_BYTES,
+    RequestedCollective,
+    broadcasting_hub,
+    chosen_collective,
+    gathering_hub,
+)
 from gossamer.errors import require
 
 AUTO, ENGINE = "auto", "engine"
@@ -37,6 +43,7 @@ def check_requested(requested: str) -> None:
 
 Mean = tuple[int, int]  # bytes of a mean, and of one of its elements
 LARGEST_AHEAD = 16  # ranks; the losses of larger groups are too many to simulate in advance
+MOST_HUBS = 1024  # remembered choices
 PAUSE = 20.0  # between two simulations of possible losses, in units of the last one: 5 % of a core
 
 
@@ -161,6 +168,7 @@ class CollectiveSelector:
         self._requested, self._links, self._gives_notice = requested, links, gives_notice
         self.prices, self._provisional = prices, provisional
         self._picked: dict[tuple[int, int, Ranks], Collective] = {}
+        self._hubs: dict[tuple[Any, ...], int | None] = {}  # of all-gathers and broadcasts
 
     def settle(self) -> None:
         """End the provisional choices, equally on all ranks between two operations."""
@@ -173,6 +181,7 @@ class CollectiveSelector:
         check_requested(requested)
         self._requested = requested
         self._picked.clear()
+        self._hubs.clear()
 
     @property
     def links(self) -> Links:
@@ -182,6 +191,7 @@ class CollectiveSelector:
     def links(self, links: Links) -> None:
         self._links, self._provisional = links, False  # known links decide at once, as in the run that is resumed
         self._picked.clear()
+        self._hubs.clear()
         if self.prices is not None:
             self.prices.prepare(links)
 
@@ -194,6 +204,26 @@ class CollectiveSelector:
             events.emit(events.CollectivePicked(nbytes=nbytes, collective=picked, world=len(ranks)))
             self._explain(itemsize, self._picked[key])
         return self._picked[key]
+
+    @property
+    def has_hubs(self) -> bool:
+        """Whether all-gathers and broadcasts may use a hub: a rank relays for others."""
+        return self._requested == AUTO and any(relay.rank is not None for relay in self._links.relays)
+
+    def gathering_hub(self, sizes: tuple[int, ...], ranks: Ranks) -> int | None:
+        """Return the hub of an all-gather of `sizes` bytes over `ranks`, as an index into `ranks`; None without one."""
+        return self._hub(("gather", sizes, ranks), lambda: gathering_hub(sizes, self._links.among(ranks).network))
+
+    def broadcasting_hub(self, nbytes: int, source: int) -> int | None:
+        """Return the hub of a broadcast of `nbytes` from rank `source` to all ranks; None without one."""
+        return self._hub(("broadcast", nbytes, source), lambda: broadcasting_hub(nbytes, source, self._links.network))
+
+    def _hub(self, key: tuple[Any, ...], find: Callable[[], int | None]) -> int | None:
+        if key not in self._hubs:
+            if len(self._hubs) >= MOST_HUBS:  # sizes may differ in each step
+                self._hubs.clear()
+            self._hubs[key] = find()
+        return self._hubs[key]
 
     def _choose(self, nbytes: int, itemsize: int, ranks: Ranks) -> Collective:
         if self.prices is None or self._requested != AUTO or len(ranks) < len(self._links.up):

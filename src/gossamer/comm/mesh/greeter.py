@@ -63,6 +63,7 @@ class MeshMeeting:
     detours: Sequence[Callable[[int, int, int], Detour]] = ()  # each dials a relay for (meeting, me, other)
     offer: bytes = b""  # claims for a key exchange; equally long at all members
     agreed: Callable[[int, bytes, Handshake], None] = lambda number, offer, handshake: None  # per connected member
+    relayed: dict[int, int] = field(default_factory=dict)  # receives the relay of each member that is connected by one
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,13 @@ class Detour:
         handshake: with the relay.
         claims: sent after the handshake: the meeting and the members.
         go: the byte with which the relay answers once both members are there.
+        relay: the number of the relay's peer.
     """
 
-    def __init__(self, number: int, connection: socket.socket, handshake: Dialer, claims: bytes, go: bytes) -> None:
-        self.number, self.connection = number, connection
+    def __init__(
+        self, number: int, connection: socket.socket, handshake: Dialer, claims: bytes, go: bytes, relay: int
+    ) -> None:
+        self.number, self.connection, self.relay = number, connection, relay
         self._named = False
         self._handshake, self._claims, self._go = handshake, claims, go
 
@@ -167,6 +171,7 @@ class _Attempt:
         now = time.monotonic()
         self._candidates = {number: ConnectionCandidates(self._ways(number), now) for number in meeting.names}
         self._links: dict[ConnectionCandidate, _Link] = {}  # open connections, except accepted ones
+        self._relays: dict[socket.socket, int] = {}  # by connection
         self._problems: dict[int, str] = {}
 
     def _ways(self, number: int) -> Iterator[ConnectionCandidate]:
@@ -194,6 +199,8 @@ class _Attempt:
             self._close_overdue(now)
             for key, _ in self._selector.select(TURN_SECONDS):
                 key.data()
+        relayed = {number: self._relays[each] for number, each in self._found.items() if each in self._relays}
+        self._meeting.relayed.update(relayed)
         return self._found
 
     def _failure(self) -> MembersUnreached:
@@ -325,6 +332,8 @@ class _Attempt:
                     continue
                 detour = opened if isinstance(opened, Detour) else None
                 connection = opened if detour is None else detour.connection
+                if detour is not None:
+                    self._relays[connection] = detour.relay
                 link = self._links[candidate] = _Link(number, candidate, connection, detour)
                 act = lambda link=link: self._advance(link)  # noqa: E731
                 self._selector.register(connection, selectors.EVENT_WRITE, act)

@@ -79,7 +79,7 @@ def report_links(mesh: Mesh, sockets: Sequence[socket.socket | None], processes:
         events.emit(
             LinksOpened(
                 round_trips={name: links.round_trips[mesh.rank][rank] for name, rank in peers.items()},
-                bytes_per_second={name: min(links.up[mesh.rank], links.down[rank]) / 8 for name, rank in peers.items()},
+                bytes_per_second={name: links.bits_per_second(mesh.rank, rank) / 8 for name, rank in peers.items()},
                 read=statistics.read,
                 is_open=statistics.is_open,
             )

@@ -26,6 +26,7 @@ from gossamer.comm.mesh.program import (
     Ranks,
     broadcast_program,
     form_of,
+    hub_gather_program,
     mean_program,
     straight_program,
 )
@@ -85,12 +86,33 @@ class MeshOperations:
 
     def _gather(self, op: AllGather, ranks: Ranks) -> Wait:
         joint = join(op.payload)
+        if self.pick.has_hubs:
+            likes = op.meta_answer(len(ranks), ranks.index(self.rank))
+            sizes = tuple(map(payload_bytes, likes))
+            if (hub := self.pick.gathering_hub(sizes, ranks)) is not None:
+                return self._gather_by(hub, joint, sizes, likes, ranks)
         outgoing = dict.fromkeys(ranks, joint)
         if op.forms is not None:
             return self._unequal(outgoing, op, ranks)
         form = form_of("gather", joint.nbytes, ranks)
         answers = [(peer, op.payload) for peer in ranks]
         return self._straight(outgoing, dict.fromkeys(ranks, joint.nbytes), form, answers)
+
+    def _gather_by(
+        self, hub: int, joint: Tensor, sizes: tuple[int, ...], likes: Sequence[Payload], ranks: Ranks
+    ) -> Wait:
+        """All-gather by a hub, an index into `ranks`, which sends each rank the payloads of all others."""
+        place = ranks.index(self.rank)
+        stride = -(-max(sizes) // ALIGNED_BYTES) * ALIGNED_BYTES
+        room = empty(len(ranks) * stride, torch.uint8)
+        parts = [room[index * stride :][:size] for index, size in enumerate(sizes)]
+        parts[place] = joint
+        places = [part.data_ptr() if part.numel() else 0 for part in parts]
+
+        def answer() -> list[Payload]:
+            return [split(part, like) for part, like in zip(parts, likes, strict=True)]
+
+        return self.run(hub_gather_program(sizes, hub, place, ranks), places, (joint, room), answer)
 
     def _exchange(self, op: AllToAll, ranks: Ranks) -> Wait:
         outgoing = {peer: join(part) for peer, part in zip(ranks, op.parts, strict=True)}
@@ -163,7 +185,8 @@ class MeshOperations:
         filled = [tensor.detach() for tensor in tensors if tensor.numel()]
         dense = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in filled]
         sizes = tuple(tensor.nbytes for tensor in dense)
-        program, parts = broadcast_program(sizes, source, self.rank, self.everyone)
+        hub = self.pick.broadcasting_hub(sum(sizes), source) if self.pick.has_hubs else None
+        program, parts = broadcast_program(sizes, source, self.rank, self.everyone, hub)
         places = [dense[part.tensor].data_ptr() + part.offset for part in parts]
         self.run(program, places, dense, lambda: None)()
         for tensor, contiguous in zip(filled, dense, strict=True):

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from gossamer.algorithms.collectives import Broadcast, Collective, Does, bounds
+from gossamer.algorithms.collectives import Broadcast, Collective, Does, HubAllGather, HubBroadcast, bounds
 from gossamer.base import rng
 
 BYTES, FORMATS = 0, {torch.float32: 1, torch.float64: 2, torch.bfloat16: 3, torch.float16: 4}  # kernels-src/sums.hpp
@@ -76,7 +76,9 @@ class Segment:
 
 
 @lru_cache(maxsize=256)
-def broadcast_program(sizes: tuple[int, ...], source: int, rank: int, ranks: Ranks) -> tuple[Program, list[Segment]]:
+def broadcast_program(
+    sizes: tuple[int, ...], source: int, rank: int, ranks: Ranks, hub: int | None = None
+) -> tuple[Program, list[Segment]]:
     """Program that broadcasts tensors of `sizes` bytes, and the segments that are its pieces.
 
     Args:
@@ -84,8 +86,9 @@ def broadcast_program(sizes: tuple[int, ...], source: int, rank: int, ranks: Ran
         source: Index of the sender in `ranks`.
         rank: Index of this rank in `ranks`.
         ranks: The participants.
+        hub: Index of the rank that copies for all; None without one.
     """
-    table = Broadcast(source=source)
+    table = Broadcast(source=source) if hub is None else HubBroadcast(source=source, hub=hub)
     pieces = table.pieces(len(ranks))
     parts = segments(sizes, pieces)
     found = [segment for part in parts for segment in part]
@@ -95,7 +98,7 @@ def broadcast_program(sizes: tuple[int, ...], source: int, rank: int, ranks: Ran
         for does, peer, piece, stage, tag in table_rows(table, rank, ranks)
         for place in range(len(parts[piece]))
     ]
-    form = form_of("broadcast", sizes, source, ranks)
+    form = form_of("broadcast", sizes, source, ranks, hub)
     return _program(rows, [segment.nbytes for segment in found], (), form), found
 
 
@@ -112,6 +115,20 @@ def segments(sizes: Sequence[int], pieces: int) -> list[list[Segment]]:
             if at[piece + 1] >= end:
                 break
     return found
+
+
+@lru_cache(maxsize=1024)
+def hub_gather_program(sizes: tuple[int, ...], hub: int, rank: int, ranks: Ranks) -> Program:
+    """Program of an all-gather by a hub. The pieces are the payloads of all ranks; their addresses are given per call.
+
+    Args:
+        sizes: Bytes of each rank's payload.
+        hub: Index of the hub in `ranks`.
+        rank: Index of this rank in `ranks`.
+        ranks: The participants.
+    """
+    rows = [row for row in table_rows(HubAllGather(hub=hub), rank, ranks) if sizes[row[2]]]
+    return _program(rows, sizes, (), form_of("gather by a hub", sizes, hub, ranks))
 
 
 @lru_cache(maxsize=1024)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from gossamer.base.op_semantics import rank_order_mean
 from gossamer.base.ops import AllGather, AllReduceMean, SimpleOp
 from gossamer.base.transport import Transport
 from gossamer.comm.mesh.collective_selector import ENGINE, CollectivePrices, CollectiveSelector, check_requested
-from gossamer.comm.mesh.link_measurement import Links
+from gossamer.comm.mesh.link_measurement import Links, RelayRoutes
 from gossamer.comm.mesh.link_statistics import declared, parse_declarations, report_links
 from gossamer.comm.mesh.long_links import fit_buffers
 from gossamer.comm.mesh.native_mesh import Mesh, available
@@ -30,6 +32,26 @@ from gossamer.errors import GossamerError, MalformedError, require
 MOST_TEXT_BYTES = 2**26  # from one rank
 
 
+@dataclass(frozen=True)
+class OwnRoutes:
+    """How one rank is connected to the others.
+
+    Attributes:
+        here: The number of the relay on its machine; None without one.
+        relayed: The number of the relay to each relayed rank.
+    """
+
+    here: int | None = None
+    relayed: Mapping[int, int] = field(default_factory=dict)
+
+    def record(self) -> list[Any]:
+        """As JSON."""
+        return [self.here, [*self.relayed.items()]]
+
+
+DIRECT = OwnRoutes()
+
+
 def standalone_mesh(
     rank: int,
     sockets: Sequence[socket.socket | None],
@@ -40,6 +62,7 @@ def standalone_mesh(
     keys: LinksKeys | None = None,
     device: torch.device = CPU,
     prices: CollectivePrices | None = None,
+    routes: OwnRoutes = DIRECT,
 ) -> MeshTransport:
     """Build a transport over connected sockets. Every rank of the group must call it.
 
@@ -53,6 +76,7 @@ def standalone_mesh(
         device: Device of this rank.
         prices: This rank's choices for the mesh's links, see CollectivePrices. If those of any rank are incomplete, all
             ranks use `direct` until `MeshTransport.settle`.
+        routes: This rank's connections by relays.
 
     Raises:
         MismatchError: Ranks requested different algorithms.
@@ -63,17 +87,21 @@ def standalone_mesh(
         _check(requested)
         mesh = Mesh(rank, sockets, requested_timeouts(), keys=keys)
         texts = MeshFallback(MeshOperations(mesh, CollectiveSelector(requested, _unknown(mesh.world))))
-        own = [declared(requested, fixed=False, device=device), *_knowledge(known, prices)]
-        declarations, known_by, priced = zip(*map(json.loads, texts.all_gather_text(json.dumps(own))), strict=True)
+        own = [declared(requested, fixed=False, device=device), *_knowledge(known, prices), routes.record()]
+        gathered = map(json.loads, texts.all_gather_text(json.dumps(own)))
+        declarations, known_by, priced, declared_routes = zip(*gathered, strict=True)
         requests, processes, devices = parse_declarations(declarations)
         check_same_request(requests)
         mesh.share(share(rank, sockets, texts.all_gather_text))
-        if len(set(known_by)) > 1:
-            known = None
-        links = known or (measured(mesh, sockets, texts) if mesh.world > 1 else _unknown(1))
+        agreed = RelayRoutes.of(
+            [here for here, _ in declared_routes], [dict(relayed) for _, relayed in declared_routes]
+        )
+        current = None if known is None or len(set(known_by)) > 1 else known.by(agreed)
+        links = current or (measured(mesh, sockets, texts, agreed) if mesh.world > 1 else _unknown(1))
         fit_buffers(rank, sockets, links)
         report_links(mesh, sockets, processes, links)
-        provisional = prices is not None and mesh.world > 2 and not all(priced)
+        all_priced = all(priced) and (current is None or current == known)
+        provisional = prices is not None and mesh.world > 2 and not all_priced
         pick = CollectiveSelector(requested, links, gives_notice, prices, provisional)
         if prices is not None:
             prices.prepare(links)

@@ -29,7 +29,7 @@ from gossamer.comm.mesh.collective_selector import (
 from gossamer.comm.mesh.connect import connect
 from gossamer.comm.mesh.device_transport import DeviceTransport, chooses, device_engine
 from gossamer.comm.mesh.engine_selector import nodes_of
-from gossamer.comm.mesh.link_measurement import Links, measure
+from gossamer.comm.mesh.link_measurement import Links, RelayRoutes, measure
 from gossamer.comm.mesh.link_statistics import declared, parse_declarations, report_links
 from gossamer.comm.mesh.long_links import fit_buffers
 from gossamer.comm.mesh.native_mesh import Mesh, available
@@ -126,11 +126,13 @@ def check_same_request(requests: Sequence[str]) -> None:
         )
 
 
-def measured(mesh: Mesh, sockets: Sequence[socket.socket | None], fallback: Fallback) -> Links:
-    """Measure the links between the ranks of a mesh; every rank must call it."""
+def measured(
+    mesh: Mesh, sockets: Sequence[socket.socket | None], fallback: Fallback, routes: RelayRoutes | None = None
+) -> Links:
+    """Measure the links between the ranks of a mesh; every rank must call it. routes: see `measure`."""
     unknown = Links.alike(((0.0,) * mesh.world,) * mesh.world, 1.0)
     transport = MeshTransport(MeshOperations(mesh, CollectiveSelector(DirectAllReduce(), unknown)), fallback)
-    return measure(transport, mesh.round_trips(), lambda: packets(sockets))
+    return measure(transport, mesh.round_trips(), lambda: packets(sockets), routes)
 
 
 class Fallback(Protocol):

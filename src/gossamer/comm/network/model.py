@@ -1,10 +1,15 @@
-"""Network model: hosts with an upload and a download bandwidth, and paths between them with a round trip."""
+"""Network model: hosts with an upload and a download bandwidth, and paths between them with a round trip.
+
+A pair of hosts may be connected by a relay, a third machine. Its bytes load the lines of four: the sender's upload, the
+relay's download and upload, and the receiver's download. All pairs of one relay share its lines.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import inf, isfinite
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from math import hypot, inf, isfinite
 
 from gossamer.errors import require
 
@@ -59,6 +64,10 @@ class Network:
     default: Path = Path()
     paths: Mapping[frozenset[str], Path] = field(default_factory=dict)
     text: str = ""
+    #: Relays on machines without a worker, numbered after the hosts
+    relays: tuple[Host, ...] = ()
+    #: The number of the host or relay that forwards the bytes of a pair of hosts; others are connected directly
+    relayed: Mapping[frozenset[int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(
@@ -72,16 +81,64 @@ class Network:
                 f"only a path between two sites can have a rate, got a path with ends {sorted(ends)}: traffic within "
                 "a site uses the hosts' own lines only. Give the hosts that rate.",
             )
+        for pair, relay in self.relayed.items():
+            require(
+                len(pair) == 2 and relay not in pair and 0 <= relay < len(self.hosts) + len(self.relays),
+                f"hosts {sorted(pair)} cannot be connected by relay {relay}: a relay is a third machine, with a number "
+                f"below {len(self.hosts) + len(self.relays)}.",
+            )
 
     def path(self, a: int, b: int) -> Path:
-        """Return the path between hosts a and b. Two hosts of one site use the path of the site with itself."""
-        return self.paths.get(frozenset((self.hosts[a].site, self.hosts[b].site)), self.default)
+        """Return the path between hosts a and b. Two hosts of one site use the path of the site with itself. The path
+        by a host that relays has the round trip, jitter and loss of both legs."""
+        path = self.paths.get(frozenset((self.hosts[a].site, self.hosts[b].site)), self.default)
+        relay = self.relay(a, b)
+        if relay is None or relay >= len(self.hosts):
+            return path
+        one, other = (
+            self.paths.get(frozenset((self.hosts[end].site, self.hosts[relay].site)), self.default) for end in (a, b)
+        )
+        return replace(
+            path,
+            round_trip_seconds=one.round_trip_seconds + other.round_trip_seconds,
+            jitter_seconds=hypot(one.jitter_seconds, other.jitter_seconds),
+            loss=1 - (1 - one.loss) * (1 - other.loss),
+        )
+
+    def line(self, number: int) -> Host:
+        """Return a host or relay by its number."""
+        return self.hosts[number] if number < len(self.hosts) else self.relays[number - len(self.hosts)]
+
+    def relay(self, a: int, b: int) -> int | None:
+        """Return the number of the host or relay that forwards between hosts a and b; None without one."""
+        return self.relayed.get(frozenset((a, b)))
 
     def bits_per_second(self, sender: int, receiver: int) -> float:
-        """Return the bandwidth from one host to another: the minimum of both lines and the shared line."""
+        """Return the bandwidth from one host to another: the minimum of both lines, the shared line and the relay."""
         shared = self.path(sender, receiver).bits_per_second or inf
+        relay = self.relay(sender, receiver)
+        if relay is not None:
+            line = self.line(relay)
+            shared = min(shared, line.down_bits_per_second, line.up_bits_per_second)
         return min(self.hosts[sender].up_bits_per_second, shared, self.hosts[receiver].down_bits_per_second)
+
+    def among(self, numbers: Sequence[int]) -> Network:
+        """Return the network of some hosts, in this order. A host that relays for them remains as a relay."""
+        hosts, relays, relayed = tuple(self.hosts[each] for each in numbers), list[int](), dict[frozenset[int], int]()
+        for a, b in combinations(range(len(numbers)), 2) if self.relayed else ():
+            relay = self.relay(numbers[a], numbers[b])
+            if relay is None:
+                continue
+            if relay not in numbers and relay not in relays:
+                relays.append(relay)
+            relayed[frozenset((a, b))] = numbers.index(relay) if relay in numbers else len(hosts) + relays.index(relay)
+        return replace(self, hosts=hosts, relays=tuple(map(self.line, relays)), relayed=relayed)
+
+    @property
+    def hubs(self) -> tuple[int, ...]:
+        """The hosts that relay for others."""
+        return tuple(sorted({relay for relay in self.relayed.values() if relay < len(self.hosts)}))
 
     @property
     def is_uniform(self) -> bool:
-        return len(set(self.hosts)) <= 1 and not self.paths
+        return len(set(self.hosts)) <= 1 and not self.paths and not self.relayed

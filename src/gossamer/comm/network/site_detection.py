@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import combinations, pairwise
 from math import isfinite
 from statistics import median
@@ -20,11 +20,12 @@ def measured(
     down: Sequence[float],
     losses: Sequence[Sequence[float]] | None = None,
     shared: Sequence[Sequence[float]] | None = None,
+    relayed: Collection[frozenset[int]] = (),
 ) -> Network:
     """Build a network from measurements.
 
     Both directions of a pair measure the same path, so the shorter round trip is used. A path has the median of its
-    pairs.
+    pairs, without relayed ones if there are others.
 
     Args:
         round_trips: [i][j]: seconds between hosts i and j.
@@ -33,6 +34,7 @@ def measured(
         losses: [i][j]: fraction of packets lost; None for no loss.
         shared: [i][j]: bandwidth in bits per second of the line between the sites of i and j, 0 if unknown; None or
             empty if all are unknown.
+        relayed: Pairs of hosts that a third host connects.
     """
     seconds = _symmetric(round_trips)
     sites = _sites(seconds)
@@ -41,6 +43,9 @@ def measured(
     found: dict[frozenset[str], list[tuple[int, int]]] = {}
     for a, b in combinations(range(len(seconds)), 2):
         found.setdefault(frozenset((of[a], of[b])), []).append((a, b))
+    for pairs in found.values() if relayed else ():
+        direct = [pair for pair in pairs if frozenset(pair) not in relayed]
+        pairs[:] = direct or pairs
     paths = {
         ends: Path(
             round_trip_seconds=median(seconds[a][b] for a, b in pairs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations, groupby
@@ -14,10 +15,11 @@ from gossamer.algorithms.collectives import (
     Does,
     HalvingDoubling,
     HierarchicalAllReduce,
+    HubAllReduce,
     RingAllReduce,
     TreeAllReduce,
 )
-from gossamer.comm.network.cost.message_schedule import Moves, table_moves
+from gossamer.comm.network.cost.message_schedule import CHUNK_BYTES, Moves, table_moves
 from gossamer.comm.network.cost.message_simulator import Wires
 from gossamer.comm.network.cost.representative_cost import (
     AS_FAST,
@@ -54,7 +56,8 @@ def chosen_collective(
     """Return the requested algorithm: "auto" selects the fastest.
 
     Half precision always uses Direct: each owner sums in float32 and rounds once. A ring follows fast links.
-    "hierarchical(4)" has nodes of four consecutive ranks; without a number, nodes are as large as the first site.
+    "hierarchical(4)" has nodes of four consecutive ranks; without a number, nodes are as large as the first site. The
+    hub is the first rank that relays for others, or else the one with the fastest line.
     """
     if itemsize < SUMMED_BYTES:
         return DirectAllReduce()
@@ -74,6 +77,8 @@ def chosen_collective(
             return RingAllReduce(order=order_of(network))
         case HierarchicalAllReduce.name:
             return HierarchicalAllReduce(per_node=int(node.removesuffix(")")) if node else _first_site(network))
+        case HubAllReduce.name:
+            return HubAllReduce(hub=_hub(network))
         case _:
             return COLLECTIVES[name]()
 
@@ -105,7 +110,8 @@ def fastest(
     if among is None and _is_direct_pair(nbytes, network):
         return DirectAllReduce()
     found = candidates(network) if among is None else tuple(among)
-    return _fastest(nbytes, itemsize, network.hosts, network.default, frozenset(network.paths.items()), found, tcp)
+    paths, relayed = frozenset(network.paths.items()), frozenset(network.relayed.items())
+    return _fastest(nbytes, itemsize, network.hosts, network.default, paths, network.relays, relayed, found, tcp)
 
 
 def _is_direct_pair(nbytes: int, network: Network) -> bool:
@@ -129,10 +135,12 @@ def _fastest(
     hosts: tuple[Host, ...],
     default: Path,
     paths: frozenset[tuple[frozenset[str], Path]],
+    relays: tuple[Host, ...],
+    relayed: frozenset[tuple[frozenset[int], int]],
     among: tuple[Collective, ...],
     tcp: Tcp,
 ) -> Collective:
-    network = Network(hosts=hosts, default=default, paths=dict(paths))
+    network = Network(hosts=hosts, default=default, paths=dict(paths), relays=relays, relayed=dict(relayed))
     prices = {each: table_seconds(each, nbytes, itemsize, network, tcp) for each in among}
     return _of_equals(prices, len(hosts), _is_long(network))
 
@@ -204,7 +212,15 @@ def candidates(network: Network) -> tuple[Collective, ...]:
     """Return the algorithms to compare on a network, the simplest first."""
     per_node = ranks_per_site(network)
     nodes = (HierarchicalAllReduce(per_node=per_node),) if per_node else ()
-    return (DirectAllReduce(), HalvingDoubling(), RingAllReduce(order=order_of(network)), *nodes, TreeAllReduce())
+    hubs = (HubAllReduce(hub=hub) for hub in network.hubs)
+    return (
+        DirectAllReduce(),
+        HalvingDoubling(),
+        RingAllReduce(order=order_of(network)),
+        *nodes,
+        TreeAllReduce(),
+        *hubs,
+    )
 
 
 def order_of(network: Network) -> tuple[int, ...] | None:
@@ -232,3 +248,81 @@ def _first_site(network: Network) -> int:
     """Return the number of leading ranks on the first rank's site."""
     _, first = next(groupby(host.site for host in network.hosts))
     return len(list(first))
+
+
+def _hub(network: Network) -> int:
+    """Return the first rank that relays for others, or else the first one with the fastest line."""
+    if network.hubs:
+        return network.hubs[0]
+    lines = [min(host.up_bits_per_second, host.down_bits_per_second) for host in network.hosts]
+    return lines.index(max(lines))
+
+
+# -- all-gathers and broadcasts by a hub -------------------------------------------------------------------------------
+
+Flows = Mapping[tuple[int, int], float]  # bytes by (sender, receiver)
+HUB_PREFERENCE = 1.1  # its round trips are shorter, so TCP's windows open sooner, and it leaves uploads to others
+
+
+def gathering_hub(sizes: Sequence[int], network: Network, tcp: Tcp = ETHERNET) -> int | None:
+    """Return the rank by which an all-gather is about as fast as directly, or faster; None without one.
+
+    sizes: bytes of each rank's payload. Only ranks that relay for others are considered.
+    """
+    if not network.hubs:
+        return None
+    ranks, total = range(len(sizes)), sum(sizes)
+    direct = _flow_seconds([{(a, b): sizes[a] for a in ranks for b in ranks if a != b}], network, tcp)
+
+    def by_hub(hub: int) -> float:
+        to_hub = {(rank, hub): sizes[rank] for rank in ranks if rank != hub}
+        from_hub = {(hub, rank): total - sizes[rank] for rank in ranks if rank != hub}
+        return _flow_seconds([to_hub, from_hub], network, tcp)
+
+    return _faster_hub(by_hub, direct, network)
+
+
+def broadcasting_hub(nbytes: int, source: int, network: Network, tcp: Tcp = ETHERNET) -> int | None:
+    """Return the rank by which a broadcast is about as fast as by `Broadcast`, or faster; None without one."""
+    if not network.hubs:
+        return None
+    rest = [rank for rank in range(len(network.hosts)) if rank != source]
+    part = nbytes / max(1, len(rest))
+    scatter, collect = {(source, rank): part for rank in rest}, {(a, b): part for a in rest for b in rest if a != b}
+    direct = _flow_seconds([scatter, collect], network, tcp)
+
+    def by_hub(hub: int) -> float:
+        first = {(source, hub): nbytes} if hub != source else {}
+        return _flow_seconds([first, {(hub, rank): nbytes for rank in rest if rank != hub}], network, tcp)
+
+    return _faster_hub(by_hub, direct, network)
+
+
+def _faster_hub(by_hub: Callable[[int], float], direct: float, network: Network) -> int | None:
+    """Return the hub with the lowest cost; None if it is clearly slower than directly."""
+    prices = {hub: by_hub(hub) for hub in network.hubs}
+    best = min(prices, key=lambda hub: prices[hub])
+    return best if prices[best] <= HUB_PREFERENCE * direct else None
+
+
+def _flow_seconds(rounds: Sequence[Flows], network: Network, tcp: Tcp) -> float:
+    """Return the least time of messages in rounds, of which each piece passes all: that of the busiest line, with all
+    rounds at once, and the latency of each round. A rank passes a piece on once it has it."""
+    busy, latency = defaultdict[tuple[str, int], float](float), 0.0
+    for number, flows in enumerate(rounds):
+        for (sender, receiver), nbytes in flows.items():
+            bits, relay = 8 * tcp.wire_bytes(nbytes), network.relay(sender, receiver)
+            for up in [sender] if relay is None else [sender, relay]:
+                busy["up", up] += bits / network.line(up).up_bits_per_second
+            for down in [receiver] if relay is None else [relay, receiver]:
+                busy["down", down] += bits / network.line(down).down_bits_per_second
+        last = number == len(rounds) - 1
+        latency += max((_piece_seconds(flow, 0 if last else flows[flow], network, tcp) for flow in flows), default=0.0)
+    return max(busy.values(), default=0.0) + latency
+
+
+def _piece_seconds(flow: tuple[int, int], nbytes: float, network: Network, tcp: Tcp) -> float:
+    """Return the latency of a path, and the time of one piece of a message of `nbytes` on it."""
+    path = network.path(*flow)
+    bits = 8 * tcp.wire_bytes(min(nbytes, CHUNK_BYTES))
+    return path.round_trip_seconds / 2 + path.jitter_seconds + bits / network.bits_per_second(*flow)

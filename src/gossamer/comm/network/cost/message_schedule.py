@@ -150,18 +150,26 @@ def eager_neighbors(rank: int, receivers: Sequence[int], senders: Sequence[int],
 
 
 def table_moves(collective: Collective, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]:
+    """Return a rank's part in a table of hops, for a tensor that is cut into equal pieces."""
+    at = bounds(numel, collective.pieces(world))
+    return sized_table_moves(collective, rank, world, [stop - first for first, stop in pairwise(at)], itemsize)
+
+
+def sized_table_moves(
+    collective: Collective, rank: int, world: int, numels: Sequence[int], itemsize: int = 1
+) -> list[Moves]:
     """Return a rank's part in a table of hops: every chunk of every piece is a concurrent exchange.
 
-    They begin in the order of the rank's table, first chunks first. Empty chunks are omitted.
+    They begin in the order of the rank's table, first chunks first. Empty chunks are omitted. numels: elements of each
+    piece.
     """
-    at = bounds(numel, collective.pieces(world))
-    largest_bytes = (at[1] - at[0]) * itemsize
+    largest_bytes = max(numels) * itemsize
     chunks = min(ceil(largest_bytes / CHUNK_BYTES), max(1, MOST_MESSAGES // _messages(collective, world)))
     first_turns = _turns(collective, rank, world)
     exchanges: list[Moves] = []
     for chunk in range(chunks):
-        for piece, (first, stop) in enumerate(pairwise(at)):
-            size, longer = divmod(stop - first, chunks)
+        for piece, numel in enumerate(numels):
+            size, longer = divmod(numel, chunks)
             if nbytes := (size + (chunk < longer)) * itemsize:
                 turn = RankTurn(1 + chunk * len(first_turns) + first_turns[piece])
                 exchanges.append(iter((turn, *_piece_moves(collective, rank, world, nbytes)[piece])))

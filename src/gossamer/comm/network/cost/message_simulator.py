@@ -1,9 +1,9 @@
 """Message simulator: the moves of every rank in virtual time, on lines that transmit one message at a time.
 
 A message takes its path's latency plus its bytes over the bandwidth of its slowest line (Hockney 1994): the sender's,
-the receiver's, and the one between their sites if others send too. It leaves once its receiver is known to be ready:
-Gloo sends nothing before, so a message costs a round trip unless its receive was posted earlier. An eager message
-leaves as soon as the previous message on its connection has left.
+the receiver's, the one between their sites if others send too, and those of a relay that forwards it. It leaves once
+its receiver is known to be ready: Gloo sends nothing before, so a message costs a round trip unless its receive was
+posted earlier. An eager message leaves as soon as the previous message on its connection has left.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class _Connection:
     bits_per_second: float
     latency_seconds: float
     shared: SharedLine | None
+    relay: int | None  # number of the host or relay that forwards its messages
     queue: deque[Callable[[], None]] = field(default_factory=deque)
 
 
@@ -102,9 +103,9 @@ class Wires:
         self._network, self._tcp = network, tcp
         self._window_bytes = tcp.initial_window_bytes if window_bytes is None else window_bytes
         self.world = len(network.hosts)
-        self._up = [0.0] * self.world
-        self._down = [0.0] * self.world
-        self._shared = SharedLines(network)
+        self._up = [0.0] * (self.world + len(network.relays))
+        self._down = [0.0] * (self.world + len(network.relays))
+        self._shared, self._relaying = SharedLines(network), frozenset(network.relayed.values())
         self._connections: dict[tuple[int, int], _Connection] = {}
 
     def run(self, moves: Sequence[Sequence[Moves]], starts: Sequence[float]) -> list[float]:
@@ -127,8 +128,8 @@ class Wires:
         found = self._connections.get((sender, receiver))
         if found is None:
             path, slowest = self._network.path(sender, receiver), self._network.bits_per_second(sender, receiver)
-            shared = self._shared.between(sender, receiver)
-            found = _Connection(Stream(self._window_bytes), path, slowest, _latency_seconds(path), shared)
+            shared, relay = self._shared.between(sender, receiver), self._network.relay(sender, receiver)
+            found = _Connection(Stream(self._window_bytes), path, slowest, _latency_seconds(path), shared, relay)
             self._connections[sender, receiver] = found
         return found
 
@@ -145,23 +146,43 @@ class Wires:
         return begin, stream.free_seconds
 
     def cross(self, sender: int, receiver: int, nbytes: int, begin: float, left: float) -> tuple[float, float]:
-        """Pass a message over the line that sites share. Returns the begin and end of its transmission behind it.
+        """Pass a message over the lines that its sender shares with others: that of two sites, those of a relay, and
+        the download of a host that relays. Returns the begin and end of its transmission behind them.
 
         Later messages on the connection are delayed equally, so that the senders that share a line alternate.
         """
         connection = self.connection(sender, receiver)
-        if connection.shared is None:
+        if connection.shared is None and connection.relay is None and receiver not in self._relaying:
             return begin, left
-        passed = max(left, connection.shared.carry(8 * self._tcp.wire_bytes(nbytes), begin))
+        bits, passed = 8 * self._tcp.wire_bytes(nbytes), left
+        if connection.shared is not None:
+            passed = max(left, connection.shared.carry(bits, begin))
+        if receiver in self._relaying:
+            passed = self._reach(receiver, bits, begin + (passed - left), passed)
+        if connection.relay is not None:
+            passed = self._forward(connection.relay, bits, begin + (passed - left), passed)
         connection.stream.free_seconds = max(connection.stream.free_seconds, passed)
         return begin + (passed - left), passed
 
+    def _forward(self, relay: int, bits: float, begin: float, left: float) -> float:
+        """Pass a relay's download and upload, which also carry its own messages and those of other pairs. The relay
+        forwards each bit when it has it. Returns when the last one has left."""
+        line, received = self._network.line(relay), self._reach(relay, bits, begin, left)
+        first = received - max(bits / line.down_bits_per_second, left - begin)
+        self._up[relay] = max(self._up[relay], first) + bits / line.up_bits_per_second
+        return max(self._up[relay], received)
+
+    def _reach(self, host: int, bits: float, begin: float, left: float) -> float:
+        """Pass a host's download with a message that left from `begin` to `left`; return when the last bit has."""
+        self._down[host] = max(self._down[host], begin) + bits / self._network.line(host).down_bits_per_second
+        return max(self._down[host], left)
+
     def arrive(self, sender: int, receiver: int, nbytes: int, begin: float, left: float) -> float:
         """Receive a message that left from `begin` to `left`; return the arrival of its last byte."""
-        bits = 8 * self._tcp.wire_bytes(nbytes)
-        line = self._network.hosts[receiver].down_bits_per_second
-        self._down[receiver] = max(self._down[receiver], begin) + bits / line
-        return max(self._down[receiver], left) + self.connection(sender, receiver).latency_seconds
+        latency = self.connection(sender, receiver).latency_seconds
+        if receiver in self._relaying:  # its download was passed before
+            return left + latency
+        return self._reach(receiver, 8 * self._tcp.wire_bytes(nbytes), begin, left) + latency
 
     def post(self, clock: VirtualClock, sender: int, receiver: int, nbytes: int, left: Then, arrived: Then) -> None:
         """Send a message behind earlier ones of its connection, so that a slow connection does not block the line.
@@ -171,7 +192,7 @@ class Wires:
             sender: number of the host.
             receiver: number of the host.
             nbytes: of the message, header included.
-            left: called when its last byte has left the lines of the sender and between sites.
+            left: called when its last byte has left the lines of the sender, between sites, and of a relay.
             arrived: called when its last byte has arrived.
         """
         queue = self.connection(sender, receiver).queue
@@ -196,7 +217,8 @@ class Wires:
     def cross_at(
         self, clock: VirtualClock, sender: int, receiver: int, nbytes: int, begin: float, then: Carried
     ) -> None:
-        """Pass the shared line. A message without delay continues at once, in its turn among this time's events."""
+        """Pass the lines between both ends. A message without delay continues at once, in its turn among the events of
+        this time."""
         begin, passed = self.cross(sender, receiver, nbytes, begin, clock.now)
         if passed > clock.now:
             clock.at(passed, then, sender, receiver, nbytes, begin)

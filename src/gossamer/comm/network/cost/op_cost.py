@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from gossamer.algorithms.collectives import Broadcast, Collective
+from gossamer.algorithms.collectives import Broadcast, Collective, HubAllGather, HubBroadcast
 from gossamer.base.ops import (
     AllGather,
     AllReduceMean,
@@ -21,8 +21,10 @@ from gossamer.base.ops import (
 from gossamer.comm.network.cost.cheapest_collective import (
     SUMMED_BYTES,
     RequestedCollective,
+    broadcasting_hub,
     chosen_collective,
     chosen_on_uniform_links,
+    gathering_hub,
     is_alike,
 )
 from gossamer.comm.network.cost.message_schedule import (
@@ -35,6 +37,7 @@ from gossamer.comm.network.cost.message_schedule import (
     eager_neighbors,
     neighbors,
     ring_mean,
+    sized_table_moves,
     table_moves,
     tree_broadcast,
 )
@@ -58,6 +61,9 @@ class MessagePlan(Protocol):
 
     def straight(self, rank: int, world: int, nbytes: Sequence[int]) -> Moves:
         """Send nbytes[j] to rank j."""
+
+    def gather(self, rank: int, world: int, sizes: Sequence[int]) -> list[Moves]:
+        """Send the sizes[rank] bytes of this rank to all."""
 
     def neighbors(self, rank: int, receivers: Sequence[int], senders: Sequence[int], nbytes: int) -> Moves: ...
 
@@ -84,6 +90,9 @@ class Engine:
     def straight(self, rank: int, world: int, nbytes: Sequence[int]) -> Moves:
         return direct(rank, world, nbytes)
 
+    def gather(self, rank: int, world: int, sizes: Sequence[int]) -> list[Moves]:
+        return [direct(rank, world, [sizes[rank]] * world)]
+
     def neighbors(self, rank: int, receivers: Sequence[int], senders: Sequence[int], nbytes: int) -> Moves:
         return neighbors(rank, receivers, senders, nbytes)
 
@@ -99,10 +108,12 @@ class Eager:
     """Operations by a table of hops or in one hop; messages leave at once.
 
     choose: the table that sums a tensor of (bytes, itemsize) in a group of these ranks.
+    network: of these ranks.
     """
 
     choose: Callable[[int, int, Sequence[int]], Collective]
     ranks: Sequence[int]
+    network: Network
 
     def mean(self, rank: int, world: int, numel: int, itemsize: int) -> list[Moves]:
         collective = self.choose(numel * itemsize, itemsize, self.ranks)
@@ -111,14 +122,22 @@ class Eager:
     def straight(self, rank: int, world: int, nbytes: Sequence[int]) -> Moves:
         return eager_direct(rank, world, nbytes)
 
+    def gather(self, rank: int, world: int, sizes: Sequence[int]) -> list[Moves]:
+        hub = gathering_hub(sizes, self.network)
+        if hub is None:
+            return [eager_direct(rank, world, [sizes[rank]] * world)]
+        return sized_table_moves(HubAllGather(hub=hub), rank, world, sizes)
+
     def neighbors(self, rank: int, receivers: Sequence[int], senders: Sequence[int], nbytes: int) -> Moves:
         return eager_neighbors(rank, receivers, senders, nbytes)
 
     def broadcast(self, rank: int, world: int, nbytes: int, source: int) -> list[Moves]:
-        return table_moves(Broadcast(source=source), rank, world, nbytes, 1)
+        hub = broadcasting_hub(nbytes, source, self.network)
+        table = Broadcast(source=source) if hub is None else HubBroadcast(source=source, hub=hub)
+        return table_moves(table, rank, world, nbytes, 1)
 
     def among(self, ranks: Sequence[int]) -> MessagePlan:
-        return replace(self, ranks=[self.ranks[rank] for rank in ranks])
+        return replace(self, ranks=[self.ranks[rank] for rank in ranks], network=self.network.among(ranks))
 
 
 ENGINE = Engine()
@@ -128,10 +147,9 @@ def message_plan(collective: Chosen, network: Network, tcp: Tcp = ETHERNET) -> M
     """Return the plan: Gloo's for "engine"; else eager, with a fixed algorithm or the requested one per mean."""
 
     def choose(nbytes: int, itemsize: int, ranks: Sequence[int]) -> Collective:
-        hosts = tuple(network.hosts[rank] for rank in ranks)
-        return chosen_collective(collective, nbytes, itemsize, replace(network, hosts=hosts), tcp)
+        return chosen_collective(collective, nbytes, itemsize, network.among(ranks), tcp)
 
-    return ENGINE if collective == "engine" else Eager(choose, range(len(network.hosts)))
+    return ENGINE if collective == "engine" else Eager(choose, range(len(network.hosts)), network)
 
 
 def parts_of(op: CollectiveOp, rank: int, world: int, way: MessagePlan = ENGINE) -> list[Moves]:
@@ -139,10 +157,11 @@ def parts_of(op: CollectiveOp, rank: int, world: int, way: MessagePlan = ENGINE)
     match op:
         case AllReduceMean(tensor):
             return way.mean(rank, world, tensor.numel(), tensor.element_size())
-        case AllGather(forms=tuple(forms)) | AllToAll(forms=tuple(forms)):
+        case AllToAll(forms=tuple(forms)):
             return [way.straight(rank, world, [payload_bytes(forms[rank])] * world)]
-        case AllGather(payload):
-            return [way.straight(rank, world, [payload_bytes(payload)] * world)]
+        case AllGather(payload, forms):
+            sizes = [payload_bytes(payload)] * world if forms is None else list(map(payload_bytes, forms))
+            return way.gather(rank, world, sizes)
         case AllToAll(parts):
             return [way.straight(rank, world, [payload_bytes(part) for part in parts])]
         case NeighborAllGather(payload):
