@@ -48,7 +48,7 @@ TESTS = (
     "tests/federated/secure_aggregation/test_device.py",
     "tests/observe/exporters",
     "tests/observe/test_plot.py",
-    "tests/observe/watch/test_app.py",
+    "tests/observe/watch/test_server_app.py",
 )
 JOB = ("-m", "gossamer", "run", "--workers", "2", "release/two_workers.py")
 TEST_PACKAGES = ("pytest>=8", "pytest-timeout>=2.2", "hypothesis>=6.80")

@@ -27,11 +27,13 @@ MEASURES: dict[str, tuple[str, ...]] = {  # packages whose changes can change a 
     "jax-slices": (*STEP, "integrations"),
     "ladder": LOSS,
     "local": LOSS,
+    "long-links": ("comm",),
     "lost-workers": (*STEP, "launcher"),
     "many-members": ("algorithms/gossip", "algorithms/topologies", "comm/elastic", "comm/membership", "comm/rpc"),
     "named_stragglers": (*STEP, "observe"),
     "network": STEP,
     "pace": STEP,
+    "peers": STEP,
     "recipes": STEP,
     "rehearsals": (*STEP, "plan"),
     "scale": (*STEP, "plan"),
@@ -39,7 +41,9 @@ MEASURES: dict[str, tuple[str, ...]] = {  # packages whose changes can change a 
     "steps": STEP,
     "stragglers": STEP,
     "time-to-loss": STEP,
+    "two-homes": (*STEP, "launcher"),
     "unequal-speeds": LOSS,
+    "upload-limit": ("comm",),
 }
 COMMIT = re.compile(r"(?:commit|from) `([0-9a-f]{7,40})(?:-dirty)?`")
 

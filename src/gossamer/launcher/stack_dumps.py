@@ -24,6 +24,7 @@ SIGNAL = next(iter(system.signals("SIGUSR1")), None)  # None on Windows, where n
 SAME_SILENCE_SECONDS = 30.0
 HEAD, END = "stacks of rank {rank}, asked for by SIGUSR1:", "end of the stacks of rank {rank}"  # lines of its log
 DUMP_NOTE = "wrote the Python stacks of its workers: see `gossamer stacks {logs}`"
+HELD: list[system.File] = []  # open until the process ends: faulthandler knows their numbers
 
 
 class DumpOnSignal:
@@ -38,7 +39,9 @@ class DumpOnSignal:
         self._path = files.stacks(rank)
         self._file: int | None = None
         if SIGNAL is not None:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC)
+            file = system.open_file(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC)
+            HELD.append(file)
+            self._file = file.fileno()
             signal.signal(SIGNAL, self._show)
             system.dump_stacks_on(SIGNAL, self._file)
             system.lock_file(self._file)  # last: from now on the signal does not end the process
