@@ -24,7 +24,8 @@ LIBC = Path("/usr/aarch64-linux-gnu")
 # they execute the same lines of the kernels as all rounds.
 SHARE = 20
 TESTS = [
-    f"tests/base/kernels/test_{name}.py" for name in ("half", "quantize", "float4", "hadamard", "select", "low_rank")
+    f"tests/base/kernels/test_{name}.py"
+    for name in ("quantize_half", "quantize", "quantize_float4", "hadamard", "select", "low_rank")
 ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from release import matrix, wheels
+from release import aarch64, matrix, wheels
 from support.paths import ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -65,8 +65,8 @@ def test_the_file_of_floors_has_the_oldest_version_of_each_dependency() -> None:
     assert {name: version for name, version in floors.items() if not matrix.satisfies(version, stated[name])} == {}
 
 
-def test_rows_of_versions_test_files_that_exist() -> None:
-    assert [name for name in matrix.TESTS if not (ROOT / name).exists()] == []
+def test_rows_of_versions_and_the_emulator_test_files_that_exist() -> None:
+    assert [name for name in (*matrix.TESTS, *aarch64.TESTS) if not (ROOT / name).exists()] == []
 
 
 def test_a_row_whose_versions_do_not_install_fails_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

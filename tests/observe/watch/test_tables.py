@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 from support.synthetic_store import SyntheticRun
 from support.watched_runs import hostile, made
 
@@ -210,3 +212,8 @@ def test_hostile_lines_are_short_and_plain(tmp_path: Path) -> None:
     assert {line["more"] for line in lines} == {0, 10_000_000 - LONGEST_LINE}
     assert not any("\x1b" in line["text"] or "taken\x07" in line["text"] for line in lines)
     assert any(line["text"] == "caf\ufffd \ufffd" for line in lines)
+
+
+def test_sql_has_no_numbered_placeholders_which_python_3_14_refuses_for_sequences() -> None:
+    numbered = [path.name for path in (ROOT / "src").rglob("*.py") if re.search(r"= \?\d|[-+] \?\d", path.read_text())]
+    assert numbered == []

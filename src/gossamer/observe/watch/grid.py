@@ -197,8 +197,8 @@ def _spread(grid: Grid, row: int, covered: Iterable[tuple[int, float]]) -> None:
 
 def _steps_within(db: sqlite3.Connection, rank: int, window: TimeWindow) -> tuple[int, int | None]:
     """First and last step of a rank in the window, by bisection: times increase with steps."""
-    ends = "SELECT (SELECT min(step) FROM step WHERE rank = ?1), (SELECT max(step) FROM step WHERE rank = ?1)"
-    least, most = db.execute(ends, (rank,)).fetchone()
+    ends = "SELECT (SELECT min(step) FROM step WHERE rank = :rank), (SELECT max(step) FROM step WHERE rank = :rank)"
+    least, most = db.execute(ends, {"rank": rank}).fetchone()
     if most is None:
         return 0, None
     moment = "SELECT at FROM step WHERE rank = ? AND step = ?"

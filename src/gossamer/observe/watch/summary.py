@@ -86,9 +86,9 @@ def read_vitals(db: sqlite3.Connection, ranks: list[Row]) -> dict[str, dict[str,
         for rank in ranks:
             for (value,) in db.execute(of_rank, (name, rank["rank"])):
                 of_ranks.setdefault(str(rank["rank"]), {})[name] = value
-        of_machine = """SELECT machine, value, max(at) FROM vital WHERE name = ?1 AND rank IS NULL AND at >=
-            (SELECT max(at) FROM vital WHERE name = ?1 AND rank IS NULL) - ?2 GROUP BY machine"""
-        for machine, value, _ in db.execute(of_machine, (name, RECENT_SECONDS)):
+        of_machine = """SELECT machine, value, max(at) FROM vital WHERE name = :name AND rank IS NULL AND at >=
+            (SELECT max(at) FROM vital WHERE name = :name AND rank IS NULL) - :seconds GROUP BY machine"""
+        for machine, value, _ in db.execute(of_machine, {"name": name, "seconds": RECENT_SECONDS}):
             of_machines.setdefault(str(machine), {})[name] = value
     return {"ranks": of_ranks, "machines": of_machines}
 
