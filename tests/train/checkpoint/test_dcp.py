@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import warnings
 from collections.abc import Iterator
@@ -237,3 +238,8 @@ def test_another_folder_is_refused(content: bytes | None, tmp_path: Path) -> Non
         (tmp_path / ".metadata").write_bytes(content)
     with pytest.raises(CheckpointError, match="cannot be read as torch's distributed checkpoint"):
         dcp.load(tmp_path)
+
+
+def test_paths_that_python_3_13_wrote_are_read_by_every_version() -> None:
+    written = b"cpathlib._local\nPosixPath\n(S'data'\ntR."
+    assert dcp._PlainUnpickler(io.BytesIO(written)).load() == Path("data")

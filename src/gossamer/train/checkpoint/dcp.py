@@ -185,6 +185,7 @@ class _PlainUnpickler(pickle.Unpickler):
     """Refuses classes that are not part of the format."""
 
     def find_class(self, module: str, name: str) -> Any:
+        module = "pathlib" if module == "pathlib._local" else module  # the module of paths in Python 3.13 only
         dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if dtype or (module, name) in FORMAT_CLASSES or (module == METADATA and "." not in name):
             return super().find_class(module, name)
