@@ -19,14 +19,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from typing import Self
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-from benchmarks.provenance import provenance, scratch  # noqa: E402
-from benchmarks.report import markdown, write_page  # noqa: E402
-from support.homes import (  # type: ignore[import-not-found]  # noqa: E402  # found only after the line above
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from benchmarks.provenance import ROOT, provenance, scratch  # found only after the lines above
+from benchmarks.report import markdown, write_page
+from support.homes import (  # type: ignore[import-not-found]
     FULL_CONE,
     PORT,
     SYMMETRIC,
@@ -35,11 +36,11 @@ from support.homes import (  # type: ignore[import-not-found]  # noqa: E402  # f
     missing,
 )
 
-from gossamer.base.units import bytes_text  # noqa: E402
-from gossamer.comm.network import Host, Network, Path  # noqa: E402
-from gossamer.comm.network.parse import UNLIMITED_BITS_PER_SECOND  # noqa: E402
-from gossamer.plan.emulation.namespaces import INTERFACE, EmulatedHost, address, ip  # noqa: E402
-from gossamer.plan.emulation.tun_switch import SwitchFabric  # noqa: E402
+from gossamer.base.units import bytes_text
+from gossamer.comm.network import Host, Network, Path
+from gossamer.comm.network.parse import UNLIMITED_BITS_PER_SECOND
+from gossamer.plan.emulation.namespaces import INTERFACE, EmulatedHost, address, ip
+from gossamer.plan.emulation.tun_switch import SwitchFabric
 
 
 def line(site: str, up: float, down: float) -> Host:
@@ -61,17 +62,13 @@ WAYS = {"direct": (FULL_CONE, ()), "relayed": (SYMMETRIC, ("--relay",))}
 RECIPES = ("home", "Float4()")
 PATIENCE_SECONDS = 300.0
 
-TRAIN = """
-import json, os, sys, time
+# The beginning of a script: model, optimizer, data and session
+SETUP = """
+import json, sys, time
 sys.path.insert(0, {root!r})
 import torch
 import gossamer
 from examples.bytelm import SIZES, ByteLM
-
-def moved():
-    lines = open("/proc/net/dev").read().splitlines()[2:]
-    fields = [line.replace(":", " ").split() for line in lines if not line.lstrip().startswith("lo:")]
-    return sum(int(each[1]) for each in fields), sum(int(each[9]) for each in fields)
 
 torch.set_num_threads(1)
 world = gossamer.init()
@@ -80,6 +77,14 @@ model = ByteLM(*SIZES["small"])
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 data = torch.randint(256, (64, 8, 65))
 session = gossamer.attach(model, optimizer, {recipe!r})
+"""
+
+TRAIN = """
+def moved():
+    lines = open("/proc/net/dev").read().splitlines()[2:]
+    fields = [line.replace(":", " ").split() for line in lines if not line.lstrip().startswith("lo:")]
+    return sum(int(each[1]) for each in fields), sum(int(each[9]) for each in fields)
+
 common, first, began, before = 0, 0.0, 0.0, (0, 0)
 while common < {warm} + {steps}:
     model(data[session.steps % len(data)]).backward()
@@ -125,46 +130,65 @@ def two_homes(kind: str) -> Iterator[Internet]:
             yield net
 
 
+class Machines:
+    """Runs `gossamer` on machines, each with a folder and the script. At the end of the block the processes end."""
+
+    def __init__(self, net: Internet, folder: pathlib.Path, script: str) -> None:
+        self._net, self._folder, self._script = net, folder, script
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.terminate()
+                process.wait(60)
+
+    @property
+    def link(self) -> pathlib.Path:
+        return self._folder / "link"
+
+    def start(self, machine: str, *words: str) -> None:
+        folder = self._folder / machine
+        folder.mkdir()
+        (folder / "train.py").write_text(self._script)
+        with (folder / "output").open("w") as output:
+            command = [*self._net.prefix(machine), sys.executable, "-m", "gossamer", *words, "train.py"]
+            self.processes[machine] = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
+
+    def start_office(self, workers: str, until: float, *options: str) -> None:
+        """Start the first launcher and wait for its link, until a time of time.monotonic()."""
+        listen = ("--listen", f"{OFFICE}:{PORT}", "--invite", str(self.link))
+        self.start("office", "run", "--workers", workers, *listen, *options)
+        while not self.link.exists() and self.processes["office"].poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def found(self, machine: str) -> list[float]:
+        """The figures that the script printed. Raises RuntimeError with the output if there are none."""
+        output = (self._folder / machine / "output").read_text()
+        told = re.search(r"found (\[.*\])", output)
+        if told is None:
+            raise RuntimeError(f"{machine} did not finish:\n{output}")
+        figures: list[float] = json.loads(told[1])
+        return figures
+
+
 def measure(way: str, recipe: str, warm: int, steps: int) -> Found:
     """Train once. Raises RuntimeError with the output of a machine that fails."""
     kind, options = WAYS[way]
-    text = TRAIN.format(root=str(ROOT), recipe=recipe, warm=warm, steps=steps)
+    text = (SETUP + TRAIN).format(root=str(ROOT), recipe=recipe, warm=warm, steps=steps)
     with two_homes(kind) as net, tempfile.TemporaryDirectory() as name:
-        link, started = pathlib.Path(name) / "link", dict[str, subprocess.Popen[str]]()
-
-        def start(machine: str, *words: str) -> None:
-            folder = pathlib.Path(name) / machine
-            folder.mkdir()
-            (folder / "train.py").write_text(text)
-            with (folder / "output").open("w") as output:
-                command = [*net.prefix(machine), sys.executable, "-m", "gossamer", *words, "train.py"]
-                started[machine] = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, text=True)
-
-        try:
-            listen = ("--listen", f"{OFFICE}:{PORT}", "--invite", str(link))
-            start("office", "run", "--workers", "1:3:1", *listen, *options)
+        with Machines(net, pathlib.Path(name), text) as machines, suppress(subprocess.TimeoutExpired):  # outputs tell
             until = time.monotonic() + PATIENCE_SECONDS
-            while not link.exists() and started["office"].poll() is None and time.monotonic() < until:
-                time.sleep(0.05)
+            machines.start_office("1:3:1", until, *options)
             for home in HOMES:
                 typed = time.time()
-                start(home, "join", f"@{link}")
-            for process in started.values():
+                machines.start(home, "join", f"@{machines.link}")
+            for process in machines.processes.values():
                 process.wait(max(1.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            pass  # its output tells
-        finally:
-            for process in started.values():
-                if process.poll() is None:
-                    process.terminate()
-                    process.wait(60)
-        outputs = {machine: (pathlib.Path(name) / machine / "output").read_text() for machine in started}
-    figures = dict[str, list[float]]()
-    for machine, output in outputs.items():
-        told = re.search(r"found (\[.*\])", output)
-        if told is None:
-            raise RuntimeError(f"{way}, {recipe}: {machine} did not finish:\n{output}")
-        figures[machine] = json.loads(told[1])
+        figures = {machine: machines.found(machine) for machine in machines.processes}
     return Found(
         seconds=max(each[0] for each in figures.values()) - typed,
         step=statistics.median(each[1] for each in figures.values()),

@@ -19,34 +19,21 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-from benchmarks.provenance import provenance, scratch  # noqa: E402
-from benchmarks.report import markdown, write_page  # noqa: E402
-from benchmarks.two_homes import OFFICE, two_homes  # noqa: E402
-from support.homes import FULL_CONE, PORT, missing  # type: ignore[import-not-found]  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.provenance import ROOT, provenance, scratch  # found only after the lines above
+from benchmarks.report import markdown, write_page
+from benchmarks.two_homes import SETUP, Machines, two_homes
+from support.homes import FULL_CONE, missing  # type: ignore[import-not-found]
 
-from gossamer.base.units import parse_rate  # noqa: E402
-from gossamer.plan.emulation.namespaces import INTERFACE  # noqa: E402
+from gossamer.base.units import parse_rate
+from gossamer.plan.emulation.namespaces import INTERFACE
 
 SAMPLE_SECONDS = 0.1
 WINDOWS = (1.0, 10.0)  # seconds
 PATIENCE_SECONDS = 120.0
 
 TRAIN = """
-import json, sys, time
-sys.path.insert(0, {root!r})
-import torch
-import gossamer
-from examples.bytelm import SIZES, ByteLM
-
-torch.set_num_threads(1)
-world = gossamer.init()
-torch.manual_seed(world.rank)
-model = ByteLM(*SIZES["small"])
-optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-data = torch.randint(256, (64, 8, 65))
-session = gossamer.attach(model, optimizer, {recipe!r})
 times = []
 while not (times and times[-1] > times[0] + {seconds}):
     model(data[session.steps % len(data)]).backward()
@@ -70,39 +57,16 @@ def sent(prefix: Sequence[str], interface: str) -> Sample:
 def train(args: argparse.Namespace, seconds: float) -> tuple[list[float], list[Sample]]:
     """Times of the common steps, and samples of the first machine's interface. Raises RuntimeError."""
     samples = list[Sample]()
+    text = (SETUP + TRAIN).format(root=str(ROOT), recipe=args.recipe, seconds=seconds)
     with two_homes(FULL_CONE) as net, tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "train.py").write_text(TRAIN.format(root=str(ROOT), recipe=args.recipe, seconds=seconds))
-        processes = list[subprocess.Popen[bytes]]()
-
-        def start(machine: str, *words: str) -> None:
-            (folder / machine).mkdir()
-            with (folder / machine / "output").open("w") as output:
-                command = [*net.prefix(machine), sys.executable, "-m", "gossamer", *words, str(folder / "train.py")]
-                processes.append(subprocess.Popen(command, cwd=folder / machine, stdout=output, stderr=output))
-
-        def output(machine: str) -> str:
-            return (folder / machine / "output").read_text()
-
-        try:
-            listen = ("--listen", f"{OFFICE}:{PORT}", "--invite", str(folder / "link"), "--upload-limit", args.limit)
-            start("office", "run", "--workers", "1:2:1", *listen)
+        with Machines(net, Path(name), text) as machines:
             until = time.monotonic() + PATIENCE_SECONDS + seconds
-            while not (folder / "link").exists() and time.monotonic() < until:
-                time.sleep(0.05)
-            start("home1", "join", f"@{folder / 'link'}")
-            while processes[0].poll() is None and time.monotonic() < until:
+            machines.start_office("1:2:1", until, "--upload-limit", args.limit)
+            machines.start("home1", "join", f"@{machines.link}")
+            while machines.processes["office"].poll() is None and time.monotonic() < until:
                 samples.append(sent(net.prefix("office"), INTERFACE))
                 time.sleep(SAMPLE_SECONDS)
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.terminate()
-                    process.wait(60)
-        told = [line.partition("found ")[2] for line in output("office").splitlines() if "found [" in line]
-        if not told:
-            raise RuntimeError(f"the first machine did not finish:\n{output('office')}\n{output('home1')}")
-    times: list[float] = json.loads(told[0])
+        times = machines.found("office")
     return times, [each for each in samples if times[0] <= each[0] <= times[-1]]
 
 
@@ -110,7 +74,7 @@ def estimate(args: argparse.Namespace) -> float:
     """Seconds of a step, as `gossamer explain` estimates them."""
     with tempfile.TemporaryDirectory() as name:
         script, found = Path(name) / "train.py", Path(name) / "found.json"
-        script.write_text(TRAIN.format(root=str(ROOT), recipe=args.recipe, seconds=0))
+        script.write_text((SETUP + TRAIN).format(root=str(ROOT), recipe=args.recipe, seconds=0))
         network = f"100mbit,40ms,up={args.limit}"
         words = ["explain", args.recipe, "--workers", "2", "--network", network, "--json", str(found), str(script)]
         subprocess.run([sys.executable, "-m", "gossamer", *words], check=True, capture_output=True)
