@@ -116,7 +116,6 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, monk
 
 def test_a_user_begins_again_inside_a_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(emulation.REENTERED, raising=False)
-    monkeypatch.setenv(emulation.LOG_LEVEL, "ERROR")
     monkeypatch.setattr(emulation, "plan", lambda network: EmulationPlan(emulation="switch", reenters=True))
     monkeypatch.setattr(sys, "argv", ["gossamer", "run", "a b.py"])
 
@@ -147,7 +146,7 @@ def test_words_are_paced_where_nothing_can_be_emulated(monkeypatch: pytest.Monke
     with emulate(NETWORK, planned, notes.append) as paced:
         job = paced.place(Job(script=Path("train.py"), logs=tmp_path))
         assert job.settings == {"GOSSAMER_PACED": "200mbit,2ms"}
-        assert (job.prefix, job.interface) == ((), None)
+        assert (job.hosts, job.interface) == ((), None)
         assert paced.record() == {"network": "200mbit,2ms", "emulation": "paced"}
     assert len(notes) == 1
     assert "only approximated on this machine: there is no tun" in notes[0]

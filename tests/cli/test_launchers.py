@@ -20,7 +20,7 @@ from gossamer.launcher.job import Elasticity, InvitationOptions, Job, Serving, W
 from gossamer.observe.live import LiveView
 from gossamer.observe.telemetry import MachineDesk
 from gossamer.plan.emulation import EmulationPlan
-from gossamer.plan.emulation.namespaces import DIRECTORY
+from gossamer.plan.emulation.namespaces import DIRECTORY, EmulatedHost
 
 ONE = Machines(None, 1, 0, None)
 
@@ -169,22 +169,22 @@ def test_contradictions_are_refused_before_anything_starts(options: tuple[str, .
 
 
 def test_on_emulated_hosts_the_coordinator_is_on_the_first_and_workers_meet_nowhere_else(tmp_path: Path) -> None:
-    hosts = [SimpleNamespace(address=f"10.77.0.{k}", namespace=f"lab-{k}", interface="eth0") for k in (1, 2)]
-    testbed = SimpleNamespace(hosts=hosts, prefix=lambda number: ("enter", number), header_bytes=14)
+    hosts = [EmulatedHost(namespace=f"lab-{k}", address=f"10.77.0.{k}") for k in (1, 2)]
+    testbed = SimpleNamespace(hosts=hosts, header_bytes=14)
     emulation = Emulation(testbed=testbed)  # type: ignore[arg-type]
     elasticity = Elasticity(range=read_worker_range("1:2"))
     job = Job(script=Path("train.py"), logs=tmp_path / "logs")
     start = elastic_starter(job, elasticity, emulation, LiveView(tmp_path, ()), MachineDesk())
     placed, elastic = start.args  # type: ignore[attr-defined]
-    assert (placed.prefix, placed.interface) == (("enter", "${local_rank}"), "eth0")
+    assert (placed.hosts, placed.interface) == ((DIRECTORY / "lab-1", DIRECTORY / "lab-2"), "eth0")
     assert (elastic.listen, elastic.network) == (("10.77.0.1", PORT), DIRECTORY / "lab-1")
     plain = elastic_starter(job, elasticity, Emulation(), LiveView(tmp_path, ()), MachineDesk())
     assert plain.args[1] == elasticity  # type: ignore[attr-defined]
 
 
 def test_on_emulated_hosts_the_servers_of_an_elastic_run_follow_the_most_workers(tmp_path: Path) -> None:
-    hosts = [SimpleNamespace(address=f"10.77.0.{k}", namespace=f"lab-{k}", interface="eth0") for k in range(1, 5)]
-    testbed = SimpleNamespace(hosts=hosts, prefix=lambda number: ("enter", number), header_bytes=14)
+    hosts = [EmulatedHost(namespace=f"lab-{k}", address=f"10.77.0.{k}") for k in range(1, 5)]
+    testbed = SimpleNamespace(hosts=hosts, header_bytes=14)
     emulation = Emulation(testbed=testbed)  # type: ignore[arg-type]
     job, elasticity = Job(script=Path("train.py"), logs=tmp_path), Elasticity(range=read_worker_range("1:3:1"))
     live = LiveView(tmp_path, ())

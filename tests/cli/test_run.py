@@ -321,6 +321,11 @@ for host, port in places:
 print("met", gossamer.init().size, "at", os.environ["MASTER_ADDR"])
 """
 PLAN = plan(read_network("200mbit", 2))
+ENTERS_ITS_HOST = """
+import ctypes, os
+with open(os.environ["GOSSAMER_NETWORK_NAMESPACE"], "rb") as network:
+    assert ctypes.CDLL(None).setns(network.fileno(), 0x40000000) == 0
+"""
 
 
 @pytest.mark.skipif(PLAN.emulation == "paced" or PLAN.reenters, reason=PLAN.reason or "network namespaces need root")
@@ -330,7 +335,8 @@ def test_servers_have_hosts_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--servers", "2", "--workers", "2", "--network", "200mbit")
-    exit_code, said = run_beside_servers(tmp_path, monkeypatch, IN_THE_LAB, *options)
+    server = ENTERS_ITS_HOST + SERVER
+    exit_code, said = run_beside_servers(tmp_path, monkeypatch, IN_THE_LAB, *options, server=server)
     assert exit_code == 0, said
     for rank in (0, 1):
         for server in (2, 3):

@@ -60,7 +60,7 @@ def test_a_job_that_restarts_single_workers_has_a_standby() -> None:
     assert command[-4:] == ("--standby", "train.py", "--lr", "1")
     assert not job().standby_command
     assert not job(keeps_standby=True, max_restarts=0).standby_command
-    assert not job(keeps_standby=True, prefix=("ip", "netns")).standby_command, "each place has a command of its own"
+    assert job(keeps_standby=True, hosts=(Path("/run/netns/a"),)).standby_command == command
 
 
 # -- test_job_worker_range ---------------------------------------------------------------------------------------------

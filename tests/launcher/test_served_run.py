@@ -370,18 +370,15 @@ def test_the_check_of_spares_detects_a_mutant_that_does_not_end_them(run: Run, m
             each_process.communicate()  # the guard has ended it
 
 
-def test_on_hosts_of_their_own_each_server_has_a_spare_of_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 0.0)
-    (run.directory / "spare.py").write_text(SPARE)
-    command = (sys.executable, "-S", "-u", str(run.directory / "spare.py"))
-    script = """
-        wait_for("waits")
-        while len(open(os.path.join(os.path.dirname(__file__), "waits")).readlines()) < 2:
-            time.sleep(0.01)
-    """
-    prefix = ("env", "HOST=${local_rank}")
-    assert run(script, workers=1, prefix=prefix, serving={"servers": 2, "standby": command}) == Outcome()
-    assert sorted(path.name for path in run.private.glob("spare-?.txt")) == ["spare-1.txt", "spare-2.txt"]
+HOST_IS_OWN = """
+    number = int(os.environ["RANK"]) if "RANK" in os.environ else 2 + int(os.environ["GOSSAMER_SERVER"])
+    assert os.environ["GOSSAMER_NETWORK_NAMESPACE"] == f"/run/netns/host-{number}"
+"""
+
+
+def test_on_an_emulated_network_each_worker_and_server_is_told_its_host(run: Run) -> None:
+    hosts = tuple(Path(f"/run/netns/host-{number}") for number in range(4))
+    assert run(HOST_IS_OWN, workers=2, hosts=hosts, server=HOST_IS_OWN, serving={"servers": 2}) == Outcome()
 
 
 def test_a_server_that_never_stays_ends_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from gossamer.base import bounded_file
 
 RUN_DIRECTORY = "GOSSAMER_RUN_DIRECTORY"
+NETWORK_NAMESPACE = "GOSSAMER_NETWORK_NAMESPACE"  # file of the namespace of a process on an emulated host
 
 
 class Stage(StrEnum):

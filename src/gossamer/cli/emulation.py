@@ -22,9 +22,6 @@ from gossamer.plan.emulation.namespaces import HEADER_BYTES, EmulationError
 PACED = "GOSSAMER_PACED"
 REENTERED = "GOSSAMER_LAB_REENTERED"
 PORT = 29500  # every port is free on an emulated host
-# torch warns of every peer address without a name; emulated hosts have none
-LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
-QUIET = os.environ.get(LOG_LEVEL, "ERROR")
 APPROXIMATE = (
     "{network} is only approximated on this machine: {reason}. Each operation of Gossamer is delayed by its time on "
     'the network; connections, queues and other traffic are not. The record has "emulation": "paced".'
@@ -55,12 +52,11 @@ class Emulation:
             "MASTER_ADDR": self.testbed.hosts[0].address,
             "MASTER_PORT": str(PORT),
             "TORCHELASTIC_USE_AGENT_STORE": "False",  # the launcher's store is outside the emulated network
-            LOG_LEVEL: QUIET,
             HEADER_BYTES: str(self.testbed.header_bytes),
         }
-        prefix = self.testbed.prefix("${local_rank}")
+        hosts = tuple(host.network for host in self.testbed.hosts)
         return replace(
-            job, interface=self.testbed.hosts[0].interface, prefix=prefix, settings={**job.settings, **settings}
+            job, interface=self.testbed.hosts[0].interface, hosts=hosts, settings={**job.settings, **settings}
         )
 
     def training_seconds(self, has_begun: bool) -> float | None:
@@ -97,7 +93,7 @@ def enter(network: Network | None, faults: Sequence[Fault]) -> EmulationPlan | N
         raise EmulationError(
             "this process cannot create network namespaces, even in its own user namespace. Run as root."
         )
-    os.environ |= {REENTERED: "1", LOG_LEVEL: QUIET}
+    os.environ[REENTERED] = "1"
     command = reentering([sys.executable, "-m", "gossamer", *sys.argv[1:]])
     os.execvp(command[0], command)
 

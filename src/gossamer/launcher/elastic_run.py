@@ -18,6 +18,7 @@ from gossamer.base.peer_ops import Answer, Ask
 from gossamer.base.run_files import RunFiles, Stage, read_json
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.relay import RelayServer
+from gossamer.comm.environment.emulated_host import in_namespace
 from gossamer.comm.environment.network_interfaces import interface_towards
 from gossamer.comm.environment.run_token import check_token_file, make_token_file, read_token, write_secret
 from gossamer.comm.environment.wait_timeout import timeout_seconds
@@ -31,7 +32,6 @@ from gossamer.launcher.failure import Outcome
 from gossamer.launcher.job import MOST_WORKERS, NO_SERVERS, Elasticity, Job, Serving, Spawn
 from gossamer.launcher.process import ManagedProcess
 from gossamer.launcher.process_logs import Show, WorkerLog
-from gossamer.launcher.rendezvous import in_namespace
 from gossamer.launcher.served_run import Servers, free_endpoints
 from gossamer.launcher.supervisor import Supervisor
 
@@ -240,7 +240,7 @@ class ElasticRun(ElasticPolicy["MemberProcess"]):
         self._standby = supervisor.standby(
             "spare-worker", self._job.standby_command, self._environment, self._job.begin
         )
-        first_number = elasticity.range.most if job.prefix else MOST_WORKERS  # places of workers may be added later
+        first_number = elasticity.range.most if job.hosts else MOST_WORKERS  # places of workers may be added later
         environment = {**self._environment, "GOSSAMER_SERVERS": ",".join(serving.endpoints)}
         self._servers = Servers(self._job, serving, supervisor, environment, first_number)
 
@@ -285,7 +285,7 @@ class MemberProcess(ManagedProcess):
         initial: bool,
     ) -> None:
         self.members: list[int] = []
-        self._initial, self._shared_environment = initial, shared_environment
+        self._initial, self._shared_environment, self._host = initial, shared_environment, job.host(place)
         super().__init__(
             place,
             supervisor.files,
@@ -293,7 +293,6 @@ class MemberProcess(ManagedProcess):
             (sys.executable, *job.worker_arguments),
             self._member_environment,
             WorkerLog(job, place, supervisor.files, show),
-            job.prefix,
             job.max_restarts,
             begin,
         )
@@ -338,6 +337,7 @@ class MemberProcess(ManagedProcess):
         place = str(self.number)
         return {
             **self._shared_environment,
+            **self._host,
             "RANK": place,
             "LOCAL_RANK": place,
             "GOSSAMER_PLACE": place,

@@ -113,6 +113,7 @@ class FixedRun(RestartAll):
                 **self._place(rank, local_rank),
                 "TORCHELASTIC_RESTART_COUNT": str(attempt),
                 **self._job.environment(files.directory),
+                **self._job.host(local_rank),
                 "GOSSAMER_RUN": machines.run,
                 **token,
             }
@@ -124,7 +125,6 @@ class FixedRun(RestartAll):
             (sys.executable, *self._job.worker_arguments),
             environment,
             WorkerLog(self._job, rank, files, self._show),
-            self._job.prefix,
             begin=self._job.begin,
         )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gossamer.base import system
-from gossamer.base.run_files import RUN_DIRECTORY
+from gossamer.base.run_files import NETWORK_NAMESPACE, RUN_DIRECTORY
 from gossamer.errors import RecipeError, require
 
 LOOPBACK = "127.0.0.1"
@@ -55,7 +55,7 @@ class Job:
     worker_module: str = "gossamer.launcher.worker"  # `python -m` runs it
     keeps_standby: bool = False  # start a process ahead for the next lost worker; `worker_module` accepts --standby
     begin: Spawn = spawn  # starts a worker
-    prefix: tuple[str, ...] = ()  # before every worker's command; ${local_rank} is replaced by its local rank
+    hosts: tuple[Path, ...] = ()  # network namespaces of workers, then of servers; empty for this process's own
     settings: Mapping[str, str] = field(default_factory=dict)  # added to the workers' environment
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class Job:
 
         Only the recipe of the command line is known here. Workers on an emulated network have no rendezvous store.
         """
-        if self.recipe is None or self.workers == 1 or self.rendezvous is not None or self.prefix:
+        if self.recipe is None or self.workers == 1 or self.rendezvous is not None or self.hosts:
             return False
         from gossamer.algorithms.recipes.recipe import resolve  # imported late: it imports torch
         from gossamer.algorithms.strategies import GossipStage
@@ -100,13 +100,17 @@ class Job:
     @property
     def standby_command(self) -> tuple[str, ...]:
         """Command of a process that waits for the place of a lost worker; empty without restarts of single workers."""
-        if not self.keeps_standby or not self.max_restarts or self.prefix:
+        if not self.keeps_standby or not self.max_restarts:
             return ()
         return (sys.executable, "-u", "-m", self.worker_module, STANDBY, *self._program)
 
     @property
     def _program(self) -> tuple[str, ...]:
         return (*(("-m",) if self.as_module else ()), str(self.script), *self.arguments)
+
+    def host(self, number: int) -> dict[str, str]:
+        """Variables of the process on the emulated host of this number; empty without an emulated network."""
+        return {NETWORK_NAMESPACE: str(self.hosts[number])} if self.hosts else {}
 
     def environment(self, directory: Path, given: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Variables to add to the environment of every worker. given: the environment to extend."""
@@ -143,7 +147,7 @@ SERVER = (sys.executable, "-u", "-m", "gossamer.train.parameter_server")
 class Serving:
     """`servers` processes that hold the parameters, in addition to a job's workers.
 
-    If the job has a prefix, ${local_rank} of server k is workers + k.
+    On an emulated network, the hosts of servers follow those of the workers.
     """
 
     servers: int

@@ -26,11 +26,6 @@ FAILURE_GRACE_SECONDS = 5.0
 STANDBY_DELAY_SECONDS = 1.0
 
 
-def placed(number: int, prefix: Sequence[str], command: Sequence[str]) -> list[str]:
-    """The command with its prefix, for the process of this number."""
-    return [*(part.replace("${local_rank}", str(number)) for part in prefix), *command]
-
-
 class ManagedProcess:
     """A worker or server with at most one running process. The process leads a process group: its helpers end with it.
 
@@ -38,10 +33,9 @@ class ManagedProcess:
         number: its number in the run's files.
         files: the run's files.
         orphan_reaper: kills the processes if this launcher dies.
-        command: the command after the prefix.
+        command: its command.
         environment: called with the attempt; returns the whole environment.
         log: of its output over all attempts.
-        prefix: command before `command`; ${local_rank} is replaced by the number.
         most_restarts: budget for a policy that restarts it alone.
         begin: starts a process.
     """
@@ -54,7 +48,6 @@ class ManagedProcess:
         command: Sequence[str],
         environment: Callable[[int], Mapping[str, str]],
         log: ProcessLog,
-        prefix: Sequence[str] = (),
         most_restarts: int = 0,
         begin: Spawn = spawn,
     ) -> None:
@@ -65,7 +58,7 @@ class ManagedProcess:
         self.due: float | None = None  # time of the next start
         self._files = files
         self._orphan_reaper = orphan_reaper
-        self._command = placed(number, prefix, command)
+        self._command = command
         self._environment = environment
         self._begin = begin
         self._process: system.Process | None = None

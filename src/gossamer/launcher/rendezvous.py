@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import os
 import secrets
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
 
-import torch
 from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
 
 from gossamer.comm.environment import interface_towards, interfaces
+from gossamer.comm.environment.emulated_host import in_namespace, silence_torch
 from gossamer.comm.environment.interruptible_call import interruptible
 from gossamer.comm.environment.listening import LOOPBACK, dialable, listen_as, names_this_machine
 from gossamer.comm.environment.wait_timeout import (
@@ -38,14 +34,11 @@ SELF_REACH_SECONDS = 2.0
 POLL_SECONDS = 0.1
 END_SECONDS = 300.0  # for the other machines to finish after this one
 RUN_ID = "gossamer"
-NETWORK_NAMESPACE = 0x40000000  # CLONE_NEWNET
-ERRORS_ONLY = 2
 LIKELY_CAUSES: dict[type[OSError], str] = {
     socket.gaierror: "This machine cannot resolve the name: write the address instead.",
     ConnectionRefusedError: "The machine answers, but no launcher listens there: it has not been started, or ended.",
 }
 
-T = TypeVar("T")
 Met = Callable[[TCPStore, str], None]
 
 
@@ -225,7 +218,7 @@ def serve_store(endpoint: str, network: Path | None = None) -> tuple[Store, str]
     host, _, port = endpoint.rpartition(":")
     if network is None:
         return _serve(host, int(port))
-    _silence_store()
+    silence_torch()
     return in_namespace(network, lambda: _serve(host, int(port)))
 
 
@@ -241,29 +234,3 @@ def _serve(host: str, port: int) -> tuple[Store, str]:
     # The store owns the descriptor
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     return store, f"{host}:{port}"
-
-
-def _silence_store() -> None:
-    """Silence torch's warning about every peer address without a name, as all are on an emulated network.
-
-    torch reads TORCH_CPP_LOG_LEVEL at its import, which is over, so this sets the level in the library. If a version of
-    torch stores the level elsewhere, the warnings appear.
-    """
-    if "TORCH_CPP_LOG_LEVEL" not in os.environ:
-        with contextlib.suppress(OSError, ValueError):
-            engine = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-            ctypes.c_int.in_dll(engine, "FLAGS_caffe2_log_level").value = ERRORS_ONLY
-
-
-def in_namespace(network: Path, action: Callable[[], T]) -> T:
-    """Run an action in a network namespace, in a short-lived thread: sockets belong to their thread's namespace."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_enter_namespace, network, action).result()
-
-
-def _enter_namespace(network: Path, action: Callable[[], T]) -> T:
-    with network.open("rb") as file:
-        library = ctypes.CDLL(None, use_errno=True)
-        if library.setns(file.fileno(), NETWORK_NAMESPACE):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(network))
-    return action()

@@ -21,7 +21,7 @@ from gossamer.comm.environment.run_token import check_token_file, make_token_fil
 from gossamer.errors import ConnectError, PeerLost, require
 from gossamer.launcher.failure import Failure, Outcome, cause, from_exit
 from gossamer.launcher.job import LOOPBACK, Job, Serving, Spawn
-from gossamer.launcher.process import ManagedProcess, StandbyProcess, placed
+from gossamer.launcher.process import ManagedProcess
 from gossamer.launcher.process_logs import ServerLog, Show, WorkerLog, server_log_path
 from gossamer.launcher.rendezvous import serve_store
 from gossamer.launcher.restart_policy import SETTLED_SECONDS, RestartOne, failures_of_stopped
@@ -177,7 +177,8 @@ class Servers:
     ) -> None:
         self._job, self._supervisor, self._first_number = job, supervisor, first_number
         self._endpoints = environment["GOSSAMER_SERVERS"].split(",")
-        self._standbys = self._standby_by_host(serving, environment)
+        command = serving.standby if serving.servers else ()
+        self._standby = supervisor.standby(f"spare-{first_number}", command, environment)
         self._processes = [
             supervisor.add_server(self._server(server, serving.command, environment))
             for server in range(serving.servers)
@@ -196,8 +197,7 @@ class Servers:
         for server, process in enumerate(self._processes):
             if (exit_code := process.ended()) is not None:
                 self._ended(server, process, exit_code)
-        for standby in self._standbys:
-            standby.look()
+        self._standby.look()
 
     def _ended(self, server: int, process: ManagedProcess, exit_code: int) -> None:
         end = from_exit(process.number, exit_code, time.time(), stopped=False)
@@ -225,7 +225,12 @@ class Servers:
         job, files, number = self._job, self._supervisor.files, self._first_number + server
         journal = files.directory / f"journal-{server}"
         journal.mkdir(mode=0o700)
-        environment = {**shared_environment, "GOSSAMER_SERVER": str(server), "GOSSAMER_JOURNAL": str(journal)}
+        environment = {
+            **shared_environment,
+            "GOSSAMER_SERVER": str(server),
+            "GOSSAMER_JOURNAL": str(journal),
+            **job.host(number),
+        }
         return ManagedProcess(
             number,
             files,
@@ -233,23 +238,9 @@ class Servers:
             command,
             lambda attempt: environment,
             ServerLog(server, number, files, job.logs, command, self._supervisor.note),
-            job.prefix,
             SERVER_RESTARTS,
-            begin=self._standbys[server % len(self._standbys)].take,
+            begin=self._standby.take,
         )
-
-    def _standby_by_host(self, serving: Serving, environment: Mapping[str, str]) -> list[StandbyProcess]:
-        """One standby for all servers; on an emulated network, one per host."""
-        job = self._job
-        count = serving.servers if job.prefix else min(serving.servers, 1)
-        return [
-            self._supervisor.standby(
-                f"spare-{number}",
-                placed(number, job.prefix, serving.standby) if serving.standby else (),
-                environment,
-            )
-            for number in range(self._first_number, self._first_number + count)
-        ]
 
 
 def _worker(
@@ -257,7 +248,7 @@ def _worker(
 ) -> ManagedProcess:
     def environment(attempt: int) -> Mapping[str, str]:
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(attempt)}
-        return {**shared_environment, **place, **({"GOSSAMER_REJOIN": "1"} if attempt else {})}
+        return {**shared_environment, **place, **job.host(rank), **({"GOSSAMER_REJOIN": "1"} if attempt else {})}
 
     return ManagedProcess(
         rank,
@@ -266,7 +257,6 @@ def _worker(
         (sys.executable, *job.worker_arguments),
         environment,
         WorkerLog(job, rank, supervisor.files, show),
-        job.prefix,
         job.max_restarts,
         begin,
     )

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from gossamer.base import system
 from gossamer.base.run_files import RUN_DIRECTORY, RunFiles, Stage, write_json
+from gossamer.comm.environment.emulated_host import enter_host
 from gossamer.comm.runtime import interruption
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.comm.runtime.uncaught_errors import is_users, shortened
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None, finish: Finish = lambda failed:
     """Run the script. `finish(failed)` writes this rank's record after success and failure."""
     if not wait_for_place():
         return
+    enter_host()
     program = arguments or sys.argv[1:]
     files = RunFiles(Path(os.environ[RUN_DIRECTORY]))
     reporter = FailureReporter(files, int(os.environ["RANK"]))

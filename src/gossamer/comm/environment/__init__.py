@@ -11,6 +11,7 @@ meeting_place.py       address of the meeting, and torch's store for the process
 listening.py           a listening socket at one address of this machine
 network_interfaces.py  IPv4 interfaces, and the choice of the one towards the other workers
 store.py               a key-value store at the rendezvous, before any process group exists; final all-gather of a text
+emulated_host.py       the network namespace of a process of a run on an emulated network
 worker_registry.py     addresses and exits of workers, for restarted workers
 roll_call.py           all-gather among the surviving ranks through a store; survivor_calls.py: this process's instances
 run_settings.py        servers, addresses and names from GOSSAMER_* variables

@@ -73,9 +73,14 @@ class EmulatedHost:
     interface: str = INTERFACE
 
     @property
+    def network(self) -> Path:
+        """File of the network namespace."""
+        return DIRECTORY / self.namespace
+
+    @property
     def prefix(self) -> tuple[str, ...]:
         """Prefix of a command that runs it on this host, in the same process."""
-        return ("nsenter", f"--net={DIRECTORY / self.namespace}", "--")
+        return ("nsenter", f"--net={self.network}", "--")
 
 
 def address(host: int) -> str:

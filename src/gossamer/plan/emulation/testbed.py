@@ -15,7 +15,7 @@ from gossamer.comm.network import Network
 from gossamer.errors import require
 from gossamer.plan.emulation.capabilities import needs_switch
 from gossamer.plan.emulation.fabric import MTU_BYTES, BridgeFabric, Fabric
-from gossamer.plan.emulation.namespaces import EmulatedHost, EmulationError, call, emulated_hosts, new_tag, remove_stale
+from gossamer.plan.emulation.namespaces import EmulationError, call, emulated_hosts, new_tag, remove_stale
 from gossamer.plan.emulation.tun_switch import SwitchFabric
 
 
@@ -75,9 +75,9 @@ class EmulatedNetwork:
         """Bytes per packet in interface counters, in addition to IP."""
         return self._fabric.header_bytes
 
-    def prefix(self, number: object) -> tuple[str, ...]:
-        """Prefix of a command that runs it on a host; the number may be a placeholder."""
-        return EmulatedHost(namespace=f"{self._tag}-{number}", address="").prefix
+    def prefix(self, number: int) -> tuple[str, ...]:
+        """Prefix of a command that runs it on a host."""
+        return self.hosts[number].prefix
 
     @property
     def _bridge(self) -> str:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 
 from gossamer.base.peer_ops import SERVER, Peer
+from gossamer.comm.environment.emulated_host import enter_host
 from gossamer.comm.environment.run_settings import LARGEST_FRAME_BYTES, dedicated_servers, run_name
 from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.rpc.endpoint import TcpEndpoint
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str]) -> None:
         warm_up()
         if not wait_for_role():
             return
+    enter_host()
     serve()
 
 
