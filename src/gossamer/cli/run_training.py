@@ -23,21 +23,12 @@ from gossamer.base import system
 from gossamer.base.compiled import remedy
 from gossamer.base.figures import check_matplotlib
 from gossamer.base.run_files import RunFiles, Stage
-from gossamer.base.spans.step_range import StepRange
 from gossamer.cli.console import print_text
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
 from gossamer.cli.forecast_file import Forecast, read_forecast, verdict
 from gossamer.cli.launchers import Start, check_emulation, elastic_starter, read_elasticity, read_serving, starter
 from gossamer.cli.log_folder import new_logs, next_logs, private_directory
-from gossamer.cli.options import (
-    Encryption,
-    Machines,
-    check_installed,
-    check_profiled,
-    first_workers,
-    most_workers,
-    trace_settings,
-)
+from gossamer.cli.options import ElasticOptions, Machines, Tracing, check_installed, first_workers, most_workers
 from gossamer.cli.program import TrainingProgram, with_misplaced_options
 from gossamer.comm.bandwidth.limits import MachineLimits
 from gossamer.comm.environment.run_token import read_token
@@ -47,7 +38,7 @@ from gossamer.comm.tls_contexts import Tls, tls_contexts
 from gossamer.errors import PeerLost
 from gossamer.events import Ended
 from gossamer.launcher.failure import Failure, Origin, Outcome
-from gossamer.launcher.job import NO_SERVERS, Elasticity, InvitationOptions, Job, Serving, Spawn, WorkerRange, spawn
+from gossamer.launcher.job import NO_SERVERS, Elasticity, Job, Serving, Spawn, WorkerRange, spawn
 from gossamer.launcher.preemption_notice import PreemptionWatch, notices_of
 from gossamer.launcher.process_logs import log_path
 from gossamer.launcher.rendezvous import Met, ignore_peer
@@ -91,14 +82,9 @@ def run_training(
     forecast_file: Path | None,
     network_text: str | None,
     fault_texts: tuple[str, ...],
-    join: tuple[str, int] | None,
-    listen: tuple[str, int] | None,
-    invitation: InvitationOptions,
-    relay: bool,
-    encryption: Encryption,
+    elastic: ElasticOptions,
     limits: MachineLimits | None,
-    trace: StepRange | None,
-    torch_profiler: str | None,
+    tracing: Tracing,
     dry_run: bool,
     machines: Machines,
     program: TrainingProgram,
@@ -111,24 +97,14 @@ def run_training(
     Raises click.ClickException for contradicting options, and GossamerError.
     """
     elasticity = read_elasticity(
-        workers,
-        machines,
-        join=join,
-        listen=listen,
-        invitation=invitation,
-        relays=relay,
-        encryption=encryption,
-        tls=tls,
-        token_file=token_file,
-        servers=servers,
-        network_text=network_text,
+        workers, machines, elastic, tls=tls, token_file=token_file, servers=servers, network_text=network_text
     )
     if recipe is not None:
         from gossamer.cli.script_terms import refuse_unknown_terms
 
         refuse_unknown_terms(recipe, program.script, program.as_module, servers=servers)
-    fixed = isinstance(workers, int) and elasticity is None
-    check_profiled(trace, torch_profiler, first_workers(workers) * machines.nodes if fixed else None)
+    if isinstance(workers, int) and elasticity is None:
+        tracing.check_ranks(workers * machines.nodes)
     forecast, serving = read_forecast(forecast_file), read_serving(servers, machines)
     faults = tuple(read_fault(text, most_workers(workers) + servers) for text in fault_texts)
     network = machines.emulated(network_text, most_workers(workers) + servers)
@@ -159,7 +135,7 @@ def run_training(
             GOSSAMER_LOG_TO=log_to,
             GOSSAMER_AS_HOROVOD="1" if as_horovod else None,
         )
-        | trace_settings(trace, torch_profiler, logs),
+        | tracing.settings(logs),
     )
     if dry_run:
         from gossamer.cli.dry_run import show_plan
