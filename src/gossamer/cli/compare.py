@@ -218,7 +218,7 @@ def compare_command(
     if files.json_file:
         content = {
             "comparison": asdict(found),
-            "foretold": [asdict(each) if each else None for each in estimated],
+            "estimates": [asdict(each) if each else None for each in estimated],
             "retained": [asdict(each) if each else None for each in shares],
             "learning_rates": chosen,
             "records": records,
@@ -411,7 +411,7 @@ def _cells(row: ComparisonRow, recipe: str, found: Comparison) -> dict[str, str 
     return {
         "recipe": recipe,
         "step": seconds_text(row.step_seconds),
-        "foretold": text(row.foretold_step_seconds, seconds_text),
+        "estimate": text(row.estimated_step_seconds, seconds_text),
         "waiting": share_text(row.waiting_share),
         "sent a step": bytes_text(row.bytes_per_step),
         "rate to hide": text(row.bits_per_second_to_hide, rate_text),

@@ -524,5 +524,5 @@ def _record(recipe: Recipe, model: str, traffic: TrafficEstimate, step: _Step) -
             "strategy": traffic.strategy_bytes,
         },
         "batch": {"times": batches, "learning_rate_times": {"sgd": batches, "adam": batches**0.5}},
-        "foretold": None if estimate is None else asdict(estimate) | {"waiting_share": estimate.waiting_share},
+        "estimate": None if estimate is None else asdict(estimate) | {"waiting_share": estimate.waiting_share},
     }
