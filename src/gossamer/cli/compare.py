@@ -43,7 +43,7 @@ from gossamer.observe.comparison import (
     final_loss,
     loss_at,
 )
-from gossamer.observe.pages.comparison import write_page
+from gossamer.observe.pages.page import write_page
 from gossamer.observe.plot import plot
 from gossamer.observe.record import MOST_RECORD_BYTES, Record, write
 from gossamer.observe.target import Target, read_target

@@ -11,7 +11,7 @@ listening.py           a listening socket at one address of this machine; which 
 network_interfaces.py  IPv4 interfaces, and the choice of the one towards the other workers
 store.py               a key-value store at the rendezvous, before any process group exists; final all-gather of a text
 worker_registry.py     addresses and exits of workers, for restarted workers
-roll_call.py           all-gather among the surviving ranks through a store; survivor_calls.py: this process's instances
+roll_call.py           all-gather among the surviving ranks through a store
 run_settings.py        servers, addresses and names from GOSSAMER_* variables
 run_token.py           the run's secret: create, validate and read its file
 host_info.py           processor, cores and versions of this machine, and the GPU of each of its workers

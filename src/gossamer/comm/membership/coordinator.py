@@ -27,8 +27,7 @@ from gossamer.base.peer_ops import (
     Receipt,
     Reply,
 )
-from gossamer.comm.membership.fingerprints import read_fingerprint
-from gossamer.comm.membership.known_worker import ReportedWorker
+from gossamer.comm.membership.known_worker import ReportedWorker, read_fingerprint
 from gossamer.comm.membership.messages import (
     ATTACHED,
     BROKEN,
