@@ -10,7 +10,7 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ from gossamer.base.run_files import RunFiles, Stage
 from gossamer.cli.console import print_text
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
 from gossamer.cli.forecast_file import Forecast, read_forecast, verdict
-from gossamer.cli.launchers import Start, check_emulation, elastic_starter, read_elasticity, read_serving, starter
+from gossamer.cli.launchers import check_emulation, elastic_starter, read_elasticity, read_serving, starter
 from gossamer.cli.log_folder import new_logs, next_logs, private_directory
 from gossamer.cli.options import ElasticOptions, Machines, Tracing, check_installed, first_workers, most_workers
 from gossamer.cli.program import TrainingProgram, with_misplaced_options
@@ -243,20 +243,17 @@ def run_job(
                         if around.elasticity is not None
                         else starter(job, around.serving, emulation, links.met)
                     )
-                    source = around.preemption_notice
-                    with preemption_watch(source, collector.notes_recorded_by(terminal.note)) as preemption:
-                        outcome = _launch(
-                            start,
-                            directory,
-                            terminal,
-                            collector,
-                            live,
-                            emulation,
-                            faults,
-                            forwarder,
-                            preemption,
-                            keeper,
-                        )
+                    note = collector.notes_recorded_by(terminal.note)
+                    ticks: list[Callable[[], None]] = [terminal.tick, forwarder.tick]
+                    ticks.append(partial(_inject, faults, emulation, live))
+                    if keeper is not None:
+                        ticks.append(partial(_report_limits, keeper, collector))
+                    with preemption_watch(around.preemption_notice, note) as preemption, terminal.progress():
+                        if preemption is not None:
+                            ticks.append(preemption.tick)
+                        outcome = start(directory, show=terminal.line, note=note, tick=lambda: _call_all(ticks))
+                    for text in faults.not_begun:
+                        terminal.note(f"{text} was not injected: training ended before its time.")
                     if preemption is not None and preemption.reason:
                         preempted = preemption.reason
                         collector.report("facts", facts={"preempted": preempted})
@@ -276,34 +273,22 @@ def run_job(
     return outcome.exit_code
 
 
-def _launch(
-    start: Start,
-    directory: Path,
-    terminal: Terminal,
-    collector: Collector,
-    live: LiveView,
-    emulation: Emulation,
-    faults: Schedule,
-    forwarder: SignalForwarder,
-    preemption: PreemptionWatch | None,
-    keeper: BandwidthKeeper | None,
-) -> Outcome:
-    def tick() -> None:
-        terminal.tick()
-        forwarder.tick()
-        if preemption is not None:
-            preemption.tick()
-        if keeper is not None and keeper.tick():
-            collector.report("facts", facts={"limits": str(keeper.limits)})
-        seconds = emulation.training_seconds(live.progress.attached is not None)
-        if seconds is not None:
-            faults.tick(seconds)
+def _call_all(ticks: Sequence[Callable[[], None]]) -> None:
+    for tick in ticks:
+        tick()
 
-    with terminal.progress():
-        outcome = start(directory, show=terminal.line, note=collector.notes_recorded_by(terminal.note), tick=tick)
-    for text in faults.not_begun:
-        terminal.note(f"{text} was not injected: training ended before its time.")
-    return outcome
+
+def _inject(faults: Schedule, emulation: Emulation, live: LiveView) -> None:
+    """Inject the faults that are due."""
+    seconds = emulation.training_seconds(live.progress.attached is not None)
+    if seconds is not None:
+        faults.tick(seconds)
+
+
+def _report_limits(keeper: BandwidthKeeper, collector: Collector) -> None:
+    """Apply changed limits, and record them."""
+    if keeper.tick():
+        collector.report("facts", facts={"limits": str(keeper.limits)})
 
 
 def _limited(
