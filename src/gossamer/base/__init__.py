@@ -26,6 +26,7 @@ former_names  warnings of public names that have new ones
 run_files     the run's private directory: output, start, end and failure reports by rank and attempt
 system        calls that not all operating systems have, each with a portable answer
 units         numbers as text: 1.2 MB, 34 ms, 12 %
+host_port     addresses as text: HOST:PORT
 
 kernels/      inner loops: compiled, in Triton, and their reference in plain torch
 spans/        spans of one process: recorded by thread, written to a file

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gossamer.base.host_port import Address, read_host_port
 from gossamer.base.spans import active
 from gossamer.base.spans.step_range import StepRange, read_steps
 from gossamer.comm.bandwidth.limits import MachineLimits
@@ -291,12 +292,12 @@ class WorkerCount(WorkerParam):
         return self.fixed.convert(value, param, ctx)
 
 
-def read_address(text: str) -> tuple[str, int]:
+def read_address(text: str) -> Address:
     """Read HOST:PORT. Raises BadParameter."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65535:
-        raise click.BadParameter(HOST_PORT.format(text=text))
-    return host.strip("[]"), int(port)
+    try:
+        return read_host_port(text, least=0)
+    except ValueError:
+        raise click.BadParameter(HOST_PORT.format(text=text)) from None
 
 
 def check_address(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, int] | None:

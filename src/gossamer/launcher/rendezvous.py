@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
 
+from gossamer.base.host_port import read_host_port
 from gossamer.comm.environment import interface_towards, interfaces
 from gossamer.comm.environment.interruptible_call import interruptible
 from gossamer.comm.environment.listening import LOOPBACK, dialable, listen_as, names_this_machine
@@ -124,13 +125,13 @@ class MachineRendezvous:
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
-    host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    try:
+        return read_host_port(endpoint)
+    except ValueError:
         raise ConnectError(
-            f"{endpoint!r} is not a rendezvous endpoint: it needs a host and a port. Write --rendezvous HOST:PORT, "
+            f"{endpoint!r:.80} is not a rendezvous endpoint: it needs a host and a port. Write --rendezvous HOST:PORT, "
             "such as --rendezvous 10.0.0.1:29500, with the address of the machine whose --node-rank is 0."
-        )
-    return host.strip("[]"), int(port)
+        ) from None
 
 
 def listen_at(endpoint: str | None, *, several_machines: bool, interface: str | None) -> socket.socket:
@@ -222,11 +223,11 @@ def serve_store(endpoint: str, network: Path | None = None) -> tuple[Store, str]
     Returns:
         The store and its endpoint.
     """
-    host, _, port = endpoint.rpartition(":")
+    address = read_host_port(endpoint, least=0)
     if network is None:
-        return _serve(host, int(port))
+        return _serve(*address)
     _silence_store()
-    return in_namespace(network, lambda: _serve(host, int(port)))
+    return in_namespace(network, lambda: _serve(*address))
 
 
 def _serve(host: str, port: int) -> tuple[Store, str]:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
+from gossamer.base.host_port import Address
+
 ANYWHERE = ""
 LOOPBACK, LOCALHOST = "127.0.0.1", "localhost"
 
@@ -83,8 +85,6 @@ def _listen(address: str, port: int) -> socket.socket:
 
 DIAL_SECONDS = 10.0  # enough to retransmit a lost first packet three times
 MOST_AT_ONCE = 256  # concurrent connection attempts, each of which uses a descriptor
-
-Address = tuple[str, int]
 
 
 @contextlib.contextmanager

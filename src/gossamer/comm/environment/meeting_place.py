@@ -16,13 +16,13 @@ from datetime import timedelta
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
+from gossamer.base.host_port import Address, read_host_port
 from gossamer.comm.environment.launcher_env import JobEnvironment
 from gossamer.comm.environment.listening import dialable, listen_as
 from gossamer.comm.environment.meeting_member import Failed, Foreign, Refused, Unreachable
 from gossamer.comm.environment.wait_timeout import VARIABLE
 from gossamer.errors import ConnectError, LeftWhileJoining
 
-Address = tuple[str, int]
 AGENT_SECONDS = 10.0  # for the launcher's store to answer: it starts before any worker
 
 
@@ -144,10 +144,10 @@ class ByAgentStore(MeetingPlace):
 
 
 def _address(text: str) -> Address:
-    host, _, port = text.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
-        raise ConnectionRefusedError(f"invalid rendezvous address {text[:60]!r}")
-    return host, int(port)
+    try:
+        return read_host_port(text)
+    except ValueError:
+        raise ConnectionRefusedError(f"invalid rendezvous address {text[:60]!r}") from None
 
 
 def meeting_place(job: JobEnvironment, address: str | None) -> MeetingPlace:

@@ -9,7 +9,8 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from gossamer.comm.environment.run_settings import Address, restarts_alone
+from gossamer.base.host_port import Address
+from gossamer.comm.environment.run_settings import restarts_alone
 from gossamer.errors import ConnectError
 
 STORE_SECONDS = 10.0

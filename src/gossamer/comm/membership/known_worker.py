@@ -6,10 +6,11 @@ import heapq
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from gossamer.base.host_port import Address
 from gossamer.base.json_text import read_json
 from gossamer.base.peer_ops import Peer
 from gossamer.comm.membership.messages import WorkerReport
-from gossamer.comm.membership.view import MOST_OTHERS, Address, Member
+from gossamer.comm.membership.view import MOST_OTHERS, Member
 from gossamer.errors import MalformedError
 
 ALIVE, UNDECIDED, LOST = "alive", "undecided", "lost"

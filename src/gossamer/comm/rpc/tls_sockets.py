@@ -12,10 +12,9 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from gossamer.base import system
+from gossamer.base.host_port import Address
 from gossamer.comm.bandwidth.shared_buckets import DOWN, UP, Meter
 from gossamer.errors import ConnectError
-
-Address = tuple[str, int]
 
 LOOPBACK_BUFFER_BYTES = 2**20  # fits a CPU cache; on networks the kernel tunes its own
 BACKLOG = 512
