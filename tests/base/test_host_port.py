@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.base.host_port import read_host_port
+from gossamer.base.host_port import is_loopback, read_host_port
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,12 @@ def test_other_texts_are_rejected_with_the_form_to_write(text: str) -> None:
 
 def test_port_zero_is_any_free_one_only_where_that_is_allowed() -> None:
     assert read_host_port("host:0", least=0) == ("host", 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("127.8.0.1", True), ("::1", True), ("localhost", True), ("::1%lo", True)]
+    + [("10.0.0.1", False), ("::", False), ("127.example", False), ("node-1", False), ("", False)],
+)
+def test_loopback_is_told_from_other_hosts_without_resolving_names(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback

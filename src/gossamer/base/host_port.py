@@ -1,12 +1,14 @@
-"""Addresses as HOST:PORT: one reader for options, variables, files and messages."""
+"""Addresses as HOST:PORT: one reader for options, variables, files and messages; which of them are of loopback."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 from gossamer.errors import require
 
 Address = tuple[str, int]
+LOOPBACK = "127.0.0.1"
 _PORT = re.compile("[0-9]{1,5}")
 
 
@@ -33,3 +35,11 @@ def read_host_port(text: str, *, least: int = 1) -> Address:
         f"{text[:80]!r} is not an address with a port: write HOST:PORT, such as 10.0.0.1:29500",
     )
     return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`: an address of loopback, or "localhost". Names are not resolved."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

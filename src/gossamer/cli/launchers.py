@@ -9,12 +9,13 @@ from pathlib import Path
 
 import click
 
+from gossamer.base.host_port import LOOPBACK
 from gossamer.cli.emulation import PORT, Emulation
 from gossamer.cli.options import ElasticOptions, Machines
 from gossamer.comm.environment import interfaces
 from gossamer.launcher.failure import Outcome
 from gossamer.launcher.fixed_run import launch
-from gossamer.launcher.job import LOOPBACK, MOST_WORKERS, NO_SERVERS, Elasticity, Job, Serving, WorkerRange
+from gossamer.launcher.job import MOST_WORKERS, NO_SERVERS, Elasticity, Job, Serving, WorkerRange
 from gossamer.launcher.rendezvous import Met, ignore_peer
 from gossamer.launcher.served_run import launch_peers
 from gossamer.observe.live import LiveView

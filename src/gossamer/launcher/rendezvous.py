@@ -18,10 +18,11 @@ from typing import TypeVar
 import torch
 from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
 
-from gossamer.base.host_port import read_host_port
+from gossamer.base.host_port import LOOPBACK, is_loopback, read_host_port
+from gossamer.base.units import first_line
 from gossamer.comm.environment import interface_towards, interfaces
 from gossamer.comm.environment.interruptible_call import interruptible
-from gossamer.comm.environment.listening import LOOPBACK, dialable, listen_as, names_this_machine
+from gossamer.comm.environment.listening import dialable, listen_as, names_this_machine
 from gossamer.comm.environment.wait_timeout import (
     USUAL_SECONDS,
     VARIABLE,
@@ -87,7 +88,7 @@ class MachineRendezvous:
         except DistError as problem:
             raise ConnectError(
                 f"The {self._job.nodes} machines did not all connect to {self._job.rendezvous} within "
-                f"{duration(timeout_seconds())} ({str(problem).splitlines()[0]}). Start the same command on every "
+                f"{duration(timeout_seconds())} ({first_line(problem)}). Start the same command on every "
                 "machine, with --node-rank 0 on the one that has this address, and open the port in its firewall."
             ) from problem
         self.first_rank, self.world = sum(workers[: self._job.node_rank]), sum(workers)
@@ -165,7 +166,7 @@ def _outward_address(interface: str | None) -> str | None:
     owned = interfaces()
     if interface is not None:
         return owned.get(interface)
-    outward = [address for address in owned.values() if not address.startswith("127.")]
+    outward = [address for address in owned.values() if not is_loopback(address)]
     return outward[0] if len(outward) == 1 else None
 
 

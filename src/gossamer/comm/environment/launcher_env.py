@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch.distributed as dist
 
 from gossamer.base import rng
+from gossamer.base.host_port import LOOPBACK, is_loopback
 from gossamer.errors import ConnectError
 
 DEFAULT_PORT = 29500
@@ -81,7 +82,7 @@ def _explicit(environ: Mapping[str, str]) -> FoundVariables | None:
     address = environ.get("MASTER_ADDR", "")
     if world < 1:
         raise ConnectError(f"WORLD_SIZE must be at least 1, got {world}. Set it to the number of workers.")
-    alone = world if address == "localhost" or address.startswith("127.") else 1
+    alone = world if is_loopback(address) else 1
     local_world = _number(environ, "LOCAL_WORLD_SIZE") or alone
     local_rank = _number(environ, "LOCAL_RANK")
     return FoundVariables(
@@ -254,7 +255,7 @@ def detect(environ: Mapping[str, str]) -> JobEnvironment:
     job = found.job
     if job.world == 1:
         return job
-    together = "127.0.0.1" if job.local_world == job.world else None
+    together = LOOPBACK if job.local_world == job.world else None
     address = environ.get("MASTER_ADDR") or together or found.host
     if address is None:
         raise ConnectError(

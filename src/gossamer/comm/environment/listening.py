@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from gossamer.base.host_port import Address
+from gossamer.base.host_port import LOOPBACK, Address, is_loopback
 
 ANYWHERE = ""
-LOOPBACK, LOCALHOST = "127.0.0.1", "localhost"
+LOCALHOST = "localhost"
 
 
 def listen_as(host: str, port: int, *, several_machines: bool, interface_address: str | None) -> socket.socket:
@@ -35,7 +35,7 @@ def listen_as(host: str, port: int, *, several_machines: bool, interface_address
     """
     candidates = [LOOPBACK] if host == ANYWHERE and not several_machines else _addresses(host)
     for address in candidates:
-        if several_machines and _is_loopback(address) and host not in (address, LOCALHOST):
+        if several_machines and is_loopback(address) and host not in (address, LOCALHOST):
             continue
         try:
             return _listen(address, port)
@@ -66,10 +66,6 @@ def _addresses(host: str) -> list[str]:
     except socket.gaierror:
         return []
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _listen(address: str, port: int) -> socket.socket:

@@ -17,6 +17,7 @@ from datetime import timedelta
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from gossamer.base.host_port import Address, read_host_port
+from gossamer.base.units import first_line
 from gossamer.comm.environment.launcher_env import JobEnvironment
 from gossamer.comm.environment.listening import dialable, listen_as
 from gossamer.comm.environment.meeting_member import Failed, Foreign, Refused, Unreachable
@@ -103,7 +104,7 @@ class ByAgentStore(MeetingPlace):
         try:
             self._agent = TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=AGENT_SECONDS))
         except RuntimeError as problem:
-            raise OSError(str(problem).splitlines()[0]) from problem
+            raise OSError(first_line(problem)) from problem
         # The store persists when the workers restart
         self._pin = f"gossamer/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/meeting"
 
@@ -134,7 +135,7 @@ class ByAgentStore(MeetingPlace):
                 raise NotAnnounced("it has not joined the meeting")
             return _address(self._agent.get(self._pin).decode(errors="replace"))
         except RuntimeError as problem:
-            raise ConnectionRefusedError(str(problem).splitlines()[0]) from None
+            raise ConnectionRefusedError(first_line(problem)) from None
 
     def store_port(self) -> int:
         return 0

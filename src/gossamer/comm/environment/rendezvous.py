@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from gossamer.base.units import first_line
 from gossamer.comm.environment.host_info import Gpus, assumed, own_gpus, visible_gpus
 from gossamer.comm.environment.interruptible_call import interruptible
 from gossamer.comm.environment.launcher_env import JobEnvironment, run_identity
@@ -157,8 +158,7 @@ def _form_group(
             _keep_store(store)
             dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world, timeout=engine_timeout())
         except Exception as problem:  # a backend may raise any class
-            message = (str(problem).splitlines() or [type(problem).__name__])[0]
-            raise join_error(job, f"{backend} refused ({message})", BLOCKED) from problem
+            raise join_error(job, f"{backend} refused ({first_line(problem)})", BLOCKED) from problem
 
     def look() -> None:
         wait.for_all(STANDING)()

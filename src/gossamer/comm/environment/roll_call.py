@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from gossamer import events
+from gossamer.base.units import first_line
 from gossamer.comm.environment.rendezvous import comebacks, group_store
 from gossamer.comm.environment.wait_progress import Missing, WaitProgress, named_ranks
 from gossamer.comm.environment.wait_timeout import duration, timeout_seconds
@@ -120,7 +121,7 @@ class RollCall:
                 pass
         except RuntimeError as problem:
             raise ConnectError(
-                f"the store of this run did not answer {caller} ({str(problem).splitlines()[0]}). The launcher hosts "
+                f"the store of this run did not answer {caller} ({first_line(problem)}). The launcher hosts "
                 "it, or rank 0 if the workers were started by hand. Check the log of that process."
             ) from problem
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gossamer.base.host_port import Address, read_host_port
+from gossamer.base.host_port import LOOPBACK, Address, read_host_port
 from gossamer.comm.environment.network_interfaces import global_ipv6_addresses, interfaces
 from gossamer.errors import ConnectError
 
@@ -50,7 +50,7 @@ def returns() -> bool:
 def own_address() -> str:
     """Return the address of the interface for this job's traffic; loopback if none was chosen."""
     chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    return interfaces().get(chosen, "127.0.0.1")
+    return interfaces().get(chosen, LOOPBACK)
 
 
 def local_relay() -> int | None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gossamer import events
-from gossamer.base.host_port import read_host_port
+from gossamer.base.host_port import LOOPBACK, read_host_port
 from gossamer.events import Attached, Closed, Event, GroupChanged, Logged, StepEnded
 from gossamer.observe.exporters.otlp import OtlpExporter, metrics_url
 from gossamer.observe.exporters.points import CurveExporter, JsonLinesWriter, MlflowWriter, WandbWriter
@@ -165,8 +165,6 @@ def reason(error: BaseException) -> str:
 
 
 # -- destinations ------------------------------------------------------------------------------------------------------
-
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
