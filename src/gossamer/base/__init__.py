@@ -12,7 +12,7 @@ term          the terms of a recipe: frozen hyperparameters that add up
 json_text     JSON from elsewhere, its nesting limited; JSON text without NaN and infinity
 bounded_mean  means of users' numbers, without overflow
 intervals     means with a confidence interval
-bounded_file  files of other processes, read up to a limit
+bounded_file  files of other processes, read up to a limit, and replaced as a whole
 differing_tensor  the first tensor whose hashes differ between ranks
 global_hooks  torch's hooks of all modules and optimizers, safe while other threads build or step them
 identity      cache keys for one object
