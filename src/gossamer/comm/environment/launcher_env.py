@@ -276,7 +276,7 @@ def run_identity(environ: Mapping[str, str]) -> str:
     """Return a text that all processes of one start of a run share; unique as far as launcher or user named the run."""
     name = _first(environ, "GOSSAMER_RUN", "TORCHELASTIC_RUN_ID") or _find(environ).identity or "without a name"
     attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return f"{name}, start {int(attempt) + 1}" if attempt.isdigit() else name
+    return f"{name}, start {int(attempt) + 1}" if attempt.isdecimal() else name
 
 
 def here() -> JobEnvironment:
