@@ -402,7 +402,9 @@ def _elastic(
     private_network: tuple[PrivateNetwork, ...],
     plaintext: bool,
 ) -> ElasticOptions:
-    invitation = InvitationOptions(invite, invite_lifetime, invite_uses, public_address)
+    invitation = InvitationOptions(
+        file=invite, lifetime_seconds=invite_lifetime, uses=invite_uses, addresses=public_address
+    )
     return ElasticOptions(join, listen, invitation, relay, Encryption(plaintext, private_network))
 
 
