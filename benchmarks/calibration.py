@@ -1,6 +1,6 @@
-"""Calibration: foretells short trainings on networks drawn at random, runs them, and keeps both for the intervals.
+"""Calibration: estimates short trainings on networks drawn at random, runs them, and keeps both for the intervals.
 
-Each recipe and task is profiled once, in as many copies as there are workers; its step is foretold for each network and
+Each recipe and task is profiled once, in as many copies as there are workers; its step is estimated for each network,
 then measured there by `gossamer run --network`. Writes src/gossamer/plan/estimate/calibration.json, from which
 `gossamer explain` takes its intervals, and docs/benchmarks/calibration.md. Needs root for the emulated networks, and a
 machine that has nothing else to do: what else runs is told while it profiles.
@@ -87,7 +87,7 @@ class Runs:
                 say(f"profiling {key}: {found.other_load.other:.1f} cores were busy with something else")
         return WorkloadProfile.from_json(self.told["profiles"][key])
 
-    def foretold(self, subject: Subject, network: DrawnNetwork) -> StepTimeEstimate:
+    def estimated(self, subject: Subject, network: DrawnNetwork) -> StepTimeEstimate:
         with tempfile.TemporaryDirectory() as folder:
             there = described(network, Path(folder))
         return estimate_step_time(resolve(subject.recipe, WORKERS), self.profile(subject), there, WORKERS)
@@ -112,7 +112,7 @@ def written(network: DrawnNetwork, folder: Path) -> str:
 
 def run(case: Case, runs: Runs) -> dict[str, Any]:
     """One row: the pair, or why there is none."""
-    told = runs.foretold(case.subject, case.network)
+    told = runs.estimated(case.subject, case.network)
     assert told.interval is not None
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.json"
@@ -133,7 +133,7 @@ def run(case: Case, runs: Runs) -> dict[str, Any]:
         "network": case.network.name,
         "network_class": network_class(network),
         "workers": WORKERS,
-        "foretold_seconds": told.step_seconds,
+        "estimated_seconds": told.step_seconds,
         "measured_seconds": measured["seconds_per_step"]["median"],
         "spread": told.interval.spread,
     }
@@ -145,7 +145,7 @@ def run(case: Case, runs: Runs) -> dict[str, Any]:
         "seconds_per_step": measured["seconds_per_step"],
         "compute_seconds_per_step": measured["compute_seconds_per_step"],
         "communication_seconds_per_step": measured["communication_seconds_per_step"],
-        "foretold": {"waiting": told.waiting_seconds, "wire": told.wire_seconds, "codec": told.codec_seconds},
+        "estimate": {"waiting": told.waiting_seconds, "wire": told.wire_seconds, "codec": told.codec_seconds},
         "other_load": told.inputs["other_load"],
     }
 
@@ -154,7 +154,7 @@ def measure(runs: Runs, budget_seconds: float, networks: int) -> None:
     if library() is None:
         sys.exit("The compiled kernels are missing, and nobody trains without them: `make kernels` first.")
     began = time.monotonic()
-    planned = spread_out([*cases(networks, EACH, SEED, lambda *what: runs.foretold(*what).step_seconds)])
+    planned = spread_out([*cases(networks, EACH, SEED, lambda *what: runs.estimated(*what).step_seconds)])
     for number, case in enumerate(planned, start=1):
         if case.key in runs.told["rows"]:
             continue
@@ -164,7 +164,9 @@ def measure(runs: Runs, budget_seconds: float, networks: int) -> None:
         row = runs.told["rows"][case.key] = run(case, runs)
         runs.save()
         pair = row.get("pair")
-        said = f"{pair['measured_seconds']:.4f} s, foretold {pair['foretold_seconds']:.4f}" if pair else row["failure"]
+        said = (
+            f"{pair['measured_seconds']:.4f} s, estimated {pair['estimated_seconds']:.4f}" if pair else row["failure"]
+        )
         say(f"{number} of {len(planned)}: {case.key}: {said}")
 
 

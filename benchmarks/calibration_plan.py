@@ -107,7 +107,7 @@ def subjects(network: DrawnNetwork) -> list[Subject]:
 
 
 def cases(networks: int, each: int, seed: int, foretell: Callable[[Subject, DrawnNetwork], float]) -> Iterator[Case]:
-    """`each` on every network, those that come next in turn and do not take too long as foretold, in seconds a step."""
+    """`each` on every network, those that come next in turn and do not take too long as estimated, in seconds."""
     turns = {True: 0, False: 0}  # of the networks with sites, and of the others
     for number in range(networks):
         network = drawn(number, seed)

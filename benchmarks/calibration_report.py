@@ -32,7 +32,7 @@ class Judged:
 
 
 def conformal(past: Sequence[PastForecast], pair: PastForecast) -> ForecastInterval:
-    return Calibration(past).interval(pair.foretold_seconds, pair.family, pair.network_class, pair.spread)
+    return Calibration(past).interval(pair.estimated_seconds, pair.family, pair.network_class, pair.spread)
 
 
 def one_network_out(pairs: Sequence[PastForecast], judge: Judge = conformal) -> list[Judged]:
@@ -63,7 +63,7 @@ def rows(judged: Sequence[Judged]) -> Iterator[list[str]]:
         kinds.setdefault(f"recipes: {each.pair.family}", []).append(each)
         kinds.setdefault(f"networks: {each.pair.network_class}", []).append(each)
     for kind, some in sorted(kinds.items(), key=lambda one: (one[0] != "all", one[0])):
-        share, ratios = coverage(some), [each.pair.measured_seconds / each.pair.foretold_seconds for each in some]
+        share, ratios = coverage(some), [each.pair.measured_seconds / each.pair.estimated_seconds for each in some]
         error = sqrt(share * (1 - share) / len(some))
         widths = [each.interval.high_seconds / each.interval.low_seconds for each in some]
         yield [
@@ -85,14 +85,14 @@ def misses(judged: Sequence[Judged]) -> str:
     """Every run that lay outside, worst first."""
 
     def far(each: Judged) -> float:
-        ratio = each.pair.measured_seconds / each.pair.foretold_seconds
+        ratio = each.pair.measured_seconds / each.pair.estimated_seconds
         return max(ratio, 1 / ratio)
 
     outside = sorted((each for each in judged if not each.held), key=far, reverse=True)
     lines = ["| recipe | network | measured | estimated |", "|---|---|---:|---:|"]
     lines += [
         f"| `{each.pair.recipe}` | {each.pair.network} | {seconds_text(each.pair.measured_seconds)} | "
-        f"{seconds_text(each.pair.foretold_seconds)}, {each.interval} |"
+        f"{seconds_text(each.pair.estimated_seconds)}, {each.interval} |"
         for each in outside
     ]
     return "\n".join(lines)
@@ -123,19 +123,21 @@ def page(pairs: Sequence[PastForecast], written: str, picture: str) -> str:
 
 
 def plot(judged: Sequence[Judged], path: Path) -> None:
-    """Measured over foretold, a dot a run, and its interval as a line; by kind of recipe."""
+    """Measured over estimated, a dot a run, and its interval as a line; by kind of recipe."""
     from matplotlib.ticker import NullFormatter
 
-    order = sorted(judged, key=lambda each: (each.pair.family, each.pair.measured_seconds / each.pair.foretold_seconds))
+    order = sorted(
+        judged, key=lambda each: (each.pair.family, each.pair.measured_seconds / each.pair.estimated_seconds)
+    )
     figure = figures.figure(7.5, 1 + 0.11 * len(order), dpi=120)
     axes = figure.subplots()
     for row, each in enumerate(order):
         color, ends = "#0072B2" if each.held else "#D55E00", (each.interval.low_seconds, each.interval.high_seconds)
         axes.plot(
-            [end / each.pair.foretold_seconds for end in ends], [row, row], color="#B8C2CC", linewidth=3, zorder=1
+            [end / each.pair.estimated_seconds for end in ends], [row, row], color="#B8C2CC", linewidth=3, zorder=1
         )
         axes.plot(
-            each.pair.measured_seconds / each.pair.foretold_seconds, row, "o", color=color, markersize=3, zorder=2
+            each.pair.measured_seconds / each.pair.estimated_seconds, row, "o", color=color, markersize=3, zorder=2
         )
     families = [each.pair.family for each in order]
     middles = {name: statistics.fmean(i for i, each in enumerate(families) if each == name) for name in families}

@@ -1,7 +1,7 @@
 """Collectives: all-reduce, reduce-scatter and all-gather by Gossamer, beside Gloo's own, in one interleaved run.
 
 Every round times every row once, from a moment at which all are there; a row's time is that of its slowest worker.
-Medians over rounds, and the ratio to Gloo of the same round; on a network also what was foretold. Started by itself it
+Medians over rounds, and the ratio to Gloo of the same round; on a network also what was estimated. Started by itself it
 starts its workers: on this machine's loopback, or each on a host of its own on an emulated network.
 
     python benchmarks/collectives.py [--workers 2 4] [--network SPEC] [--megabytes 100] [--rounds 9] [--small]
@@ -9,7 +9,7 @@ starts its workers: on this machine's loopback, or each on a host of its own on 
 
 Connections forget in silence how fast they were, and on long paths that decides. --warm: every row uses its connections
 just before it is timed; --rest: before that all are silent for so long, as they are while a model computes. Rows that
-would take too long, as foretold, are left out, and so are rounds.
+would take too long, as estimated, are left out, and so are rounds.
 """
 
 from __future__ import annotations
@@ -182,10 +182,10 @@ def launch(workers: int, args: argparse.Namespace) -> dict[str, Any]:
     raise SystemExit(run.stdout[-2000:] + run.stderr[-2000:])
 
 
-# -- what is foretold
+# -- what is estimated
 
 
-def foretold(workers: int, args: argparse.Namespace) -> dict[str, float]:
+def estimated(workers: int, args: argparse.Namespace) -> dict[str, float]:
     """Seconds that the price says a mean in float32 takes by each table; nothing where there is no network."""
     if not args.network:
         return {}
@@ -202,11 +202,11 @@ def foretold(workers: int, args: argparse.Namespace) -> dict[str, float]:
 
 
 def fitted(workers: int, args: argparse.Namespace) -> argparse.Namespace:
-    """The same with so few rounds, and so few bytes, that all is done in time, as far as that can be foretold."""
+    """The same with so few rounds, and so few bytes, that all is done in time, as far as that can be estimated."""
     rounds, megabytes = args.rounds, args.megabytes
     while True:
         fit = argparse.Namespace(**vars(args) | {"rounds": rounds, "megabytes": megabytes})
-        each = foretold(workers, fit).values()
+        each = estimated(workers, fit).values()
         kinds = 1 if args.small else KINDS
         seconds = (rounds + 1) * kinds * (uses(args) * sum(each) + len(each) * args.rest)
         if seconds <= args.most_seconds or megabytes < LEAST_MEGABYTES:
@@ -218,7 +218,7 @@ def fitted(workers: int, args: argparse.Namespace) -> argparse.Namespace:
 
 
 def report(workers: int, result: dict[str, Any], args: argparse.Namespace) -> None:
-    prices = foretold(workers, args)
+    prices = estimated(workers, args)
     print(f"\n{workers} workers, {args.megabytes:g} MB, {args.rounds} rounds")
     lines = Links.of(result["links"])
     print(f"  connected and measured in {1000 * result['seconds']:.0f} ms: {about(lines)}")
@@ -227,7 +227,7 @@ def report(workers: int, result: dict[str, Any], args: argparse.Namespace) -> No
         ratios = [theirs / ours for theirs, ours in zip(engine[what], seconds, strict=True)]
         low, *_, high = statistics.quantiles(ratios, n=10)
         middle = statistics.median(seconds)
-        price = f"   foretold {1000 * prices[how]:9.2f} ms" if what == MEAN and how in prices else ""
+        price = f"   estimated {1000 * prices[how]:9.2f} ms" if what == MEAN and how in prices else ""
         name = f"   {result['auto']}" if how == "auto" else ""
         print(
             f"  {what:26} {how:14} {1000 * middle:9.2f} ms {args.megabytes / 1000 / middle:7.3f} GB/s   "

@@ -15,8 +15,8 @@ from gossamer.comm.membership.journal import MemoryJournal
 from gossamer.comm.membership.known_worker import ReportedWorker
 from gossamer.comm.membership.messages import WorkerReport
 from gossamer.comm.membership.next_view import ViewPolicy
-from gossamer.comm.membership.resolution import Resolution
 from gossamer.comm.membership.view import View
+from gossamer.comm.runtime.transaction import Resolution
 
 
 def one_view_a_number(run: ElasticRun) -> None:

@@ -36,8 +36,8 @@ from gossamer.comm.membership.journal import MemoryJournal, ViewJournal
 from gossamer.comm.membership.member import MemberScripts
 from gossamer.comm.membership.messages import ATTACHED, COORDINATOR, HERE, HERE_AGAIN, READY, RESIZE, WorkerReport
 from gossamer.comm.membership.next_view import CoordinatorOptions, ViewPolicy
-from gossamer.comm.membership.resolution import Resolution, resolve
 from gossamer.comm.membership.view import View
+from gossamer.comm.runtime.transaction import Resolution, resolve
 from gossamer.comm.simulation import Trace, compute, simulate_peers
 from gossamer.comm.simulation.faulty_network import (
     Cut,

@@ -63,7 +63,7 @@ def sent(record: dict[str, Any]) -> float:
     return float(record["bytes_sent_per_step"]["accounted"])
 
 
-def foretold(recipe: str, args: argparse.Namespace) -> float:
+def estimated(recipe: str, args: argparse.Namespace) -> float:
     with tempfile.TemporaryDirectory() as folder:
         forecast = Path(folder) / "forecast.json"
         options = ["--workers", str(args.workers), "--json", str(forecast)]
@@ -82,7 +82,7 @@ def compare(recipe: str, dense: list[dict[str, Any]], args: argparse.Namespace) 
         "dense_steps_for_equal_bytes": affordable,
         "dense_loss_at_equal_bytes": [loss(train("Dense()", affordable, seed, args)) for seed in args.seeds],
         "bytes_sent_per_step": sent(ours[0]),
-        "foretold_bytes_sent_per_step": foretold(recipe, args),
+        "estimated_bytes_sent_per_step": estimated(recipe, args),
         "workers_agree": all(record["workers_agree"] for record in ours),
     }
 
@@ -93,15 +93,15 @@ def mean_text(losses: list[float]) -> str:
 
 
 def page(report: dict[str, Any], args: argparse.Namespace) -> str:
-    """The page's text. Raises SystemExit where a run did not send what was foretold: that is an error, not a result."""
+    """The page's text. Raises SystemExit where a run did not send the estimate: that is an error, not a result."""
     dense, silent = report["dense"], report["silent"]
     lines = [
         _line("`Dense()`", dense["loss"], f"{dense['bytes_sent_per_step']:,.0f}"),
         _line("`Silent()`", silent["loss"]),
     ]
     for row in report["rows"]:
-        if row["bytes_sent_per_step"] != row["foretold_bytes_sent_per_step"]:
-            sys.exit(f"{row['recipe']} sent {row['bytes_sent_per_step']} bytes a step, not as foretold: {row}")
+        if row["bytes_sent_per_step"] != row["estimated_bytes_sent_per_step"]:
+            sys.exit(f"{row['recipe']} sent {row['bytes_sent_per_step']} bytes a step, not as estimated: {row}")
         arms = (dict(enumerate(losses)) for losses in (row["loss"], silent["loss"], dense["loss"]))
         share = retained_benefit.text(
             retained_benefit.retained_benefit(next(arms), silent=next(arms), dense=next(arms))

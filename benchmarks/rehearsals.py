@@ -1,4 +1,4 @@
-"""Rehearsals: `gossamer rehearse` on models and GPUs that are not here, beside what was foretold.
+"""Rehearsals: `gossamer rehearse` on models and GPUs that are not here, beside what was estimated.
 
 Four workers on emulated hosts, published step times of a 2080 Ti with batch 32, real bytes. Writes
 docs/benchmarks/rehearsals.md. Needs root for the emulated networks.

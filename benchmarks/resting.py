@@ -84,7 +84,7 @@ def work(args: argparse.Namespace) -> None:
     engine.all_gather_text("")
 
 
-def foretold(network: Network, nbytes: int, rests: list[float], beside: bool) -> list[float]:
+def estimated(network: Network, nbytes: int, rests: list[float], beside: bool) -> list[float]:
     """The same messages in virtual time."""
     world = len(network.hosts)
     wires, far, now, found = Wires(network), world - 1, 0.0, []
@@ -116,10 +116,10 @@ def show(args: argparse.Namespace, rows: list[tuple[float, float, int, int]]) ->
     """A line for each rest."""
     rests = [rest for rest, *_ in rows]
     network = read_network(args.network, args.workers)
-    model = foretold(network, int(1e6 * args.megabytes), rests, args.beside)
+    model = estimated(network, int(1e6 * args.megabytes), rests, args.beside)
     beside = ", beside a near stream" if args.beside else ""
     print(f"{args.network}, {args.megabytes:g} MB{beside}, load {os.getloadavg()[0]:.1f}")
-    print(f"{'rest':>8} {'measured':>10} {'foretold':>10} {'ratio':>6} {'window':>8} {'threshold':>10}")
+    print(f"{'rest':>8} {'measured':>10} {'estimated':>10} {'ratio':>6} {'window':>8} {'threshold':>10}")
     for rest in dict.fromkeys(rests):
         places = [place for place, other in enumerate(rests) if other == rest]
         measured = statistics.median(rows[place][1] for place in places)

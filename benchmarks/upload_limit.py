@@ -78,7 +78,7 @@ def estimate(args: argparse.Namespace) -> float:
         network = f"100mbit,40ms,up={args.limit}"
         words = ["explain", args.recipe, "--workers", "2", "--network", network, "--json", str(found), str(script)]
         subprocess.run([sys.executable, "-m", "gossamer", *words], check=True, capture_output=True)
-        return float(json.loads(found.read_text())["foretold"]["step_seconds"])
+        return float(json.loads(found.read_text())["estimate"]["step_seconds"])
 
 
 def rates(samples: Sequence[Sample], window: float) -> list[float]:

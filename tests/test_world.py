@@ -17,6 +17,7 @@ import gossamer.train.world_state as module
 from gossamer.comm.environment.wait_timeout import timeout_seconds
 from gossamer.errors import CheckpointError
 from gossamer.train.sampler import Shard
+from gossamer.train.sampler.position import Regrouping
 from gossamer.train.session.tracked_parts import TrackedLoader
 from gossamer.train.world_state import WorldState, current
 from gossamer.world import World, init
@@ -167,7 +168,7 @@ def test_a_sampler_that_yields_another_number_than_it_said_is_dealt_out(count):
         assert sorted(chain(*deal(parts))) == list(range(count))
     drawing = iter(parts[0])
     next(drawing)
-    parts[0].regroup(0, 1, [parts[0].state_dict(), {"epoch": 2, "drawn": 1}], stayed=[0])
+    parts[0].regroup([parts[0].state_dict(), {"epoch": 2, "drawn": 1}], Regrouping(0, 1, [0]))
     assert list(drawing) == list(range(2, min(count, 5)))
 
 

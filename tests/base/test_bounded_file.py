@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -38,3 +39,20 @@ def test_a_long_line_comes_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"one\ntwotwo\n")
     assert list(bounded_file.read_lines(path, 4)) == [b"one\n", b"twot", b"wo\n"]
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.json"
+    for content in ("first: µ", b"second"):
+        bounded_file.write_whole(path, content)
+        assert path.read_bytes() == (content if isinstance(content, bytes) else content.encode())
+
+    def full(draft: Path, content: bytes) -> int:
+        draft.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        bounded_file.write_whole(path, b"third")
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert path.read_bytes() == b"second"

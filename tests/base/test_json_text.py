@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from gossamer.base.json_text import DEEPEST_LEVELS, json_text, read_json
+from gossamer.base.json_text import DEEPEST_LEVELS, checked_line, json_text, read_checked_lines, read_json
 
 
 def nested(levels: int) -> str:
@@ -45,3 +46,23 @@ def test_numbers_that_json_lacks_are_written_as_null() -> None:
         "d": 1e308,
     }
     assert json_text({"a": [1]}) == json.dumps({"a": [1]})
+
+
+def test_lines_of_a_log_are_read_up_to_an_incomplete_one() -> None:
+    values = [{"a": "\n\u00b5"}, [1, 2], None]
+    lines = [checked_line(value) for value in values]
+    content, ends = b"".join(lines), [sum(map(len, lines[: count + 1])) for count in range(len(lines))]
+    for cut in range(len(content) + 1):
+        complete = sum(end <= cut for end in ends)
+        assert list(read_checked_lines(content[:cut])) == list(zip(values, ends, strict=True))[:complete]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda line: b"0" + line[1:], lambda line: line.replace(b"2", b"3"), lambda _: b"\n"]
+)
+def test_a_damaged_line_of_a_log_is_an_error_after_those_before_it(damage: Callable[[bytes], bytes]) -> None:
+    first, second = checked_line([1]), checked_line([2])
+    lines = read_checked_lines(first + damage(second))
+    assert next(lines) == ([1], len(first))
+    with pytest.raises(ValueError, match="checksum"):
+        next(lines)

@@ -2,7 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.base.units import bytes_text, count_text, ranks_text, rate_text, seconds_text, share_text, short
+from gossamer.base.units import (
+    bytes_text,
+    count_text,
+    first_line,
+    ranks_text,
+    rate_text,
+    seconds_text,
+    share_text,
+    short,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,3 +57,8 @@ def test_shares_and_counts() -> None:
 def test_ranks_are_listed_as_one_or_as_several() -> None:
     assert [ranks_text(ranks) for ranks in ([], [3], (0, 3), range(3))] == ["", "rank 3", "ranks 0, 3", "ranks 0, 1, 2"]
     assert [ranks_text(ranks, " and ") for ranks in ([], [3], [0, 3, "5"])] == ["", "rank 3", "ranks 0, 3 and 5"]
+
+
+def test_the_first_line_of_a_failure_or_its_name() -> None:
+    assert first_line(RuntimeError("a\nb")) == "a"
+    assert first_line(RuntimeError()) == "RuntimeError"

@@ -116,7 +116,7 @@ def test_the_best_and_dense_are_run_for_real(
     race = Race(start=planted.start, baseline="Dense()", challengers=["Int8()"], budget_seconds=2000, now=planted.now)
     monkeypatch.setattr(advise, "train_for_record", train)
     best, dense = _confirm(race.run(), Setting(script="train.py", arguments=(), workers=2, network="1mbit"), 30.0)
-    assert (best.recipe, best.foretold_step_seconds, best.measured_step_seconds) == ("Int8()", 0.5, 0.04)
+    assert (best.recipe, best.estimated_step_seconds, best.measured_step_seconds) == ("Int8()", 0.5, 0.04)
     assert dense.recipe == "Dense()"
     assert best.loss is not None
     assert dense.loss is not None

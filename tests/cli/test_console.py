@@ -96,6 +96,8 @@ def test_the_width_is_the_terminals_or_a_fixed_one(monkeypatch: pytest.MonkeyPat
     assert (columns(Terminal()), columns(StringIO())) == (97, FILE_COLUMNS)
     monkeypatch.setenv("COLUMNS", "40")
     assert (columns(Terminal()), columns(StringIO())) == (40, 40)
+    monkeypatch.setenv("COLUMNS", "\u00b2")  # a digit to str.isdigit, but not to int
+    assert columns(StringIO()) == FILE_COLUMNS
 
 
 @pytest.mark.parametrize(

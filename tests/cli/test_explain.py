@@ -327,15 +327,15 @@ def test_bounds_are_shown() -> None:
     assert "never" in said("Auto(most_steps=1.1)", "--parameters", "100000")
 
 
-def foretold_of(tmp_path, *args):
+def estimate_of(tmp_path, *args):
     file = tmp_path / "out.json"
     code, output = run("--parameters", "200000", "--step-seconds", "0.5", "--json", str(file), *args)
     assert code == 0, output
-    return json.loads(file.read_text())["foretold"], output
+    return json.loads(file.read_text())["estimate"], output
 
 
 def test_a_step_is_estimated_for_a_network(tmp_path):
-    told, output = foretold_of(tmp_path, "--network", "10mbit,20ms", "Dense")
+    told, output = estimate_of(tmp_path, "--network", "10mbit,20ms", "Dense")
     line = 2 * 3 / 4 * 800_000 * 8 / 10e6
     assert line < told["wire_seconds"] < 1.1 * line + 0.24
     assert told["step_seconds"] == pytest.approx(0.5 + told["waiting_seconds"])
@@ -349,16 +349,16 @@ def test_a_step_is_estimated_for_a_network(tmp_path):
 
 
 def test_a_slower_network_is_estimated_to_be_slower(tmp_path):
-    slow, _ = foretold_of(tmp_path, "--network", "1mbit", "Dense")
-    fast, _ = foretold_of(tmp_path, "--network", "1gbit", "Dense")
-    saving, _ = foretold_of(tmp_path, "--network", "1mbit", "TopK(0.01)")
+    slow, _ = estimate_of(tmp_path, "--network", "1mbit", "Dense")
+    fast, _ = estimate_of(tmp_path, "--network", "1gbit", "Dense")
+    saving, _ = estimate_of(tmp_path, "--network", "1mbit", "TopK(0.01)")
     assert fast["step_seconds"] < saving["step_seconds"] < slow["step_seconds"]
 
 
 def test_without_a_network_nothing_is_estimated(tmp_path):
     file = tmp_path / "out.json"
     _, output = run("Dense", "--json", str(file))
-    assert json.loads(file.read_text())["foretold"] is None
+    assert json.loads(file.read_text())["estimate"] is None
     assert "estimated" not in output
 
 
@@ -434,13 +434,13 @@ def test_a_script_is_timed_for_the_rate_it_needs(tmp_path):
 
 def test_talking_less_is_estimated_to_wait_less(tmp_path):
     network = ("--network", "10mbit,20ms")
-    every, _ = foretold_of(tmp_path, *network, "Dense")
-    local, output = foretold_of(tmp_path, *network, "LocalSGD(10)")
+    every, _ = estimate_of(tmp_path, *network, "Dense")
+    local, output = estimate_of(tmp_path, *network, "LocalSGD(10)")
     assert "A step takes, on average over a period, in seconds, estimated for 10mbit,20ms:" in output
     assert local["waiting_seconds"] == pytest.approx(every["wire_seconds"] / 10, rel=0.2)
-    hidden, _ = foretold_of(tmp_path, *network, "DiLoCo(10, delay=5)")
+    hidden, _ = estimate_of(tmp_path, *network, "DiLoCo(10, delay=5)")
     assert 0.5 <= hidden["step_seconds"] < 0.55 < local["step_seconds"] < every["step_seconds"]
-    sites, _ = foretold_of(tmp_path, *network, "LocalSGD(10, per_site=2)")
+    sites, _ = estimate_of(tmp_path, *network, "LocalSGD(10, per_site=2)")
     assert local["step_seconds"] < sites["step_seconds"] < every["step_seconds"]
 
 
@@ -551,7 +551,7 @@ def test_messages_reduce_the_use_of_the_speeds(tmp_path):
     shown = uses(output.replace("   local steps 20, 20, 20, 4", ""))
     assert 0.5 < shown["with its messages"] < shown["this recipe"]
     _, record = explained(tmp_path, "LocalSGD(20, balance=True)", *args)
-    found = record["foretold"]
+    found = record["estimate"]
     assert found["speed_use"] == pytest.approx((64 / 20) * 0.1 / found["step_seconds"] / 3.2)
     assert found["interval"] is None
 

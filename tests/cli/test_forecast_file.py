@@ -27,24 +27,24 @@ def test_what_explain_wrote_is_a_forecast(tmp_path: Path) -> None:
     file = explained(tmp_path, "--network", "100mbit,20ms", "--step-seconds", "0.1")
     told = json.loads(file.read_text())
     found = read_forecast(file)
-    assert found["foretold_seconds_per_step"] == told["foretold"]["step_seconds"] > 0.1
-    assert found["foretold_for"] == {"recipe": told["recipe"], "workers": 4, "network": "100mbit,20ms"}
-    low, high = (found["foretold_interval"][end] for end in ("low_seconds", "high_seconds"))
-    assert low < found["foretold_seconds_per_step"] < high
-    assert told["foretold"]["interval"].items() >= {"low_seconds": low, "high_seconds": high, "coverage": 0.8}.items()
+    assert found["estimated_seconds_per_step"] == told["estimate"]["step_seconds"] > 0.1
+    assert found["estimated_for"] == {"recipe": told["recipe"], "workers": 4, "network": "100mbit,20ms"}
+    low, high = (found["estimated_interval"][end] for end in ("low_seconds", "high_seconds"))
+    assert low < found["estimated_seconds_per_step"] < high
+    assert told["estimate"]["interval"].items() >= {"low_seconds": low, "high_seconds": high, "coverage": 0.8}.items()
 
 
 def test_a_forecast_without_an_interval_is_one(tmp_path: Path) -> None:
     file = explained(tmp_path, "--network", "100mbit,20ms", "--step-seconds", "0.1")
     told = json.loads(file.read_text())
-    del told["foretold"]["interval"]
+    del told["estimate"]["interval"]
     file.write_text(json.dumps(told))
-    assert read_forecast(file).keys() == {"foretold_seconds_per_step", "foretold_for"}
+    assert read_forecast(file).keys() == {"estimated_seconds_per_step", "estimated_for"}
 
 
 FORECAST = {
-    "foretold_seconds_per_step": 0.372,
-    "foretold_interval": {"low_seconds": 0.35, "high_seconds": 0.41, "coverage": 0.8},
+    "estimated_seconds_per_step": 0.372,
+    "estimated_interval": {"low_seconds": 0.35, "high_seconds": 0.41, "coverage": 0.8},
 }
 
 
@@ -61,7 +61,7 @@ def test_what_is_measured_lies_inside_or_outside(seconds: float, where: str) -> 
 def test_where_nothing_was_estimated_or_measured_nothing_is_reported() -> None:
     assert verdict({}, {"seconds_per_step": {"median": 1.0}}) is None
     assert verdict(FORECAST, {"seconds_per_step": {"median": None}}) is None
-    alone = verdict({"foretold_seconds_per_step": 0.5}, {"seconds_per_step": {"median": 0.4}})
+    alone = verdict({"estimated_seconds_per_step": 0.5}, {"seconds_per_step": {"median": 0.4}})
     assert alone == "A step took 400 ms; estimated: 500 ms."
 
 
@@ -76,12 +76,12 @@ def test_without_a_network_nothing_is_estimated(tmp_path: Path) -> None:
         "text",
         "[]",
         "{}",
-        '{"foretold": 3, "recipe": "Dense()", "workers": 4}',
-        '{"foretold": {"step_seconds": "soon", "inputs": {"network": "lan"}}, "recipe": "Dense()", "workers": 4}',
-        '{"foretold": {"step_seconds": 1e999, "inputs": {"network": "lan"}}, "recipe": "Dense()", "workers": 4}',
-        '{"foretold": {"step_seconds": 1, "inputs": {"network": "lan"}, "interval": '
+        '{"estimate": 3, "recipe": "Dense()", "workers": 4}',
+        '{"estimate": {"step_seconds": "soon", "inputs": {"network": "lan"}}, "recipe": "Dense()", "workers": 4}',
+        '{"estimate": {"step_seconds": 1e999, "inputs": {"network": "lan"}}, "recipe": "Dense()", "workers": 4}',
+        '{"estimate": {"step_seconds": 1, "inputs": {"network": "lan"}, "interval": '
         '{"low_seconds": 2, "high_seconds": 1, "coverage": 0.8}}, "recipe": "Dense()", "workers": 4}',
-        '{"foretold": {"step_seconds": -1, "inputs": {"network": "lan"}}, "recipe": "Dense()", "workers": 4}',
+        '{"estimate": {"step_seconds": -1, "inputs": {"network": "lan"}}, "recipe": "Dense()", "workers": 4}',
         "[" * 500,
     ],
 )

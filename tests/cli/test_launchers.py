@@ -15,7 +15,7 @@ from support.command_line import refusal
 from gossamer.base.system import LOOPBACK_INTERFACE
 from gossamer.cli.emulation import PORT, Emulation
 from gossamer.cli.launchers import check_emulation, elastic_starter, read_elasticity
-from gossamer.cli.options import Encryption, Machines, WorkerCount, read_address
+from gossamer.cli.options import ElasticOptions, Encryption, Machines, WorkerCount, read_address
 from gossamer.launcher.job import Elasticity, InvitationOptions, Job, Serving, WorkerRange, read_worker_range
 from gossamer.observe.live import LiveView
 from gossamer.observe.telemetry import MachineDesk
@@ -36,8 +36,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plain_number_of_workers_stays_a_fixed_job() -> None:
     assert WorkerCount().convert("4", None, None) == 4
     assert WorkerCount().convert(2, None, None) == 2
-    fixed = read_elasticity(4, ONE, join=None, listen=None, token_file=None, servers=2, network_text="1gbit")
-    assert fixed is None
+    assert read_elasticity(4, ONE, ElasticOptions(), servers=2, network_text="1gbit") is None
 
 
 def test_a_range_listens_on_loopback_unless_an_interface_or_an_address_is_named() -> None:
@@ -48,17 +47,13 @@ def test_a_range_listens_on_loopback_unless_an_interface_or_an_address_is_named(
         (Machines(LOOPBACK_INTERFACE, 1, 0, None), None, ("127.0.0.1", 0)),
         (ONE, ("10.0.0.1", 29600), ("10.0.0.1", 29600)),
     ):
-        found = read_elasticity(
-            workers, machines, join=None, listen=listen, token_file=None, servers=0, network_text=None
-        )
+        found = read_elasticity(workers, machines, ElasticOptions(listen=listen))
         assert found is not None
         assert (found.listen, found.coordinator, found.range) == (expected, None, workers)
 
 
 def test_a_worker_that_joins_has_a_coordinator_elsewhere() -> None:
-    found = read_elasticity(
-        3, ONE, join=("10.0.0.1", 29600), listen=None, token_file=Path("token"), servers=0, network_text=None
-    )
+    found = read_elasticity(3, ONE, ElasticOptions(join=("10.0.0.1", 29600)), token_file=Path("token"))
     assert found is not None
     assert (found.coordinator, found.listen, found.range.initial) == (("10.0.0.1", 29600), None, 3)
 
@@ -90,35 +85,24 @@ def test_workers_encrypt_once_a_run_leaves_the_machine_and_each_named_private_ne
     listen: tuple[str, int], public: tuple[tuple[str, int], ...], options: dict[str, Any], seals: bool
 ) -> None:
     private = tuple(ipaddress.ip_network(each) for each in options.get("private", ()))
-    found = read_elasticity(
-        WorkerCount().convert("2:8", None, None),
-        ONE,
-        join=None,
+    elastic = ElasticOptions(
         listen=listen,
         invitation=InvitationOptions(addresses=public),
         encryption=Encryption(options.get("plaintext", False), private),
-        token_file=None,
-        servers=0,
-        network_text=None,
     )
+    found = read_elasticity(WorkerCount().convert("2:8", None, None), ONE, elastic)
     assert found is not None
     assert found.seals is seals
 
 
 def test_a_relay_seals_everywhere_and_certificates_replace_sealing() -> None:
-    for options, seals in (({"relays": True}, True), ({"tls": Path("certificates")}, False)):
-        found = read_elasticity(
-            WorkerCount().convert("2:8", None, None),
-            ONE,
-            join=None,
-            listen=OUTSIDE if not seals else ("127.0.0.1", 1),
-            token_file=None,
-            servers=0,
-            network_text=None,
-            **options,
-        )
+    for elastic, tls in (
+        (ElasticOptions(listen=("127.0.0.1", 1), relay=True), None),
+        (ElasticOptions(listen=OUTSIDE), Path("certificates")),
+    ):
+        found = read_elasticity(WorkerCount().convert("2:8", None, None), ONE, elastic, tls=tls)
         assert found is not None
-        assert found.seals is seals
+        assert found.seals is (tls is None)
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1", "10.0.0.1:", ":80", "a:b", "a:70000", "a:" + "9" * 5000, "a:²"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
-from support.command_line import refusal
+from support.command_line import output_of, refusal
 
 from gossamer.cli import options, run
 from gossamer.comm.mesh.collective_selector import REQUESTABLE
@@ -32,27 +32,39 @@ def test_the_recipe_of_an_advice_is_what_workers_are_told(tmp_path: Path) -> Non
         options.readable_recipe("@nowhere.json")
 
 
-@pytest.mark.parametrize("text", ["runs/tb", "tb:runs", "tensorboard:", "prometheus:http"])
-def test_a_place_to_log_to_that_is_none_is_refused_before_workers_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+@pytest.mark.parametrize(
+    ("option", "text", "reason"),
+    [
+        ("--log-to", "runs/tb", "such as"),
+        ("--log-to", "tb:runs", "such as"),
+        ("--log-to", "tensorboard:", "such as"),
+        ("--log-to", "prometheus:http", "such as"),
+        ("--congestion", "nonesuch", "unavailable congestion control 'nonesuch'"),
+    ],
+)
+def test_an_invalid_value_is_refused_before_workers_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, text: str, reason: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("")
-    said = " ".join(refusal("run", "--log-to", text, "train.py").split())
-    assert "Invalid value for '--log-to'" in said
-    assert "such as" in said
+    said = " ".join(refusal("run", option, text, "train.py").split())
+    assert f"Invalid value for '{option}'" in said
+    assert reason in said
     assert not Path("runs").exists()
 
 
-def test_an_unknown_congestion_control_is_refused_before_workers_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("")
-    text = " ".join(refusal("run", "--congestion", "nonesuch", "train.py").split())
-    assert "Invalid value for '--congestion'" in text
-    assert "unavailable congestion control 'nonesuch'" in text
-    assert not Path("runs").exists()
+def test_a_group_of_options_is_one_value_in_the_order_of_the_help() -> None:
+    def pair(first: str | None, second: str) -> str:
+        return f"{first} and {second}"
+
+    @click.command()
+    @options.option_group("both", pair, click.option("--first"), click.option("--other", "second", default="b"))
+    @click.option("--third")
+    def command(both: str, third: str | None) -> None:
+        click.echo(f"{both}, {third}")
+
+    assert [each.name for each in command.params] == ["first", "second", "third"]
+    assert output_of(command, "--third", "c", "--first", "a") == (0, "a and b, c\n")
 
 
 def test_the_help_names_every_collective() -> None:

@@ -85,7 +85,7 @@ def test_a_network_is_estimated_and_handed_on(shapes, tmp_path, monkeypatch):
     assert run.said[-5] == str(script)
     assert list(run.said[-4:-1]) == worker[:-1]  # alike but for the number of steps
     (found,) = json.loads((tmp_path / "out.json").read_text())["rows"]
-    assert 0.15 <= found["foretold"]["step_seconds"] <= 0.35
+    assert 0.15 <= found["estimate"]["step_seconds"] <= 0.35
 
 
 @pytest.mark.parametrize(

@@ -119,14 +119,14 @@ def test_a_run_sends_what_explain_estimates(tmp_path: Path) -> None:
     done = run(tmp_path, ATTACHED, "--workers", "3", "--recipe", recipe, "--json", "out.json")
     assert done.exit_code == 0, done.output
     with chdir(tmp_path):
-        options = ["--workers", "3", "--json", "foretold.json"]
+        options = ["--workers", "3", "--json", "estimate.json"]
         told = CliRunner().invoke(gossamer, ["explain", recipe, *options, "train.py"])
     assert told.exit_code == 0, told.output
-    record, foretold = (json.loads((tmp_path / name).read_text()) for name in ("out.json", "foretold.json"))
+    record, estimated = (json.loads((tmp_path / name).read_text()) for name in ("out.json", "estimate.json"))
     # thirds of bytes, added up in another order
-    assert record["bytes_sent_per_step"]["accounted"] == pytest.approx(foretold["bytes_sent_per_step"], rel=1e-14)
-    assert foretold["bytes_sent_per_step"] > 0
-    assert record["memory_bytes"]["residuals"] == foretold["memory_bytes"]["residuals"] > 0
+    assert record["bytes_sent_per_step"]["accounted"] == pytest.approx(estimated["bytes_sent_per_step"], rel=1e-14)
+    assert estimated["bytes_sent_per_step"] > 0
+    assert record["memory_bytes"]["residuals"] == estimated["memory_bytes"]["residuals"] > 0
 
 
 @pytest.mark.processes

@@ -16,7 +16,7 @@ from gossamer.base.spans import active
 from gossamer.base.spans.record_format import SpanKind, Untraced
 from gossamer.base.spans.recorder import SpanRecorder
 from gossamer.base.spans.step_range import StepRange
-from gossamer.cli.options import check_profiled, trace_settings
+from gossamer.cli.options import Tracing
 from gossamer.cli.trace import trace_command, write
 from gossamer.errors import GossamerError
 from gossamer.observe.trace.span_files import read_run
@@ -102,10 +102,10 @@ def test_a_file_that_could_not_be_written_whole_is_not_left(tmp_path: Path) -> N
 
 
 def test_workers_are_told_where_and_which_steps(tmp_path: Path) -> None:
-    assert trace_settings(None, None, tmp_path) == {}
+    assert Tracing().settings(tmp_path) == {}
     told = {active.TRACE: str(tmp_path), active.STEPS: "3:5"}
-    assert trace_settings(StepRange(3, 5), None, tmp_path) == told
-    assert trace_settings(StepRange(3, 5), "0,2", tmp_path) == told | {PROFILED: "0,2"}
+    assert Tracing(StepRange(3, 5)).settings(tmp_path) == told
+    assert Tracing(StepRange(3, 5), "0,2").settings(tmp_path) == told | {PROFILED: "0,2"}
 
 
 def test_run_refuses_steps_that_are_none(tmp_path: Path) -> None:
@@ -138,12 +138,11 @@ def test_operators_that_there_will_not_be_are_refused_before_anything_is_made(
         refusal("run", *two, "0,1", str(script))
 
 
-def test_ranks_are_refused_only_where_their_number_is_fixed() -> None:
-    check_profiled(StepRange(), "5", None)
-    check_profiled(StepRange(), "all", 2)
-    check_profiled(None, None, 2)
+def test_profiled_ranks_must_be_ranks_of_the_run() -> None:
+    Tracing(StepRange(), "all").check_ranks(2)
+    Tracing().check_ranks(2)
     with pytest.raises(click.UsageError, match="does not have"):
-        check_profiled(StepRange(), "5", 5)
+        Tracing(StepRange(), "5").check_ranks(5)
 
 
 TRAINING = """

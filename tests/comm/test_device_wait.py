@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-from gossamer.comm.device_wait import GRACE_SECONDS, LONGEST_SECONDS, DeviceWait, first_line
+from gossamer.comm.device_wait import GRACE_SECONDS, LONGEST_SECONDS, DeviceWait
 from gossamer.errors import PeerLost
 
 
@@ -94,8 +94,3 @@ def test_an_engine_that_knows_first_waits_a_little_for_the_name() -> None:
     with pytest.raises(PeerLost, match="remote process exited"):
         watched.blame("remote process exited")
     assert clock.now <= GRACE_SECONDS + LONGEST_SECONDS
-
-
-def test_the_first_line_of_a_failure_or_its_name() -> None:
-    assert first_line(RuntimeError("a\nb")) == "a"
-    assert first_line(RuntimeError()) == "RuntimeError"

@@ -1,4 +1,4 @@
-"""What is foretold of a round, against rounds that are made."""
+"""What is estimated of a round, against rounds that are made."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LAYOUT = Layout.of({"weight": (1000, 100), "bias": (100,)})
 DENSE = 4 * LAYOUT.numel
 
 
-def foretold(recipe: Any, clients: int = 100, **options: Any) -> RoundForecast:
+def estimated(recipe: Any, clients: int = 100, **options: Any) -> RoundForecast:
     return forecast_round(resolve(recipe), LAYOUT, torch.float32, clients, **options)
 
 
 def test_dense_rounds_send_everything_both_ways() -> None:
-    found = foretold("FedAvg(fraction=0.1)")
+    found = estimated("FedAvg(fraction=0.1)")
     assert (found.cohort, found.clients) == (10, 100)
     assert found.up_bytes == found.down_bytes == found.whole_bytes == DENSE
     assert found.server_up_bytes == found.server_down_bytes == 10 * DENSE
@@ -38,16 +38,16 @@ def test_dense_rounds_send_everything_both_ways() -> None:
 
 
 def test_compression_variates_and_kept_contributions_are_counted() -> None:
-    plain, codec = foretold("FedAvg() + Int8()"), foretold("SCAFFOLD(pull=Int8()) + Int8()")
+    plain, codec = estimated("FedAvg() + Int8()"), estimated("SCAFFOLD(pull=Int8()) + Int8()")
     assert plain.up_bytes < 0.3 * DENSE
     assert codec.up_bytes == 2 * plain.up_bytes
     assert codec.link_bytes == codec.up_bytes
     assert codec.whole_bytes == 2 * DENSE
     assert codec.residual_bytes == 2 * plain.residual_bytes == 8 * 100_000  # biases are sent as they are
     assert codec.device_bytes == 2 * DENSE + codec.residual_bytes + DENSE
-    assert foretold("FedAvg(aggregator=Median())").server_bytes == (1 + 10 + 1) * DENSE
-    assert foretold("FedOpt('adam')").server_bytes == (1 + 1 + 2 + 1) * DENSE
-    assert foretold("FedBuff(buffer=25)").cohort == 25
+    assert estimated("FedAvg(aggregator=Median())").server_bytes == (1 + 10 + 1) * DENSE
+    assert estimated("FedOpt('adam')").server_bytes == (1 + 1 + 2 + 1) * DENSE
+    assert estimated("FedBuff(buffer=25)").cohort == 25
 
 
 def test_what_travels_in_a_federation_is_what_was_estimated() -> None:
@@ -86,7 +86,7 @@ def test_ends_of_the_range() -> None:
 
 
 def test_masks_make_a_number_as_wide_as_the_sum() -> None:
-    found = foretold("FedAvg(secure=SecureAggregation(bits=16))", clients=1000)
+    found = estimated("FedAvg(secure=SecureAggregation(bits=16))", clients=1000)
     assert found.up_bytes == -(-LAYOUT.numel * (16 + 7) // 8)  # of 100 devices
     assert found.masks
 
@@ -107,6 +107,6 @@ class Costly(Privacy):
 def test_the_privacy_of_a_plan_is_estimated() -> None:
     make: Any = Costly
     private = FedAvg(fraction=0.2, privacy=make(**({"noise": 1.0} if "noise" in Costly.__dataclass_fields__ else {})))
-    assert foretold(private).epsilon == ((10, 2.0), (100, 20.0), (1000, 200.0))
-    assert foretold(private + resolve("TopK(0.1)").compressor).epsilon[0] == (10, 4.0)
-    assert foretold("FedAvg()").epsilon == ()
+    assert estimated(private).epsilon == ((10, 2.0), (100, 20.0), (1000, 200.0))
+    assert estimated(private + resolve("TopK(0.1)").compressor).epsilon[0] == (10, 4.0)
+    assert estimated("FedAvg()").epsilon == ()

@@ -1,12 +1,24 @@
-"""Fixtures of what is written while training goes on: a disk that runs full."""
+"""Fixtures of what is written while training goes on: an empty store, and a disk that runs full."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+
+from gossamer.observe.telemetry import open_store
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """An empty store of a run."""
+    store = open_store(tmp_path / "run.sqlite")
+    yield store
+    store.close()
 
 
 @pytest.fixture

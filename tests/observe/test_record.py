@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -235,19 +234,6 @@ def test_what_is_not_a_number_is_null_in_the_file(tmp_path: Path) -> None:
 
 def test_no_record_where_nobody_attached(tmp_path: Path) -> None:
     assert read_ranks(tmp_path) == []
-
-
-def test_a_record_that_a_full_disk_does_not_take_leaves_no_draft(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: Path, text: str, **options: object) -> int:
-        self.write_bytes(b"{")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="No space left"):
-        write(tmp_path / "record.json", merge([ranked(0), ranked(1)]))
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("value", [1e308, -1.7e308])

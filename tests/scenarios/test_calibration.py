@@ -93,7 +93,7 @@ def pairs(networks, each, random, shared=0.1, own=0.05):
             network=str(number),
             network_class="near",
             workers=4,
-            foretold_seconds=0.1,
+            estimated_seconds=0.1,
             measured_seconds=0.1 * exp(missed[number] + random.gauss(0, own)),
         )
         for number in range(networks)
@@ -111,7 +111,7 @@ def check_coverage(judge):
 
 def narrow(past, pair):
     """Half of the scores lie between, not 80 % of them."""
-    return Calibration(past).interval(pair.foretold_seconds, pair.family, pair.network_class, coverage=0.6)
+    return Calibration(past).interval(pair.estimated_seconds, pair.family, pair.network_class, coverage=0.6)
 
 
 def test_intervals_hold_networks_that_they_have_not_seen():

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from gossamer.train.sampler import Shard, taken_up
-from gossamer.train.sampler.position import Position, State
+from gossamer.train.sampler.position import Position, Regrouping, State
 from gossamer.train.session.tracked_parts import TrackedLoader
 
 Used = tuple[int, tuple[int, ...]]  # (epoch, samples)
@@ -140,7 +140,7 @@ class ChangingGroup:
         for rank, worker in enumerate(self.workers):
             worker.used.clear()
             for loop in (worker.loop, *worker.copies):
-                loop.shard.regroup(rank, size, known, stayed=stayed)
+                loop.shard.regroup(known, Regrouping(rank, size, stayed))
 
     def share(self, widths: Sequence[int]) -> None:
         """The same workers divide the rest in proportion to `widths`, by rank."""
@@ -149,7 +149,7 @@ class ChangingGroup:
         for rank, worker in enumerate(self.workers):
             worker.used.clear()
             for loop in (worker.loop, *worker.copies):
-                loop.shard.regroup(rank, size, positions, stayed=range(size), widths=widths)
+                loop.shard.regroup(positions, Regrouping(rank, size, range(size), widths))
 
     def _is_over(self, rank: int, state: State, epoch: int) -> bool:
         return Position.of(state, total=self._total, rank=rank, size=len(self.workers)).is_over(epoch)

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 
 from support.proxy import Proxy
 
+from gossamer.base.host_port import Address
 from gossamer.comm import handshake
-from gossamer.comm.rpc.tls_sockets import Address
 from gossamer.comm.rpc_protocol.frame_mac import TAG_BYTES
 from gossamer.comm.rpc_protocol.frames import HEADER_BYTES, Kind
 

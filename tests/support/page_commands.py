@@ -180,8 +180,8 @@ def check_values(given: dict[str, Any]) -> None:
         NetworkSchedule.read(schedule, workers)
     for fault in given.get("fault_texts") or ():
         read_fault(fault, workers)
-    if "nnodes" in given:
-        Machines(given["interface"], given["nnodes"], given["node_rank"], given["rendezvous"])
+    if "node_rank" in given:
+        Machines(given["interface"], given["nodes"], given["node_rank"], given["rendezvous"])
 
 
 # -- other programs --------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def planted_advice(seed: int = 0, budget: float = 8000.0) -> Advice:
         CandidateRow(recipe="Sharded(Dense())", excluded="dominated by Dense(): as many bytes & more <seconds>")
     )
     confirmed = [
-        ConfirmedRow(recipe="Int8()", foretold_step_seconds=0.5, measured_step_seconds=0.55, steps=40, loss=2.31)
+        ConfirmedRow(recipe="Int8()", estimated_step_seconds=0.5, measured_step_seconds=0.55, steps=40, loss=2.31)
     ]
     gradients = {"largest_hundredth": 0.31, "sign_agreement": 0.53, "noise_scale_batches": 12.0, "signal_energy": None}
     findings = [GradientFinding(family="few entries", works=True, because="a hundredth holds 31% of the energy")]

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from gossamer.comm.rpc.tls_sockets import Address
+from gossamer.base.host_port import Address
 
 
 class Proxy:

@@ -89,13 +89,13 @@ def _run(run: SyntheticRun) -> Rows:
         "parameters": 3_307_264,
         "versions": {"gossamer": "0.1.0", "torch": "2.13.0", "python": "3.11.2"},
         "network": "100mbit,20ms",
-        "foretold_seconds_per_step": 0.9 * run.step_seconds,
-        "foretold_interval": {
+        "estimated_seconds_per_step": 0.9 * run.step_seconds,
+        "estimated_interval": {
             "low_seconds": 0.8 * run.step_seconds,
             "high_seconds": 1.1 * run.step_seconds,
             "coverage": 0.8,
         },
-        "foretold_for": {"recipe": "TopK(0.01)", "workers": run.ranks, "network": "100mbit,20ms"},
+        "estimated_for": {"recipe": "TopK(0.01)", "workers": run.ranks, "network": "100mbit,20ms"},
     }
     over = {"ended": run.at(run.steps) + 1, "how": "finished" if run.fails is None else "failed"}
     for key, value in (told | over if run.ended else told).items():
@@ -263,7 +263,7 @@ def _events(run: SyntheticRun) -> Rows:
         ),
         (run.at(1), 0, "collective", {"nbytes": 264_000, "collective": "Ring()"}),
         (run.at(7), 0, "skipped", {"step": 7, "rank": 1, "tensor": "head.weight", "scaled": False}),
-        (run.at(10), 0, "noticed", {"message": "The network is slower than foretold."}),
+        (run.at(10), 0, "noticed", {"message": "The network is slower than estimated."}),
         (run.at(run.steps // 2), 0, "saved", {"step": run.steps // 2, "directory": "checkpoints/run"}),
     ]
     for at, rank, kind, content in told:

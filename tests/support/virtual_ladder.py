@@ -1,4 +1,4 @@
-"""A job in virtual time: steps of a planted network, foretold by the step simulator, and the rule's choices."""
+"""A job in virtual time: steps of a planted network, estimated by the step simulator, and the rule's choices."""
 
 from __future__ import annotations
 

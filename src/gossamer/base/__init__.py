@@ -12,7 +12,7 @@ term          the terms of a recipe: frozen hyperparameters that add up
 json_text     JSON from elsewhere, its nesting limited; JSON text without NaN and infinity
 bounded_mean  means of users' numbers, without overflow
 intervals     means with a confidence interval
-bounded_file  files of other processes, read up to a limit
+bounded_file  files of other processes, read up to a limit, and replaced as a whole
 differing_tensor  the first tensor whose hashes differ between ranks
 global_hooks  torch's hooks of all modules and optimizers, safe while other threads build or step them
 identity      cache keys for one object
@@ -26,6 +26,7 @@ former_names  warnings of public names that have new ones
 run_files     the run's private directory: output, start, end and failure reports by rank and attempt
 system        calls that not all operating systems have, each with a portable answer
 units         numbers as text: 1.2 MB, 34 ms, 12 %
+host_port     addresses as text: HOST:PORT
 
 kernels/      inner loops: compiled, in Triton, and their reference in plain torch
 spans/        spans of one process: recorded by thread, written to a file

@@ -1,4 +1,4 @@
-"""Bounded file: reads files that another process wrote, up to a size at which reading stops."""
+"""Files that another process writes: read up to a limit of their size, and replaced as a whole."""
 
 from __future__ import annotations
 
@@ -43,3 +43,17 @@ def read_lines(path: Path, most: int) -> Iterator[bytes]:
     with path.open("rb") as file:
         while line := file.readline(most):
             yield line
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Replace a file: readers find its previous content or all of the new one, also if other processes write it, too.
+
+    Raises OSError. Then the previous file remains, and the disk has no part of the new one.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(draft, path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise

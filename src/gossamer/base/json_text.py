@@ -1,4 +1,5 @@
-"""JSON text: parses untrusted text with limited nesting, and writes standard JSON without NaN and infinity.
+"""JSON text: parses untrusted text with limited nesting, and writes standard JSON without NaN and infinity; lines of
+logs, with checksums.
 
 The standard library's parser recurses until the interpreter's stack is exhausted. A clear error is then impossible: any
 code that runs next fails as well, including unrelated finalizers.
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
+from collections.abc import Iterator
 from math import isfinite
 from typing import Any
 
@@ -61,3 +64,23 @@ def _finite(value: Any) -> Any:
             return None
         case _:
             return value
+
+
+def checked_line(value: Any) -> bytes:
+    """A line of a log: the CRC-32 of the value's JSON, and the JSON."""
+    text = json.dumps(value).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def read_checked_lines(content: bytes) -> Iterator[tuple[Any, int]]:
+    """Yield the value of each `checked_line`, with the offset of the line's end. A last line without end is left out.
+
+    Raises ValueError for a damaged line.
+    """
+    begin = 0
+    while (end := content.find(b"\n", begin)) >= 0:
+        checksum, _, text = content[begin:end].partition(b" ")
+        if checksum != b"%08x" % zlib.crc32(text):
+            raise ValueError(f"the line at byte {begin} has another checksum")
+        begin = end + 1
+        yield read_json(text), begin

@@ -138,9 +138,7 @@ class RunFiles:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write the file atomically, even if another process writes it at the same time: both report a worker's start."""
-    draft = path.with_suffix(f".{os.getpid()}.draft")
-    draft.write_text(json.dumps(content), encoding="utf-8")
-    os.replace(draft, path)
+    bounded_file.write_whole(path, json.dumps(content))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Units: numbers as text for people: 1.2 MB, 34 ms, 12 %."""
+"""Units: numbers, ranks and errors as text for people: 1.2 MB, 34 ms, 12 %, ranks 0, 3."""
 
 from __future__ import annotations
 
@@ -82,3 +82,8 @@ def ranks_text(ranks: Collection[object], last: str = ", ") -> str:
     """Ranks in a sentence: "rank 3", "ranks 0, 3"; empty for no rank. last: before the last of several, as " and "."""
     *first, end = map(str, ranks) if ranks else ("",)
     return f"ranks {', '.join(first)}{last}{end}" if first else f"rank {end}" if end else ""
+
+
+def first_line(failure: BaseException) -> str:
+    """The first line of an error's message, or its class if it has none. Messages of torch may be long."""
+    return (str(failure).splitlines() or [type(failure).__name__])[0]

@@ -190,7 +190,7 @@ def _confirm(result: RaceResult, setting: Setting, seconds: float) -> tuple[Conf
         rows.append(
             ConfirmedRow(
                 recipe=contender.recipe,
-                foretold_step_seconds=declared,
+                estimated_step_seconds=declared,
                 measured_step_seconds=row.step_seconds,
                 steps=row.steps,
                 loss=row.loss_at_equal_time.value if row.loss_at_equal_time else None,

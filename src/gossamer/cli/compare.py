@@ -27,7 +27,7 @@ from gossamer.base.figures import check_matplotlib
 from gossamer.base.intervals import ConfidenceInterval
 from gossamer.base.units import bytes_text, rate_text, seconds_text, share_text, short
 from gossamer.cli.console import table, wide_console
-from gossamer.cli.options import Command, output_option, session_recipe
+from gossamer.cli.options import Command, option_group, output_option, session_recipe
 from gossamer.cli.program import ScriptCommand
 from gossamer.cli.script_terms import register_terms
 from gossamer.cli.worker import SECONDS, UNTIL
@@ -43,7 +43,7 @@ from gossamer.observe.comparison import (
     final_loss,
     loss_at,
 )
-from gossamer.observe.pages.comparison import write_page
+from gossamer.observe.pages.page import write_page
 from gossamer.observe.plot import plot
 from gossamer.observe.record import MOST_RECORD_BYTES, Record, write
 from gossamer.observe.target import Target, read_target
@@ -96,6 +96,17 @@ def different_recipes(context: click.Context, option: click.Parameter, recipes: 
     return recipes
 
 
+@dataclass(frozen=True)
+class ComparisonFiles:
+    """Files that a comparison writes; None for none."""
+
+    json_file: Path | None
+    plot_file: Path | None
+    page_file: Path | None
+    csv_file: Path | None
+    latex_file: Path | None
+
+
 @click.command(
     "compare",
     cls=ScriptCommand,
@@ -118,13 +129,21 @@ def different_recipes(context: click.Context, option: click.Parameter, recipes: 
 @click.option("--retained", "scale", is_flag=True, help="Also train Silent() and Dense(), the ends of the scale.")
 @click.option("--unlimited/--no-unlimited", default=True, help="Also run Dense() without a network limit.")
 @click.option("--estimate/--no-estimate", "estimating", default=True, help="Estimate the step time before each run.")
-@click.option("--price-per-hour", type=float, help="Price of one worker.")
-@click.option("--egress-price-per-gb", type=float, help="Price of a sent gigabyte.")
-@output_option("json", "Write the comparison as JSON.")
-@output_option("plot", "Draw the curves (PNG).")
-@output_option("page", "Write an HTML page.")
-@output_option("csv", "Write a row for each recipe, as CSV.")
-@output_option("latex", "Write the table for LaTeX, with booktabs.")
+@option_group(
+    "prices",
+    Prices,
+    click.option("--price-per-hour", "per_hour", type=float, help="Price of one worker."),
+    click.option("--egress-price-per-gb", "per_gigabyte", type=float, help="Price of a sent gigabyte."),
+)
+@option_group(
+    "files",
+    ComparisonFiles,
+    output_option("json", "Write the comparison as JSON."),
+    output_option("plot", "Draw the curves (PNG)."),
+    output_option("page", "Write an HTML page."),
+    output_option("csv", "Write a row for each recipe, as CSV."),
+    output_option("latex", "Write the table for LaTeX, with booktabs."),
+)
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def compare_command(
@@ -138,20 +157,15 @@ def compare_command(
     scale: bool,
     unlimited: bool,
     estimating: bool,
-    price_per_hour: float | None,
-    egress_price_per_gb: float | None,
-    json_file: Path | None,
-    plot_file: Path | None,
-    page_file: Path | None,
-    csv_file: Path | None,
-    latex_file: Path | None,
+    prices: Prices,
+    files: ComparisonFiles,
     script: Path,
     arguments: tuple[str, ...],
 ) -> None:
     """Train SCRIPT with every --recipe in turn, on the same network and from the same seed. Arguments after SCRIPT are
     passed to it. All ranks of a run end after the same step."""
-    if plot_file is not None:
-        check_plot(f"; or use --page {plot_file.with_suffix('.html')}")
+    if files.plot_file is not None:
+        check_plot(f"; or use --page {files.plot_file.with_suffix('.html')}")
     check_placeholders(arguments, seeds, rates)
     first = filled_in(arguments, seed=0, rate=rates[0] if rates else "")
     register_terms(script, first, recipes)
@@ -186,7 +200,6 @@ def compare_command(
             raise
         failed = failure  # completed runs are shown all the same
     recipes, records = recipes[: len(rows)], [row[0] for row in rows]
-    prices = Prices(per_hour=price_per_hour, per_gigabyte=egress_price_per_gb)
     steps = [each.step_seconds if each else None for each in estimated]
     repeats = [row[1:] for row in rows]
     found = compare(records, repeats=repeats, unlimited=floor, target=target, prices=prices, estimates=steps)
@@ -202,22 +215,22 @@ def compare_command(
             console.print(
                 f"{each}: its best learning rate, {rate}, is an end of --rates. Try further ones.", markup=False
             )
-    if json_file:
+    if files.json_file:
         content = {
             "comparison": asdict(found),
-            "foretold": [asdict(each) if each else None for each in estimated],
+            "estimates": [asdict(each) if each else None for each in estimated],
             "retained": [asdict(each) if each else None for each in shares],
             "learning_rates": chosen,
             "records": records,
             "other_seeds": repeats,
             "unlimited": floor,
         }
-        write(json_file, content)
-    if csv_file:
-        csv_file.write_text(csv_text(found, recipes, columns), encoding="utf-8")
-    if latex_file:
-        latex_file.write_text(latex_text(header, lines), encoding="utf-8")
-    _draw(header, lines, recipes, records, workers, network, plot_file, page_file)
+        write(files.json_file, content)
+    if files.csv_file:
+        files.csv_file.write_text(csv_text(found, recipes, columns), encoding="utf-8")
+    if files.latex_file:
+        files.latex_file.write_text(latex_text(header, lines), encoding="utf-8")
+    _draw(header, lines, recipes, records, workers, network, files)
     if failed is not None:
         console.print()
         raise failed
@@ -398,7 +411,7 @@ def _cells(row: ComparisonRow, recipe: str, found: Comparison) -> dict[str, str 
     return {
         "recipe": recipe,
         "step": seconds_text(row.step_seconds),
-        "foretold": text(row.foretold_step_seconds, seconds_text),
+        "estimate": text(row.estimated_step_seconds, seconds_text),
         "waiting": share_text(row.waiting_share),
         "sent a step": bytes_text(row.bytes_per_step),
         "rate to hide": text(row.bits_per_second_to_hide, rate_text),
@@ -507,16 +520,15 @@ def _draw(
     records: Sequence[Record],
     workers: int,
     network: str | None,
-    plot_file: Path | None,
-    page_file: Path | None,
+    files: ComparisonFiles,
 ) -> None:
     named = [{**record, "recipe": recipe} for record, recipe in zip(records, recipes, strict=True)]
-    if plot_file is not None:
-        plot(named, plot_file)
-    if page_file is not None:
+    if files.plot_file is not None:
+        plot(named, files.plot_file)
+    if files.page_file is not None:
         where = f"on {network}" if network else "without a network limit"
         write_page(
-            page_file,
+            files.page_file,
             title=f"{len(recipes)} recipes, {workers} workers, {where}",
             about="The same training from the same seed, one run after the other. Losses at equal time and equal "
             "steps are taken at the end of the shortest run.",

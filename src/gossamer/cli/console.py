@@ -30,7 +30,7 @@ def wide_console(width: int) -> Console:
 def columns(stream: TextIO) -> int:
     """Columns of a stream: $COLUMNS, or the terminal's width; FILE_COLUMNS without a terminal."""
     chosen = os.environ.get("COLUMNS", "")
-    if chosen.isdigit() and int(chosen) > 0:
+    if chosen.isdecimal() and int(chosen) > 0:
         return int(chosen)
     return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else FILE_COLUMNS
 

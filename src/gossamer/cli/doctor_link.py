@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from gossamer.base.host_port import Address, is_loopback
 from gossamer.base.units import seconds_text
 from gossamer.cli.console import progress, table
 from gossamer.comm.elastic.invited import (
@@ -23,8 +24,7 @@ from gossamer.comm.elastic.invited import (
     check_members,
     no_address,
 )
-from gossamer.comm.membership.invitations import Address, JoinLink
-from gossamer.comm.rpc.tls_sockets import is_loopback
+from gossamer.comm.membership.invitations import JoinLink
 from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import ConnectError
 from gossamer.observe.control_sequences import SafeConsole

@@ -49,7 +49,7 @@ from gossamer.plan.estimate.worker_speeds import read_speeds
 from gossamer.plan.profile.profile_runs import ProfileError, assume_profile, profile_script
 from gossamer.plan.profile.synthetic_shapes import assumed
 from gossamer.plan.profile.user_script import attached_by
-from gossamer.train.auto.explanation import ladder_text
+from gossamer.train.auto.decision import ladder_text
 from gossamer.train.auto.ladder import admitted, beginning
 from gossamer.train.traffic.traffic import TrafficEstimate, bits_per_second_to_hide, estimate_traffic
 
@@ -524,5 +524,5 @@ def _record(recipe: Recipe, model: str, traffic: TrafficEstimate, step: _Step) -
             "strategy": traffic.strategy_bytes,
         },
         "batch": {"times": batches, "learning_rate_times": {"sgd": batches, "adam": batches**0.5}},
-        "foretold": None if estimate is None else asdict(estimate) | {"waiting_share": estimate.waiting_share},
+        "estimate": None if estimate is None else asdict(estimate) | {"waiting_share": estimate.waiting_share},
     }

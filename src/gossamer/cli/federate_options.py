@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import wraps
+from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gossamer.cli.options import check_recipe, output_option
+from gossamer.cli.options import check_recipe, option_group, output_option
 
 if TYPE_CHECKING:
     from torch import nn
@@ -86,7 +85,9 @@ def _value(text: str) -> Scalar:
     return text
 
 
-PLAN_OPTIONS = (
+plan_options = option_group(
+    "plan",
+    FederationPlan,
     click.option(
         "--recipe",
         required=True,
@@ -148,19 +149,6 @@ PLAN_OPTIONS = (
         "devices that met --round-seconds the last time.",
     ),
 )
-
-
-def plan_options(command: Command) -> Command:
-    """Add the options above, passed to the command as `plan`."""
-
-    @wraps(command)
-    def with_plan(**given: Any) -> Any:
-        own = {item.name: given.pop(item.name) for item in fields(FederationPlan)}
-        return command(plan=FederationPlan(**own), **given)
-
-    for option in reversed(PLAN_OPTIONS):
-        with_plan = option(with_plan)
-    return with_plan
 
 
 def script_with_arguments(command: Command) -> Command:

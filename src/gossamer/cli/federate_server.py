@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gossamer.base.host_port import Address, read_host_port
 from gossamer.cli.console import echo, print_text
 from gossamer.cli.federate_options import FederationPlan, plan_options, save_option, saved, script_with_arguments
 from gossamer.cli.options import check_certificates, check_parent, check_recipe, check_token, output_option
@@ -24,7 +25,7 @@ from gossamer.comm.runtime.signal_handlers import STOP_SIGNALS, handling
 from gossamer.errors import ConnectError
 
 if TYPE_CHECKING:
-    from gossamer.comm.rpc.tls_sockets import Address
+    from gossamer.base.host_port import Address
     from gossamer.federated.secure_aggregation.identities import IdentityRoster
 
 PORT = 29600
@@ -39,9 +40,12 @@ def _address(text: str, port: int | None) -> Address:
         host, colon, number = text, "", ""
     if not colon or (":" in host and not host.startswith("[")):  # no port; it may be a bare IPv6 address
         host, number = text, "" if port is None else str(port)
-    if not host or not number.isdecimal() or int(number) > 65535:
-        raise click.BadParameter(f"{text} is not an address with a port. Write ADDRESS:PORT, such as 192.0.2.1:{PORT}")
-    return host.strip("[]"), int(number)
+    try:
+        return read_host_port(f"{host}:{number}", least=0)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text} is not an address with a port. Write ADDRESS:PORT, such as 192.0.2.1:{PORT}"
+        ) from None
 
 
 def read_bind(context: click.Context, option: click.Parameter, text: str) -> Address:

@@ -25,17 +25,17 @@ def read_forecast(path: Path | None) -> Forecast:
         return {}
     try:
         content = read_json(bounded_file.read_bytes(path))
-        steps = content["foretold"] and float(content["foretold"]["step_seconds"])
+        steps = content["estimate"] and float(content["estimate"]["step_seconds"])
         made_for = {"recipe": str(content["recipe"]), "workers": int(content["workers"])}
-        made_for["network"] = content["foretold"] and str(content["foretold"]["inputs"]["network"])
-        interval = _interval(content["foretold"] and content["foretold"].get("interval"))
+        made_for["network"] = content["estimate"] and str(content["estimate"]["inputs"]["network"])
+        interval = _interval(content["estimate"] and content["estimate"].get("interval"))
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise click.BadParameter(
             f"{path} is not an estimate of `gossamer explain` ({problem or type(problem).__name__}). {WRITE}"
         ) from None
     if not steps or not 0 < steps < float("inf"):
         raise click.BadParameter(f"{path} has no step time: it was written without --network. {WRITE}")
-    return {"foretold_seconds_per_step": steps, "foretold_for": made_for, **interval}
+    return {"estimated_seconds_per_step": steps, "estimated_for": made_for, **interval}
 
 
 def _interval(content: Forecast | None) -> Forecast:
@@ -45,7 +45,7 @@ def _interval(content: Forecast | None) -> Forecast:
     numbers = {name: float(content[name]) for name in ("low_seconds", "high_seconds", "coverage")}
     if not 0 < numbers["low_seconds"] <= numbers["high_seconds"] < float("inf"):
         raise ValueError(f"from {content['low_seconds']} to {content['high_seconds']} seconds is not an interval")
-    return {"foretold_interval": numbers}
+    return {"estimated_interval": numbers}
 
 
 def verdict(forecast: Forecast, record: Record) -> str | None:
@@ -53,8 +53,8 @@ def verdict(forecast: Forecast, record: Record) -> str | None:
     measured = record["seconds_per_step"]["median"]
     if not forecast or not measured:
         return None
-    text = f"A step took {seconds_text(measured)}; estimated: {seconds_text(forecast['foretold_seconds_per_step'])}"
-    if (interval := forecast.get("foretold_interval")) is None:
+    text = f"A step took {seconds_text(measured)}; estimated: {seconds_text(forecast['estimated_seconds_per_step'])}"
+    if (interval := forecast.get("estimated_interval")) is None:
         return f"{text}."
     low, high = interval["low_seconds"], interval["high_seconds"]
     where = "inside" if low <= measured <= high else "outside"

@@ -7,14 +7,14 @@ from pathlib import Path
 import click
 
 from gossamer.cli.console import echo
-from gossamer.cli.options import check_certificates, check_parent, lifetime_option, uses_option
-from gossamer.cli.resize import SECONDS, reach_run
+from gossamer.cli.options import check_parent, lifetime_option, uses_option
+from gossamer.cli.resize import SECONDS, RunAccess, run_access
 from gossamer.comm.elastic.remote_control import invite, revoke
 from gossamer.comm.environment.run_token import write_secret
 
 
 @click.command("invite")
-@click.argument("run")
+@run_access
 @lifetime_option
 @uses_option
 @click.option("--revoke", "number", type=click.IntRange(1), help="Make the invitation with this number invalid.")
@@ -24,27 +24,19 @@ from gossamer.comm.environment.run_token import write_secret
     callback=check_parent,
     help="Write the link to a file with mode 0600 instead of printing it.",
 )
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path),
-    help="The run's secret.  [default: the file named in RUN's folder]",
-)
-@click.option("--tls", "tls_folder", type=click.Path(path_type=Path), callback=check_certificates, help="The run's.")
 def invite_command(
-    run: str,
+    access: RunAccess,
     lifetime: float | None,
     uses: int | None,
     number: int | None,
     file: Path | None,
-    token_file: Path | None,
-    tls_folder: Path | None,
 ) -> None:
     """Print a link with which other machines join an elastic run.
 
     They write: gossamer join LINK SCRIPT. RUN is the run's folder of logs, or HOST:PORT of its coordinator. A link is
     as secret as a password. --revoke stops its further use; machines that have joined keep the token of the run.
     """
-    address, token, tls = reach_run(run, token_file, tls_folder)
+    address, token, tls = access.address, access.token, access.tls
     if number is not None:
         revoke(address, token, number, seconds=SECONDS, tls=tls)
         echo(f"invitation {number} is revoked; machines that have joined by it stay in the run")

@@ -23,7 +23,7 @@ LINK_FIRST = "the link comes first: gossamer join LINK [OPTIONS] SCRIPT"
 NOT_ALONE = "{option} is for `gossamer run`; the link contains the address and the token of the run: leave it out."
 NOT_IN_JOIN = (
     *("join", "token_file", "invite", "invite_lifetime", "invite_uses", "private_network", "plaintext"),
-    *("network_text", "nnodes", "node_rank", "rendezvous", "servers", "dry_run"),
+    *("network_text", "nodes", "node_rank", "rendezvous", "servers", "dry_run"),
 )
 MOST_FILE_BYTES = 2**16
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gossamer.base import bounded_file
 from gossamer.base.run_files import RUN_DIRECTORY
 from gossamer.errors import GossamerError, WorkerFailed, require
 
@@ -265,10 +266,7 @@ def call(folder: Path, environment: Mapping[str, str] = os.environ) -> None:
             f"the result of {_name(function)} is a {type(result).__name__}, which cannot be returned to the launcher "
             f"({type(error).__name__}: {error}). Return numbers, texts, tensors, or a state_dict()"
         ) from None
-    target = _result_path(folder, int(environment["RANK"]))
-    draft = target.with_suffix(".draft")
-    draft.write_bytes(content)
-    os.replace(draft, target)
+    bounded_file.write_whole(_result_path(folder, int(environment["RANK"])), content)
 
 
 if __name__ == "__main__":

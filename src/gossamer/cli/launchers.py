@@ -9,21 +9,13 @@ from pathlib import Path
 
 import click
 
+from gossamer.base.host_port import LOOPBACK
 from gossamer.cli.emulation import PORT, Emulation
-from gossamer.cli.options import ENCRYPTED, Encryption, Machines
+from gossamer.cli.options import ElasticOptions, Machines
 from gossamer.comm.environment import interfaces
 from gossamer.launcher.failure import Outcome
 from gossamer.launcher.fixed_run import launch
-from gossamer.launcher.job import (
-    LOOPBACK,
-    MOST_WORKERS,
-    NO_SERVERS,
-    Elasticity,
-    InvitationOptions,
-    Job,
-    Serving,
-    WorkerRange,
-)
+from gossamer.launcher.job import MOST_WORKERS, NO_SERVERS, Elasticity, Job, Serving, WorkerRange
 from gossamer.launcher.rendezvous import Met, ignore_peer
 from gossamer.launcher.served_run import launch_peers
 from gossamer.observe.live import LiveView
@@ -113,19 +105,16 @@ PACED = (
 def read_elasticity(
     workers: int | WorkerRange,
     machines: Machines,
+    elastic: ElasticOptions,
     *,
-    join: tuple[str, int] | None,
-    listen: tuple[str, int] | None,
-    invitation: InvitationOptions | None = None,
-    relays: bool = False,
-    encryption: Encryption = ENCRYPTED,
     tls: Path | None = None,
-    token_file: Path | None,
-    servers: int,
-    network_text: str | None,
+    token_file: Path | None = None,
+    servers: int = 0,
+    network_text: str | None = None,
 ) -> Elasticity | None:
     """Elasticity of the run; None for a fixed number of workers. Raises UsageError for contradicting options."""
-    invitation = invitation or InvitationOptions()
+    join, listen, relays = elastic.join, elastic.listen, elastic.relay
+    invitation, encryption = elastic.invitation, elastic.encryption
     if join is None and isinstance(workers, int):
         if listen is not None:
             raise click.UsageError("--listen is for elastic runs: add --workers MIN:MAX, such as 2:8.")

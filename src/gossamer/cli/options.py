@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from gossamer.base.host_port import Address, read_host_port
 from gossamer.base.spans import active
 from gossamer.base.spans.step_range import StepRange, read_steps
 from gossamer.comm.bandwidth.limits import MachineLimits
@@ -177,6 +179,32 @@ def output_option(name: str, help_text: str) -> Callable[[Command], Command]:
     return click.option(f"--{name}", f"{name}_file", type=file, callback=check_parent, help=help_text)
 
 
+def option_group(
+    name: str, make: Callable[..., Any], *options: Callable[[Command], Command]
+) -> Callable[[Command], Command]:
+    """A decorator that adds `options` to a command, which receives one value for all of them.
+
+    Args:
+        name: the argument of the command.
+        make: makes the value; its parameters are named as those of the options.
+        options: in the order of the help.
+    """
+    parameters = tuple(signature(make).parameters)
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def with_group(**given: Any) -> Any:
+            value = make(**{each: given.pop(each) for each in parameters})
+            return command(**{name: value}, **given)
+
+        decorated: Command = with_group
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
 emulation_option = click.option(
     "--network", "network_text", metavar="SPEC", help="Emulate a network: RATE[,ROUND_TRIP][,loss=P] per host, or TOML."
 )
@@ -229,26 +257,14 @@ class Machines:
         return network
 
 
-MACHINE_OPTIONS = (
+machine_options = option_group(
+    "machines",
+    Machines,
     click.option("--interface", callback=check_interface, help="The network interface to use, such as eth0."),
-    click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="Number of machines."),
+    click.option("--nnodes", "nodes", type=click.IntRange(1), default=1, show_default=True, help="Number of machines."),
     click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="Number of this machine."),
     click.option("--rendezvous", metavar="HOST:PORT", help="Address of machine 0, the same on all machines."),
 )
-
-
-def machine_options(command: Command) -> Command:
-    """Add --interface, --nnodes, --node-rank and --rendezvous, passed to the command as `machines`."""
-
-    @wraps(command)
-    def with_machines(
-        *, interface: str | None, nnodes: int, node_rank: int, rendezvous: str | None, **others: Any
-    ) -> Any:
-        return command(machines=Machines(interface, nnodes, node_rank, rendezvous), **others)
-
-    for option in reversed(MACHINE_OPTIONS):
-        with_machines = option(with_machines)
-    return with_machines
 
 
 HOST_PORT = "{text!r} is not an address of a coordinator. Write HOST:PORT, such as 10.0.0.1:29600"
@@ -276,12 +292,12 @@ class WorkerCount(WorkerParam):
         return self.fixed.convert(value, param, ctx)
 
 
-def read_address(text: str) -> tuple[str, int]:
+def read_address(text: str) -> Address:
     """Read HOST:PORT. Raises BadParameter."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65535:
-        raise click.BadParameter(HOST_PORT.format(text=text))
-    return host.strip("[]"), int(port)
+    try:
+        return read_host_port(text, least=0)
+    except ValueError:
+        raise click.BadParameter(HOST_PORT.format(text=text)) from None
 
 
 def check_address(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, int] | None:
@@ -291,17 +307,6 @@ def check_address(context: click.Context, option: click.Parameter, text: str | N
             f"other machines cannot reach this one at {address[0]}. Write its own address, such as 10.0.0.1:29600"
         )
     return address
-
-
-join_option = click.option(
-    "--join", metavar="HOST:PORT", callback=check_address, help="Add workers to an elastic run; needs --token-file."
-)
-listen_option = click.option(
-    "--listen",
-    metavar="HOST:PORT",
-    callback=check_address,
-    help="Address at which other machines join an elastic run.  [default: the interface's address, or loopback]",
-)
 
 
 LIFETIME = "{text!r} is not a lifetime. Write a number and m, h or d, such as 24h, or `run` for the whole run"
@@ -330,48 +335,6 @@ lifetime_option = click.option(
     help="How long the link is valid: 30m, 24h, 7d, or `run` for the whole run.",
 )
 uses_option = click.option("--uses", type=click.IntRange(1), help="How many machines may use the link.  [default: all]")
-
-INVITATION_OPTIONS = (
-    click.option(
-        "--invite",
-        type=click.Path(dir_okay=False, writable=True, path_type=Path),
-        callback=check_parent,
-        help="File for the link with which other machines join an elastic run.  [default: in the folder of logs]",
-    ),
-    click.option(
-        "--invite-lifetime", default="24h", show_default=True, callback=check_lifetime, help="30m, 7d, `run`."
-    ),
-    click.option("--invite-uses", type=click.IntRange(1), help="How many machines may use the link.  [default: all]"),
-    click.option(
-        "--public-address",
-        metavar="HOST:PORT",
-        multiple=True,
-        callback=check_addresses,
-        help="Another address at which machines reach --listen, such as a forwarded port of the router.",
-    ),
-)
-
-
-def invitation_options(command: Command) -> Command:
-    """Add --invite, --invite-lifetime, --invite-uses and --public-address, passed to the command as `invitation`."""
-
-    @wraps(command)
-    def with_invitation(
-        *,
-        invite: Path | None,
-        invite_lifetime: float | None,
-        invite_uses: int | None,
-        public_address: tuple[tuple[str, int], ...],
-        **others: Any,
-    ) -> Any:
-        options = InvitationOptions(
-            file=invite, lifetime_seconds=invite_lifetime, uses=invite_uses, addresses=public_address
-        )
-        return command(invitation=options, **others)
-
-    for option in reversed(INVITATION_OPTIONS):
-        with_invitation = option(with_invitation)
-    return with_invitation
 
 
 def check_networks(
@@ -408,9 +371,6 @@ class Encryption:
         return address.is_loopback or any(address in network for network in self.private)
 
 
-ENCRYPTED = Encryption()
-
-
 def _resolved(host: str) -> list[PrivateAddress | None]:
     """The addresses of a host; None for an unknown name."""
     try:
@@ -420,7 +380,69 @@ def _resolved(host: str) -> list[PrivateAddress | None]:
     return [ipaddress.ip_address(each) for each in found]
 
 
-ENCRYPTION_OPTIONS = (
+@dataclass(frozen=True)
+class ElasticOptions:
+    """Options of elastic runs as they were given; `read_elasticity` checks them together."""
+
+    join: tuple[str, int] | None = None
+    listen: tuple[str, int] | None = None
+    invitation: InvitationOptions = InvitationOptions()
+    relay: bool = False
+    encryption: Encryption = Encryption()
+
+
+def _elastic(
+    join: tuple[str, int] | None,
+    listen: tuple[str, int] | None,
+    invite: Path | None,
+    invite_lifetime: float | None,
+    invite_uses: int | None,
+    public_address: tuple[tuple[str, int], ...],
+    relay: bool,
+    private_network: tuple[PrivateNetwork, ...],
+    plaintext: bool,
+) -> ElasticOptions:
+    invitation = InvitationOptions(
+        file=invite, lifetime_seconds=invite_lifetime, uses=invite_uses, addresses=public_address
+    )
+    return ElasticOptions(join, listen, invitation, relay, Encryption(plaintext, private_network))
+
+
+elastic_options = option_group(
+    "elastic",
+    _elastic,
+    click.option(
+        "--join", metavar="HOST:PORT", callback=check_address, help="Add workers to an elastic run; needs --token-file."
+    ),
+    click.option(
+        "--listen",
+        metavar="HOST:PORT",
+        callback=check_address,
+        help="Address at which other machines join an elastic run.  [default: the interface's address, or loopback]",
+    ),
+    click.option(
+        "--invite",
+        type=click.Path(dir_okay=False, writable=True, path_type=Path),
+        callback=check_parent,
+        help="File for the link with which other machines join an elastic run.  [default: in the folder of logs]",
+    ),
+    click.option(
+        "--invite-lifetime", default="24h", show_default=True, callback=check_lifetime, help="30m, 7d, `run`."
+    ),
+    click.option("--invite-uses", type=click.IntRange(1), help="How many machines may use the link.  [default: all]"),
+    click.option(
+        "--public-address",
+        metavar="HOST:PORT",
+        multiple=True,
+        callback=check_addresses,
+        help="Another address at which machines reach --listen, such as a forwarded port of the router.",
+    ),
+    click.option(
+        "--relay",
+        is_flag=True,
+        help="Elastic runs: forward the traffic of workers that cannot connect to each other, and seal all "
+        "connections.",
+    ),
     click.option(
         "--private-network",
         metavar="CIDR",
@@ -438,19 +460,18 @@ ENCRYPTION_OPTIONS = (
 )
 
 
-def encryption_options(command: Command) -> Command:
-    """Add --private-network and --plaintext, passed to the command as `encryption`."""
-
-    @wraps(command)
-    def with_encryption(*, private_network: tuple[PrivateNetwork, ...], plaintext: bool, **others: Any) -> Any:
-        return command(encryption=Encryption(plaintext, private_network), **others)
-
-    for option in reversed(ENCRYPTION_OPTIONS):
-        with_encryption = option(with_encryption)
-    return with_encryption
+def _limits(upload_limit: str | None, download_limit: str | None, daily_cap: str | None) -> MachineLimits | None:
+    """None without one."""
+    texts = {"upload": upload_limit, "download": download_limit, "daily_cap": daily_cap}
+    try:
+        return MachineLimits().changed(texts) if any(text is not None for text in texts.values()) else None
+    except GossamerError as error:
+        raise click.BadParameter(str(error)) from None
 
 
-LIMIT_OPTIONS = (
+limit_options = option_group(
+    "limits",
+    _limits,
     click.option(
         "--upload-limit",
         metavar="LIMIT",
@@ -462,26 +483,6 @@ LIMIT_OPTIONS = (
         "--daily-cap", metavar="BYTES", help="Stop this machine's workers after so many bytes in a day, such as 10GB."
     ),
 )
-
-
-def limit_options(command: Command) -> Command:
-    """Add --upload-limit, --download-limit and --daily-cap, passed to the command as `limits`; None without one."""
-
-    @wraps(command)
-    def with_limits(
-        *, upload_limit: str | None, download_limit: str | None, daily_cap: str | None, **others: Any
-    ) -> Any:
-        texts = {"upload": upload_limit, "download": download_limit, "daily_cap": daily_cap}
-        given = any(text is not None for text in texts.values())
-        try:
-            limits = MachineLimits().changed(texts) if given else None
-        except GossamerError as error:
-            raise click.BadParameter(str(error)) from None
-        return command(limits=limits, **others)
-
-    for option in reversed(LIMIT_OPTIONS):
-        with_limits = option(with_limits)
-    return with_limits
 
 
 def first_workers(workers: int | WorkerRange) -> int:
@@ -499,14 +500,6 @@ def check_steps(context: click.Context, option: click.Parameter, text: str | Non
         raise click.BadParameter(str(error)) from None
 
 
-trace_option = click.option(
-    "--trace",
-    metavar="STEPS",
-    callback=check_steps,
-    help='Record the operations of every rank in these steps, such as 100:110, or "all", for `gossamer trace`.',
-)
-
-
 def check_ranks(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
     from gossamer.train.session.step_spans import read_ranks  # imported late: it imports torch
 
@@ -518,42 +511,59 @@ def check_ranks(context: click.Context, option: click.Parameter, text: str | Non
     return text
 
 
-profiler_option = click.option(
-    "--torch-profiler",
-    metavar="RANKS",
-    callback=check_ranks,
-    help='With --trace: also profile the operators of these ranks with torch.profiler, such as 0,2, or "all".',
+@dataclass(frozen=True)
+class Tracing:
+    """The steps whose operations are recorded, and the ranks whose operators are profiled; None for none.
+
+    Raises click.UsageError for ranks without steps.
+    """
+
+    trace: StepRange | None = None
+    torch_profiler: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.torch_profiler is not None and self.trace is None:
+            raise click.UsageError(
+                "--torch-profiler profiles the steps of --trace, which is missing: add --trace 100:102"
+            )
+
+    def check_ranks(self, world: int) -> None:
+        """Raise click.UsageError if a profiled rank is not in a run of `world` ranks."""
+        if self.torch_profiler is None:
+            return
+        from gossamer.train.session.step_spans import read_ranks
+
+        ranks = read_ranks(self.torch_profiler) or frozenset()
+        if beyond := sorted(rank for rank in ranks if rank >= world):
+            there = ",".join(map(str, sorted(ranks.difference(beyond)) or range(min(world, 2))))
+            raise click.UsageError(
+                f"--torch-profiler {self.torch_profiler} has ranks that this run does not have "
+                f"({', '.join(map(str, beyond))}): ranks are 0 to {world - 1}. Write --torch-profiler {there}, or all"
+            )
+
+    def settings(self, logs: Path) -> dict[str, str]:
+        """Environment variables of the workers."""
+        if self.trace is None:
+            return {}
+        from gossamer.train.session.step_spans import PROFILED
+
+        variables = {active.TRACE: str(logs.resolve()), active.STEPS: str(self.trace)}
+        return variables if self.torch_profiler is None else variables | {PROFILED: self.torch_profiler}
+
+
+trace_options = option_group(
+    "tracing",
+    Tracing,
+    click.option(
+        "--trace",
+        metavar="STEPS",
+        callback=check_steps,
+        help='Record the operations of every rank in these steps, such as 100:110, or "all", for `gossamer trace`.',
+    ),
+    click.option(
+        "--torch-profiler",
+        metavar="RANKS",
+        callback=check_ranks,
+        help='With --trace: also profile the operators of these ranks with torch.profiler, such as 0,2, or "all".',
+    ),
 )
-
-
-def trace_options(command: Command) -> Command:
-    """Add --trace and --torch-profiler."""
-    return trace_option(profiler_option(command))
-
-
-def check_profiled(steps: StepRange | None, profiled: str | None, world: int | None) -> None:
-    """Raise UsageError if operators are requested without steps, or for ranks that the run does not have. world: number
-    of ranks; None for an elastic run."""
-    if profiled is None:
-        return
-    if steps is None:
-        raise click.UsageError("--torch-profiler profiles the steps of --trace, which is missing: add --trace 100:102")
-    from gossamer.train.session.step_spans import read_ranks
-
-    ranks = read_ranks(profiled) or frozenset()
-    if world is not None and (beyond := sorted(rank for rank in ranks if rank >= world)):
-        there = ",".join(map(str, sorted(ranks.difference(beyond)) or range(min(world, 2))))
-        raise click.UsageError(
-            f"--torch-profiler {profiled} has ranks that this run does not have ({', '.join(map(str, beyond))}): ranks "
-            f"are 0 to {world - 1}. Write --torch-profiler {there}, or all"
-        )
-
-
-def trace_settings(steps: StepRange | None, profiled: str | None, logs: Path) -> dict[str, str]:
-    """Environment variables of the workers for --trace and --torch-profiler."""
-    if steps is None:
-        return {}
-    from gossamer.train.session.step_spans import PROFILED
-
-    variables = {active.TRACE: str(logs.resolve()), active.STEPS: str(steps)}
-    return variables if profiled is None else variables | {PROFILED: profiled}

@@ -26,13 +26,10 @@ from gossamer.cli.options import (
     check_session_recipe,
     check_token,
     check_watch,
+    elastic_options,
     emulation_option,
-    encryption_options,
     first_workers,
-    invitation_options,
-    join_option,
     limit_options,
-    listen_option,
     log_to_option,
     machine_options,
     output_option,
@@ -157,15 +154,7 @@ def end_imports(context: click.Context) -> None:
     multiple=True,
     help='Inject a fault, such as "cut(1, at=10, for_seconds=5)"; may be repeated.',
 )
-@join_option
-@listen_option
-@invitation_options
-@click.option(
-    "--relay",
-    is_flag=True,
-    help="Elastic runs: forward the traffic of workers that cannot connect to each other, and seal all connections.",
-)
-@encryption_options
+@elastic_options
 @limit_options
 @trace_options
 @click.option("--dry-run", is_flag=True, help="Print the plan of the run, and start nothing.")

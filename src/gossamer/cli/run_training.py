@@ -10,7 +10,7 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,21 +23,12 @@ from gossamer.base import system
 from gossamer.base.compiled import remedy
 from gossamer.base.figures import check_matplotlib
 from gossamer.base.run_files import RunFiles, Stage
-from gossamer.base.spans.step_range import StepRange
 from gossamer.cli.console import print_text
 from gossamer.cli.emulation import Emulation, emulate, enter, schedule
 from gossamer.cli.forecast_file import Forecast, read_forecast, verdict
-from gossamer.cli.launchers import Start, check_emulation, elastic_starter, read_elasticity, read_serving, starter
+from gossamer.cli.launchers import check_emulation, elastic_starter, read_elasticity, read_serving, starter
 from gossamer.cli.log_folder import new_logs, next_logs, private_directory
-from gossamer.cli.options import (
-    Encryption,
-    Machines,
-    check_installed,
-    check_profiled,
-    first_workers,
-    most_workers,
-    trace_settings,
-)
+from gossamer.cli.options import ElasticOptions, Machines, Tracing, check_installed, first_workers, most_workers
 from gossamer.cli.program import TrainingProgram, with_misplaced_options
 from gossamer.comm.bandwidth.limits import MachineLimits
 from gossamer.comm.environment.run_token import read_token
@@ -47,7 +38,7 @@ from gossamer.comm.tls_contexts import Tls, tls_contexts
 from gossamer.errors import PeerLost
 from gossamer.events import Ended
 from gossamer.launcher.failure import Failure, Origin, Outcome
-from gossamer.launcher.job import NO_SERVERS, Elasticity, InvitationOptions, Job, Serving, Spawn, WorkerRange, spawn
+from gossamer.launcher.job import NO_SERVERS, Elasticity, Job, Serving, Spawn, WorkerRange, spawn
 from gossamer.launcher.preemption_notice import PreemptionWatch, notices_of
 from gossamer.launcher.process_logs import log_path
 from gossamer.launcher.rendezvous import Met, ignore_peer
@@ -91,14 +82,9 @@ def run_training(
     forecast_file: Path | None,
     network_text: str | None,
     fault_texts: tuple[str, ...],
-    join: tuple[str, int] | None,
-    listen: tuple[str, int] | None,
-    invitation: InvitationOptions,
-    relay: bool,
-    encryption: Encryption,
+    elastic: ElasticOptions,
     limits: MachineLimits | None,
-    trace: StepRange | None,
-    torch_profiler: str | None,
+    tracing: Tracing,
     dry_run: bool,
     machines: Machines,
     program: TrainingProgram,
@@ -111,24 +97,14 @@ def run_training(
     Raises click.ClickException for contradicting options, and GossamerError.
     """
     elasticity = read_elasticity(
-        workers,
-        machines,
-        join=join,
-        listen=listen,
-        invitation=invitation,
-        relays=relay,
-        encryption=encryption,
-        tls=tls,
-        token_file=token_file,
-        servers=servers,
-        network_text=network_text,
+        workers, machines, elastic, tls=tls, token_file=token_file, servers=servers, network_text=network_text
     )
     if recipe is not None:
         from gossamer.cli.script_terms import refuse_unknown_terms
 
         refuse_unknown_terms(recipe, program.script, program.as_module, servers=servers)
-    fixed = isinstance(workers, int) and elasticity is None
-    check_profiled(trace, torch_profiler, first_workers(workers) * machines.nodes if fixed else None)
+    if isinstance(workers, int) and elasticity is None:
+        tracing.check_ranks(workers * machines.nodes)
     forecast, serving = read_forecast(forecast_file), read_serving(servers, machines)
     faults = tuple(read_fault(text, most_workers(workers) + servers) for text in fault_texts)
     network = machines.emulated(network_text, most_workers(workers) + servers)
@@ -159,7 +135,7 @@ def run_training(
             GOSSAMER_LOG_TO=log_to,
             GOSSAMER_AS_HOROVOD="1" if as_horovod else None,
         )
-        | trace_settings(trace, torch_profiler, logs),
+        | tracing.settings(logs),
     )
     if dry_run:
         from gossamer.cli.dry_run import show_plan
@@ -267,20 +243,17 @@ def run_job(
                         if around.elasticity is not None
                         else starter(job, around.serving, emulation, links.met)
                     )
-                    source = around.preemption_notice
-                    with preemption_watch(source, collector.notes_recorded_by(terminal.note)) as preemption:
-                        outcome = _launch(
-                            start,
-                            directory,
-                            terminal,
-                            collector,
-                            live,
-                            emulation,
-                            faults,
-                            forwarder,
-                            preemption,
-                            keeper,
-                        )
+                    note = collector.notes_recorded_by(terminal.note)
+                    ticks: list[Callable[[], None]] = [terminal.tick, forwarder.tick]
+                    ticks.append(partial(_inject, faults, emulation, live))
+                    if keeper is not None:
+                        ticks.append(partial(_report_limits, keeper, collector))
+                    with preemption_watch(around.preemption_notice, note) as preemption, terminal.progress():
+                        if preemption is not None:
+                            ticks.append(preemption.tick)
+                        outcome = start(directory, show=terminal.line, note=note, tick=lambda: _call_all(ticks))
+                    for text in faults.not_begun:
+                        terminal.note(f"{text} was not injected: training ended before its time.")
                     if preemption is not None and preemption.reason:
                         preempted = preemption.reason
                         collector.report("facts", facts={"preempted": preempted})
@@ -300,34 +273,22 @@ def run_job(
     return outcome.exit_code
 
 
-def _launch(
-    start: Start,
-    directory: Path,
-    terminal: Terminal,
-    collector: Collector,
-    live: LiveView,
-    emulation: Emulation,
-    faults: Schedule,
-    forwarder: SignalForwarder,
-    preemption: PreemptionWatch | None,
-    keeper: BandwidthKeeper | None,
-) -> Outcome:
-    def tick() -> None:
-        terminal.tick()
-        forwarder.tick()
-        if preemption is not None:
-            preemption.tick()
-        if keeper is not None and keeper.tick():
-            collector.report("facts", facts={"limits": str(keeper.limits)})
-        seconds = emulation.training_seconds(live.progress.attached is not None)
-        if seconds is not None:
-            faults.tick(seconds)
+def _call_all(ticks: Sequence[Callable[[], None]]) -> None:
+    for tick in ticks:
+        tick()
 
-    with terminal.progress():
-        outcome = start(directory, show=terminal.line, note=collector.notes_recorded_by(terminal.note), tick=tick)
-    for text in faults.not_begun:
-        terminal.note(f"{text} was not injected: training ended before its time.")
-    return outcome
+
+def _inject(faults: Schedule, emulation: Emulation, live: LiveView) -> None:
+    """Inject the faults that are due."""
+    seconds = emulation.training_seconds(live.progress.attached is not None)
+    if seconds is not None:
+        faults.tick(seconds)
+
+
+def _report_limits(keeper: BandwidthKeeper, collector: Collector) -> None:
+    """Apply changed limits, and record them."""
+    if keeper.tick():
+        collector.report("facts", facts={"limits": str(keeper.limits)})
 
 
 def _limited(

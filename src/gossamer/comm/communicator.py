@@ -15,7 +15,8 @@ from typing import Protocol, TypeVar
 
 from torch.distributed import DistError
 
-from gossamer.comm.device_wait import DeviceWait, first_line
+from gossamer.base.units import first_line
+from gossamer.comm.device_wait import DeviceWait
 from gossamer.comm.environment.wait_timeout import VARIABLE, duration
 from gossamer.errors import PeerLost
 

@@ -59,8 +59,3 @@ class DeviceWait:
         while not self._peers.hung_up() and self._clock() < end:
             self._sleep(LONGEST_SECONDS)
         self._peers.break_off(why)
-
-
-def first_line(failure: BaseException) -> str:
-    """Return the first line of an engine's error message, which may be long."""
-    return (str(failure).splitlines() or [type(failure).__name__])[0]

@@ -13,6 +13,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gossamer.base import bounded_file
 from gossamer.base.run_files import RUN_DIRECTORY
 from gossamer.errors import PeerLost
 from gossamer.horovod import basics
@@ -50,9 +51,7 @@ class ElasticState:
         """Save the state; a failure from now on restores it."""
         self.save()
         if (file := _commit_file()) is not None and self._rank() == 0:
-            draft = file.with_suffix(".draft")
-            draft.write_bytes(encode(self.committed()))
-            os.replace(draft, file)
+            bounded_file.write_whole(file, encode(self.committed()))
         self.check_host_updates()
 
     def check_host_updates(self) -> None:

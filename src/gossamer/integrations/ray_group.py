@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gossamer import events
+from gossamer.base.host_port import LOOPBACK
 from gossamer.comm.environment.rendezvous import leave_meeting
 from gossamer.comm.environment.run_token import TOKEN_BYTES, make_token
 from gossamer.events import Event, StepEnded
@@ -61,7 +62,6 @@ class SessionNumbers:
         self._seconds = self._waiting_seconds = self._bytes_sent = 0.0
 
 
-LOOPBACK = "127.0.0.1"
 TOKEN_FILE = "GOSSAMER_TOKEN_FILE"
 _secrets: tempfile.TemporaryDirectory[str] | None = None  # of this worker; removed at exit, too
 

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Protocol
 
 from gossamer.base import bounded_file, system
+from gossamer.base.host_port import read_host_port
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.relay import RelayServer
 from gossamer.comm.elastic.remote_control import ask_status
 from gossamer.comm.tls_contexts import Tls
-from gossamer.errors import ConnectError, require
+from gossamer.errors import ConnectError
 from gossamer.launcher.process import POLL_SECONDS
 
 RUN_CARD = "coordinator.json"
@@ -256,9 +257,7 @@ def read_run_card(logs: Path) -> RunCard:
     path = logs / RUN_CARD
     try:
         read = json.loads(bounded_file.read_text(path))
-        host, _, port = str(read["coordinator"]).rpartition(":")
-        require(bool(host), "no host")
-        return RunCard((host, int(port)), Path(read["token_file"]))
+        return RunCard(read_host_port(str(read["coordinator"])), Path(read["token_file"]))
     except FileNotFoundError:
         raise ConnectError(
             f"There is no {path}, so no elastic run with these logs is in progress: it is over, or it was started with "

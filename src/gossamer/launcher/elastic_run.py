@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from gossamer.base.host_port import is_loopback
 from gossamer.base.peer_ops import Answer, Ask
 from gossamer.base.run_files import RunFiles, Stage, read_json
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
@@ -201,7 +202,7 @@ def _invite(
 ) -> list[Path]:
     """Make the link of a run that other machines can join. Returns its file, or nothing for any other run."""
     options = elasticity.invitation
-    is_reachable = elasticity.network is None and not coordinator.address[0].startswith("127.")
+    is_reachable = elasticity.network is None and not is_loopback(coordinator.address[0])
     if not (is_reachable or options.file or options.addresses):
         return []
     link = coordinator.invite(options.lifetime_seconds, options.uses)
@@ -414,6 +415,6 @@ def _relay(elasticity: Elasticity, coordinator: CoordinatorLink) -> str:
 
 def _towards(job: Job, address: tuple[str, int]) -> Job:
     """The job with the interface towards its coordinator, where its workers listen for each other."""
-    if job.interface is not None or address[0].startswith("127."):
+    if job.interface is not None or is_loopback(address[0]):
         return job
     return replace(job, interface=interface_towards(address[0]))

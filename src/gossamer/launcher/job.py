@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gossamer.base import system
+from gossamer.base.host_port import LOOPBACK
 from gossamer.base.run_files import NETWORK_NAMESPACE, RUN_DIRECTORY
 from gossamer.errors import RecipeError, require
 
-LOOPBACK = "127.0.0.1"
 STANDBY = "--standby"  # first argument of a worker that waits for its environment
 MOST_WORKERS = 2**16
 

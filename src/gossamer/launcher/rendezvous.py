@@ -13,10 +13,12 @@ from pathlib import Path
 
 from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
 
+from gossamer.base.host_port import LOOPBACK, is_loopback, read_host_port
+from gossamer.base.units import first_line
 from gossamer.comm.environment import interface_towards, interfaces
 from gossamer.comm.environment.emulated_host import in_namespace, silence_torch
 from gossamer.comm.environment.interruptible_call import interruptible
-from gossamer.comm.environment.listening import LOOPBACK, dialable, listen_as, names_this_machine
+from gossamer.comm.environment.listening import dialable, listen_as, names_this_machine
 from gossamer.comm.environment.wait_timeout import (
     USUAL_SECONDS,
     VARIABLE,
@@ -79,7 +81,7 @@ class MachineRendezvous:
         except DistError as problem:
             raise ConnectError(
                 f"The {self._job.nodes} machines did not all connect to {self._job.rendezvous} within "
-                f"{duration(timeout_seconds())} ({str(problem).splitlines()[0]}). Start the same command on every "
+                f"{duration(timeout_seconds())} ({first_line(problem)}). Start the same command on every "
                 "machine, with --node-rank 0 on the one that has this address, and open the port in its firewall."
             ) from problem
         self.first_rank, self.world = sum(workers[: self._job.node_rank]), sum(workers)
@@ -117,13 +119,13 @@ class MachineRendezvous:
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
-    host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    try:
+        return read_host_port(endpoint)
+    except ValueError:
         raise ConnectError(
-            f"{endpoint!r} is not a rendezvous endpoint: it needs a host and a port. Write --rendezvous HOST:PORT, "
+            f"{endpoint!r:.80} is not a rendezvous endpoint: it needs a host and a port. Write --rendezvous HOST:PORT, "
             "such as --rendezvous 10.0.0.1:29500, with the address of the machine whose --node-rank is 0."
-        )
-    return host.strip("[]"), int(port)
+        ) from None
 
 
 def listen_at(endpoint: str | None, *, several_machines: bool, interface: str | None) -> socket.socket:
@@ -157,7 +159,7 @@ def _outward_address(interface: str | None) -> str | None:
     owned = interfaces()
     if interface is not None:
         return owned.get(interface)
-    outward = [address for address in owned.values() if not address.startswith("127.")]
+    outward = [address for address in owned.values() if not is_loopback(address)]
     return outward[0] if len(outward) == 1 else None
 
 
@@ -215,11 +217,11 @@ def serve_store(endpoint: str, network: Path | None = None) -> tuple[Store, str]
     Returns:
         The store and its endpoint.
     """
-    host, _, port = endpoint.rpartition(":")
+    address = read_host_port(endpoint, least=0)
     if network is None:
-        return _serve(host, int(port))
+        return _serve(*address)
     silence_torch()
-    return in_namespace(network, lambda: _serve(host, int(port)))
+    return in_namespace(network, lambda: _serve(*address))
 
 
 def _serve(host: str, port: int) -> tuple[Store, str]:

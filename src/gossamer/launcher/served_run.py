@@ -14,13 +14,14 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from gossamer.base.host_port import LOOPBACK
 from gossamer.base.run_files import RunFiles
 from gossamer.comm.environment import worker_registry
 from gossamer.comm.environment.network_interfaces import interfaces
 from gossamer.comm.environment.run_token import check_token_file, make_token_file
 from gossamer.errors import ConnectError, PeerLost, require
 from gossamer.launcher.failure import Failure, Outcome, cause, from_exit
-from gossamer.launcher.job import LOOPBACK, Job, Serving, Spawn
+from gossamer.launcher.job import Job, Serving, Spawn
 from gossamer.launcher.process import ManagedProcess
 from gossamer.launcher.process_logs import ServerLog, Show, WorkerLog, server_log_path
 from gossamer.launcher.rendezvous import serve_store

@@ -69,7 +69,7 @@ class ComparisonRow:
     seconds_to_target: float | None
     step_ratio: float  # seconds per step over the first row's
     unlimited_ratio: float | None  # over that of the run without a network limit
-    foretold_step_seconds: float | None
+    estimated_step_seconds: float | None
     money: float | None
 
 
@@ -171,7 +171,7 @@ def _row(
         seconds_to_target=reached,
         step_ratio=step_seconds / first if first else 1.0,
         unlimited_ratio=step_seconds / floor if floor else None,
-        foretold_step_seconds=predicted,
+        estimated_step_seconds=predicted,
         money=prices.of(record, reached if reached is not None else record["seconds"]),
     )
 

@@ -7,7 +7,6 @@ Its files are pickles of plain dicts. They are written for it on request, and ne
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -54,11 +53,8 @@ def write_flight(path: Path, recorder: FlightRecorder, clock: Callable[[], float
         )
         for each in operations
     ]
-    draft = path.with_suffix(".draft")
-    draft.write_text(
-        json.dumps({"first": max(0, begun - len(rows)), "columns": COLUMNS, "operations": rows}), encoding="utf-8"
-    )
-    os.replace(draft, path)
+    dump = {"first": max(0, begun - len(rows)), "columns": COLUMNS, "operations": rows}
+    bounded_file.write_whole(path, json.dumps(dump))
 
 
 def read_flights(directory: Path) -> dict[int, Dump]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from gossamer.base import bounded_file
 from gossamer.base.bounded_mean import mean_of
 from gossamer.base.differing_tensor import differing_tensor
 from gossamer.base.json_text import json_text
@@ -59,14 +59,8 @@ def _rank(path: Path) -> int:
 
 def write(path: Path, record: Record) -> None:
     """Write JSON atomically, one field per line; non-finite numbers are null."""
-    draft = path.with_name(path.name + ".draft")
     fields = (f"  {json.dumps(name)}: {json_text(value)}" for name, value in record.items())
-    try:
-        draft.write_text("{\n" + ",\n".join(fields) + "\n}\n", encoding="utf-8")
-        os.replace(draft, path)
-    except OSError:
-        draft.unlink(missing_ok=True)  # frees the rest of a full disk
-        raise
+    bounded_file.write_whole(path, "{\n" + ",\n".join(fields) + "\n}\n")
 
 
 def merge(

@@ -181,7 +181,7 @@ def _pairs(text: str) -> Iterator[tuple[str, int]]:
     """The lines with a name and a whole number, with or without a unit."""
     for line in text.splitlines():
         columns = line.split()
-        if len(columns) > 1 and columns[1].isdigit():
+        if len(columns) > 1 and columns[1].isdecimal():
             yield columns[0], int(columns[1])
 
 

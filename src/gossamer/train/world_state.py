@@ -30,6 +30,7 @@ from gossamer.train.sampler import (
     WorldShard,
     is_hub_stream,
 )
+from gossamer.train.sampler.position import Regrouping
 
 _Saved = TypeVar("_Saved")
 _Item = TypeVar("_Item")
@@ -285,7 +286,7 @@ class WorldState(ShardFactory):
         Args:
             positions: for each shard in use, in the order of their creation, its position on each worker before the
                 change, by rank, or None; see Shard.regroup.
-            stayed: see Shard.regroup.
+            stayed: see Regrouping.
 
         Raises:
             CheckpointError: the positions do not match the shards.
@@ -293,7 +294,7 @@ class WorldState(ShardFactory):
         matched = self._matched(positions, "The other workers hold")
         self._marks.rewind(self._alive())
         for shard, states in matched:
-            shard.regroup(rank, size, states, stayed=stayed)
+            shard.regroup(states, Regrouping(rank, size, stayed))
         self._marks.set(self._alive(), moved=True)
         self._place, self._joins = (rank, size), False
         shards = [shard for shard, _ in matched]
@@ -327,10 +328,11 @@ class WorldState(ShardFactory):
             return
         common = gcd(*shares)
         widths = [share // common for share in shares] if len({*shares}) > 1 else []
+        change = Regrouping(rank, len(shares), range(len(shares)), widths)
         for shard, held in zip(shards, zip(*parts, strict=True), strict=True):
             drawn, positions = zip(*held, strict=True)
             if None not in positions and (any(drawn) or "widths" in positions[0]):
-                shard.regroup(rank, len(shares), positions, stayed=range(len(shares)), widths=widths)
+                shard.regroup(positions, change)
             elif any(drawn):
                 self._report_equal_parts("stratify, non_iid and Hugging Face streams need them")
 

@@ -51,7 +51,7 @@ def test_six_workers_miss_the_mean():
     assert error_of_one_period(6) == pytest.approx(1 / 12, abs=1e-15)
 
 
-def foretold_one_peer(world):
+def expected_of_one_peer(world):
     """Every round turns and shrinks a wave of j periods by cos(pi j distance / n)."""
     distances = [2**power for power in range((world - 1).bit_length())]
     waves = [abs(prod(cos(pi * wave * distance / world) for distance in distances)) for wave in range(1, world)]
@@ -60,7 +60,7 @@ def foretold_one_peer(world):
 
 @pytest.mark.parametrize("world", [3, 5, 6, 7, 9, 12, 24])
 def test_the_second_eigenvalue_of_one_peer_is_known(world):
-    assert Exponential(one_peer=True).second_eigenvalue(world) == pytest.approx(foretold_one_peer(world), abs=1e-12)
+    assert Exponential(one_peer=True).second_eigenvalue(world) == pytest.approx(expected_of_one_peer(world), abs=1e-12)
 
 
 @pytest.mark.parametrize("world", [*range(2, 18), 32, 33])

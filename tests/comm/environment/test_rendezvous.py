@@ -17,10 +17,10 @@ from support.joining import attends, hello, in_threads, job
 from support.processes import SOON_SECONDS
 
 from gossamer.comm.environment import JobEnvironment, device_for, join, leave, rendezvous
+from gossamer.comm.environment.host_info import own_gpus
 from gossamer.comm.environment.meeting import RunIdentity
 from gossamer.comm.environment.meeting_member import attend
 from gossamer.comm.environment.meeting_server import MeetingServer
-from gossamer.comm.environment.rendezvous import own_gpus
 from gossamer.errors import ConnectError, LeftWhileJoining
 
 pytestmark = pytest.mark.usefixtures("environ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.federations import federate
+from support.seeded_bits import SeededBits
 from torch import Tensor
 
 from gossamer.algorithms.recipes.recipe import resolve
@@ -15,7 +16,6 @@ from gossamer.errors import MismatchError, NotFinite
 from gossamer.federated.client.contribution import contribution_context, encode
 from gossamer.federated.client.store import ClientState
 from gossamer.federated.privacy.clipping_and_noise import clip_factor, common_norm
-from gossamer.federated.privacy.noise_sampling import SeededBits
 from gossamer.train.parameter_server import shard_message
 
 LAYOUT = Layout.of({"weight": (64, 32), "bias": (64,)})

@@ -6,6 +6,7 @@ from math import sqrt
 
 import pytest
 import torch
+from support.seeded_bits import SeededBits
 from torch import nn
 
 from gossamer.algorithms.compressors import Dense
@@ -28,7 +29,6 @@ from gossamer.federated.privacy.accountant import (
     private_selection,
 )
 from gossamer.federated.privacy.clipping_and_noise import PrivateSum
-from gossamer.federated.privacy.noise_sampling import SeededBits
 from gossamer.federated.server.selection import SelectionPolicy, Uniform
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.federations import Federation, federate, model_of, one_pass
 from support.rounds_by_hand import rounds_made, rounds_of
+from support.seeded_bits import SeededBits
 from torch import nn
 
 from gossamer.algorithms.strategies.federated_rules import CentralPrivacy, FedAvg, LocalPrivacy
@@ -17,7 +18,6 @@ from gossamer.comm.simulation.faulty_network import VirtualNetwork
 from gossamer.errors import RecipeError
 from gossamer.federated.client.functions import Round, Update
 from gossamer.federated.privacy import accountant
-from gossamer.federated.privacy.noise_sampling import SeededBits
 
 BAD = VirtualNetwork(round_trip_seconds=0.1, jitter_seconds=0.2, loss=0.2, duplicate=0.2, dead_after_seconds=1e9)
 

@@ -7,6 +7,7 @@ from math import sqrt
 import pytest
 import torch
 from laws.subjects import EVERY
+from support.seeded_bits import SeededBits
 from torch import Tensor
 
 from gossamer.algorithms.compressors import Compressor
@@ -35,7 +36,6 @@ from gossamer.federated.privacy.clipping_and_noise import (
     private_report,
     private_sum,
 )
-from gossamer.federated.privacy.noise_sampling import SeededBits
 from gossamer.federated.server.aggregation import KeptContributions, WeightedSum, sum_for
 from gossamer.train.parameter_server import shard_message
 

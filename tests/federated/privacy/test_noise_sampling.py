@@ -7,6 +7,7 @@ from math import erf, exp, lgamma, log, sqrt
 import numpy
 import pytest
 import torch
+from support.seeded_bits import SeededBits
 from torch import Tensor
 
 from gossamer.algorithms.strategies.federated_rules.privacy.terms import DISCRETE_GAUSSIAN, SKELLAM
@@ -14,7 +15,6 @@ from gossamer.federated.privacy import noise_sampling as integer_noise_module
 from gossamer.federated.privacy.noise_sampling import (
     GAUSSIAN_PIECE,
     RandomBits,
-    SeededBits,
     SystemBits,
     Words,
     gaussian,

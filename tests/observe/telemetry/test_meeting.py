@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from support.processes import eventually
@@ -19,7 +17,6 @@ from gossamer.errors import ConnectError
 from gossamer.observe.telemetry.machines import CLOCK, GlobalRanks, MachineDesk
 from gossamer.observe.telemetry.meeting import KEY, FirstMachine, OtherMachine
 from gossamer.observe.telemetry.rows import NewRows
-from gossamer.observe.telemetry.store import open_store
 from gossamer.observe.telemetry.uplink import Uplink
 
 LOOPBACK = "127.0.0.1"
@@ -41,13 +38,6 @@ class Meeting:
     def wait(self, keys: list[str], timeout: timedelta) -> None:
         if not self.said.keys() >= set(keys):
             raise RuntimeError(f"wait timeout after {timeout}\n[a trace of C++]")
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    store = open_store(tmp_path / "run.sqlite")
-    yield store
-    store.close()
 
 
 def source_cell(rank: int) -> NewRows:

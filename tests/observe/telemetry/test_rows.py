@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-
-from gossamer.observe.telemetry import open_store
 from gossamer.observe.telemetry.batches import BatchReader, pack
 from gossamer.observe.telemetry.ingest import take_aside
 from gossamer.observe.telemetry.rows import NewRows
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    store = open_store(tmp_path / "run.sqlite")
-    yield store
-    store.close()
 
 
 def told(rank: int, *processes: str) -> NewRows:

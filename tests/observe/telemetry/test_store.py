@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -95,13 +94,6 @@ def test_a_store_on_a_full_disk_is_not_said_to_be_another_file(tmp_path: Path, m
 
 BY_NAME = {table.name: table for table in THINNED}
 ZERO = dict.fromkeys(("seconds", "compute", "encode", "wire", "decode", "waiting", "data", "bytes_pulled"), 0.0)
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    store = open_store(tmp_path / "run.sqlite")
-    yield store
-    store.close()
 
 
 def steps(db: sqlite3.Connection, rank: int, first: int, last: int) -> None:

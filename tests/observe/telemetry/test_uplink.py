@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,17 +22,9 @@ from gossamer.errors import PeerLost
 from gossamer.observe.telemetry.batches import MOST_BYTES
 from gossamer.observe.telemetry.machines import BATCH, CLOCK, MOST_WAITING, MachineDesk, RankBook
 from gossamer.observe.telemetry.rows import NewRows
-from gossamer.observe.telemetry.store import open_store
 from gossamer.observe.telemetry.uplink import MOST_DRIFT, ClockOffset, Line, Offset, Uplink, to_coordinator
 
 AHEAD = 100.0  # by which the first machine's clock is ahead, at moments around 1000
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    store = open_store(tmp_path / "run.sqlite")
-    yield store
-    store.close()
 
 
 @pytest.fixture

@@ -234,7 +234,9 @@ def test_a_store_that_comes_later_is_reported_once_as_missing_and_then_seen(tmp_
     news.close()
 
 
-@pytest.mark.parametrize("text", ["", "1.2.3", "a.b.c.d", "1.2.3.-4", "1.2.3.99999999999999999999", "\0", "1.2.3.4.5"])
+@pytest.mark.parametrize(
+    "text", ["", "1.2.3", "a.b.c.d", "1.2.3.\xb2", "1.2.3.-4", "1.2.3.99999999999999999999", "\0", "1.2.3.4.5"]
+)
 def test_an_id_that_is_none_is_the_end_of_what_there_is(text: str) -> None:
     assert read_places(text, 2) == [None, None]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -119,13 +118,6 @@ def test_what_is_no_collective_is_not_drawn(text: str) -> None:
 @pytest.mark.parametrize("world", [-1, 0, 1, MOST_RANKS + 1, 10**9])
 def test_nor_is_one_among_nobody_or_too_many(world: int) -> None:
     assert drawn("RingAllReduce()", world) is None
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    store = open_store(tmp_path / "run.sqlite")
-    yield store
-    store.close()
 
 
 def test_each_picked_collective_is_drawn_once_at_its_most_bytes(db: sqlite3.Connection) -> None:

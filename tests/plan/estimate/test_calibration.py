@@ -29,7 +29,7 @@ def pair(ratio, family="dense", where="near", spread=0.0):
         network="1gbit",
         network_class=where,
         workers=4,
-        foretold_seconds=1.0,
+        estimated_seconds=1.0,
         measured_seconds=ratio,
         spread=spread,
     )

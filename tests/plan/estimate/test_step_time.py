@@ -56,7 +56,7 @@ def test_a_compressor_of_several_rounds_has_a_computing_time_before_each():
     assert [type(op) for _, op, _ in only.rounds] == [Coalesced, AllReduceMean]
 
 
-def test_foretold_is_compute_and_what_the_network_adds():
+def test_estimated_is_compute_and_what_the_network_adds():
     model = measured(
         backward_seconds=0.2, rest_seconds=0.05, buckets=[bucket(1, a=(1000, 1000))], control_bytes=23, copies=2
     )

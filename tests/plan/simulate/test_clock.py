@@ -84,8 +84,8 @@ def test_a_step_takes_what_is_estimated_for_the_network_in_force() -> None:
     )
     fast, slow = clock.step(recipe, 0.0), clock.step(recipe, 30.0)
     for found, text in ((fast, "100mbit,20ms"), (slow, "10mbit,20ms")):
-        foretold = estimate_step_time(recipe, profile(recipe), read_network(text, WORKERS), WORKERS)
-        assert (found.seconds, found.waiting_seconds) == (foretold.step_seconds, foretold.waiting_seconds)
+        estimated = estimate_step_time(recipe, profile(recipe), read_network(text, WORKERS), WORKERS)
+        assert (found.seconds, found.waiting_seconds) == (estimated.step_seconds, estimated.waiting_seconds)
     assert slow.seconds > fast.seconds
     assert clock.step(recipe, 29.9) is fast
     assert measured == [recipe]  # once for each recipe, whatever the network

@@ -1,4 +1,4 @@
-"""The rule in virtual time: networks are planted, and foretold by another program than the rule's own pricing."""
+"""The rule in virtual time: networks are planted, and estimated by another program than the rule's own pricing."""
 
 from __future__ import annotations
 

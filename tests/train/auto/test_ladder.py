@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from gossamer.algorithms.recipes.auto import Auto
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.train.auto.explanation import ladder_text
+from gossamer.train.auto.decision import ladder_text
 from gossamer.train.auto.ladder import RUNGS, admitted, is_adaptive
 from gossamer.train.auto.measurement import Measurement, StepSeconds, common_steps
 from gossamer.train.auto.rung_cost import rung_costs

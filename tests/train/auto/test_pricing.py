@@ -60,6 +60,6 @@ def test_from_dense_all_others_are_estimated(network: str) -> None:
         steps=20,
     )
     line = FittedLine(seconds_per_byte=truth.wire_seconds / cost.bytes_sent, trip_seconds=0.0)
-    foretold = price(ladder(), cost, window, line, {})
-    for rung, each in enumerate(foretold):
+    estimated = price(ladder(), cost, window, line, {})
+    for rung, each in enumerate(estimated):
         assert each.step_seconds == pytest.approx(step_on(rung, network).step_seconds, rel=0.3)

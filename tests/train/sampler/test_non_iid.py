@@ -14,6 +14,7 @@ from support.virtual_workers import notices
 from torch.utils.data import DataLoader
 
 from gossamer.train.sampler import Shard, dirichlet_split, taken_up
+from gossamer.train.sampler.position import Regrouping
 from gossamer.train.world_state import WorldState
 
 
@@ -109,7 +110,7 @@ def test_who_stays_keeps_its_samples_and_continues_in_the_epoch() -> None:
     states = [part.state_dict() for part in parts]
     with notices() as said:
         for rank, old in enumerate((1, 2)):
-            parts[old].regroup(rank, 2, states, stayed=[1, 2])
+            parts[old].regroup(states, Regrouping(rank, 2, [1, 2]))
     assert len([line for line in said if "non_iid" in line]) == 1
     state = parts[2].state_dict()
     assert state == {"epoch": 0, "drawn": 5, "own": [2, 3]}
@@ -125,11 +126,11 @@ def test_who_stays_keeps_its_samples_and_continues_in_the_epoch() -> None:
 def test_a_newcomer_begins_in_the_epoch_of_the_others() -> None:
     labels = torch.arange(60) % 4
     newcomer = Shard(range(60), rank=2, size=3, labels=labels, non_iid=0.5)
-    newcomer.regroup(2, 3, [{"epoch": 4, "drawn": 7}, {"epoch": 4, "drawn": 7}], stayed=[0, 1])
+    newcomer.regroup([{"epoch": 4, "drawn": 7}, {"epoch": 4, "drawn": 7}], Regrouping(2, 3, [0, 1]))
     assert newcomer.state_dict() == {"epoch": 4, "drawn": 0, "own": [2, 3]}
     assert len(list(newcomer)) == 20
     late = Shard(range(60), rank=2, size=3, labels=labels, non_iid=0.5)
-    late.regroup(2, 3, [{"epoch": 4, "drawn": 30}, {"epoch": 4, "drawn": 30}], stayed=[0, 1])
+    late.regroup([{"epoch": 4, "drawn": 30}, {"epoch": 4, "drawn": 30}], Regrouping(2, 3, [0, 1]))
     next(iter(late))
     assert late.epoch == 5
 

@@ -15,7 +15,7 @@ from torch.utils.data import RandomSampler
 
 from gossamer.errors import CheckpointError
 from gossamer.train.sampler import Shard, position, taken_up
-from gossamer.train.sampler.position import Position
+from gossamer.train.sampler.position import Position, Regrouping
 from gossamer.train.session.tracked_parts import TrackedLoader
 
 READERS = {"indices": indices, "batches": batches, "tracked": tracked, "tracked, fetching ahead": tracked_ahead}
@@ -222,7 +222,7 @@ def test_the_state_tells_who_drew_how_much_before_each_change() -> None:
     drawing = iter(one)
     first = [next(drawing) for _ in range(3)]
     assert first == order[0:9:3]
-    one.regroup(0, 2, [one.state_dict(), drawn(1, 1), drawn(2, 2)], stayed=[0, 2])
+    one.regroup([one.state_dict(), drawn(1, 1), drawn(2, 2)], Regrouping(0, 2, [0, 2]))
     assert one.state_dict() == {
         "epoch": 0, "drawn": 0, "deals": [[3, 1, 2]], "place": 0, "places": 2, "over": False, "before": 3,
     }  # fmt: skip
@@ -244,7 +244,7 @@ def test_the_length_is_that_of_the_epoch_under_way() -> None:
     one = shard()
     drawing = iter(one)
     next(drawing)
-    one.regroup(0, 2, [one.state_dict(), drawn(1, 1), drawn(2, 1)], stayed=[0, 2])
+    one.regroup([one.state_dict(), drawn(1, 1), drawn(2, 1)], Regrouping(0, 2, [0, 2]))
     assert len(one) == 1 + 5
     assert len([*drawing]) == 5
     assert len(one) == 6
@@ -257,7 +257,7 @@ def test_whose_epoch_is_over_shares_nothing_of_it() -> None:
     states = [drawn(0, 4), other.state_dict(), drawn(2, 1)]
     one.load_state_dict(states[0])
     for rank, each in enumerate((one, other)):
-        each.regroup(rank, 2, states, stayed=[0, 1])
+        each.regroup(states, Regrouping(rank, 2, [0, 1]))
     assert len([*under_way]) == 6
     assert next(iter(one)) is not None
     assert one.epoch == 1
@@ -266,10 +266,10 @@ def test_whose_epoch_is_over_shares_nothing_of_it() -> None:
 def test_what_a_lost_worker_left_of_an_epoch_that_is_over_is_left_out() -> None:
     one = shard(rank=0)
     list(one)
-    one.regroup(0, 2, [one.state_dict(), drawn(1, 4), drawn(2, 1)], stayed=[0, 1])
+    one.regroup([one.state_dict(), drawn(1, 4), drawn(2, 1)], Regrouping(0, 2, [0, 1]))
     assert one.state_dict() == {"epoch": 0, "drawn": 6}
     newcomer = shard(rank=2, size=3)
-    newcomer.regroup(2, 3, [one.state_dict(), {"epoch": 0, "drawn": 6}], stayed=[0, 1])
+    newcomer.regroup([one.state_dict(), {"epoch": 0, "drawn": 6}], Regrouping(2, 3, [0, 1]))
     list(newcomer)
     assert newcomer.epoch == 1
 
@@ -279,7 +279,7 @@ def test_a_newcomer_that_has_its_first_batch_continues_with_its_part() -> None:
     newcomer = shard(rank=2, size=3)
     under_way = iter(newcomer)
     next(under_way)
-    newcomer.regroup(2, 3, states, stayed=[0, 1])
+    newcomer.regroup(states, Regrouping(2, 3, [0, 1]))
     order, mine = list(shard(12, 0, 1)), [*under_way]
     assert mine == [each for each in order if each not in {*order[0:4:2], *order[1:7:2]}][2::3]
     assert newcomer.state_dict()["drawn"] == len(mine) == 2
@@ -288,7 +288,7 @@ def test_a_newcomer_that_has_its_first_batch_continues_with_its_part() -> None:
 def test_a_loop_that_left_its_epoch_early_begins_the_next() -> None:
     one = shard()
     next(iter(one))
-    one.regroup(0, 2, [one.state_dict(), drawn(1, 1), drawn(2, 1)], stayed=[0, 2])
+    one.regroup([one.state_dict(), drawn(1, 1), drawn(2, 1)], Regrouping(0, 2, [0, 2]))
     next(iter(one))
     assert one.state_dict() == {"epoch": 1, "drawn": 1}
 
@@ -384,7 +384,7 @@ def test_what_was_drawn_for_a_step_that_broke_is_dealt_out_again(noted: bool) ->
             each.note_trained()
     positions = [parts[0].position(), parts[1].position(), None]
     for rank in range(2):
-        parts[rank].regroup(rank, 2, positions, stayed=[0, 1])
+        parts[rank].regroup(positions, Regrouping(rank, 2, [0, 1]))
         used += [*drawing[rank]]
     assert len({*used}) == len(used) == (60 if noted else 56)
     assert "trained" not in parts[0].state_dict(), "checkpoints are as they were"
@@ -398,7 +398,7 @@ def test_what_is_trained_on_counts_again_in_every_epoch() -> None:
     next(drawing)
     assert one.position() == {"epoch": 1, "drawn": 1, "trained": 0}
     one.note_trained()
-    one.regroup(0, 2, [one.position(), None, None], stayed=[0])
+    one.regroup([one.position(), None, None], Regrouping(0, 2, [0]))
     assert one.position()["trained"] == 0
     assert one.state_dict()["deals"] == [[1, 1, 1]]
 
@@ -417,12 +417,12 @@ def test_a_rank_that_was_lost_in_silence_between_two_epochs() -> None:
 
 def test_somebody_must_know(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CheckpointError, match="no worker's position is known"):
-        shard().regroup(0, 2, [None, None, None])
+        shard().regroup([None, None, None], Regrouping(0, 2))
 
 
 def test_changes_at_the_beginning_leave_no_trace() -> None:
     one = shard()
-    one.regroup(1, 2, [{"epoch": 0, "drawn": 0}] * 3, stayed=[2, 0])
+    one.regroup([{"epoch": 0, "drawn": 0}] * 3, Regrouping(1, 2, [2, 0]))
     assert one.state_dict() == {"epoch": 0, "drawn": 0}
     assert list(one) == list(shard(rank=1, size=2))
 
@@ -455,12 +455,12 @@ def test_positions_that_contradict_each_other_are_refused() -> None:
     one = {"epoch": 0, "drawn": 0, "deals": [[1, 1]], "place": 0, "places": 2}
     other = {"epoch": 0, "drawn": 0, "deals": [[2, 1]], "place": 1, "places": 2}
     with pytest.raises(CheckpointError, match="different deals of epoch 0"):
-        shard().regroup(0, 1, [one, other], stayed=[0])
+        shard().regroup([one, other], Regrouping(0, 1, [0]))
     with pytest.raises(CheckpointError, match="epochs 0 to 5000"):
-        shard().regroup(0, 2, [{"epoch": 0, "drawn": 0}, {"epoch": 5000, "drawn": 0}], stayed=[0, 1])
+        shard().regroup([{"epoch": 0, "drawn": 0}, {"epoch": 5000, "drawn": 0}], Regrouping(0, 2, [0, 1]))
     for stayed in ([0, 0], [2], [0, 1]):
         with pytest.raises(ValueError, match="must be different ranks"):
-            shard().regroup(0, 1, [{"epoch": 0, "drawn": 1}] * 2, stayed=stayed)
+            shard().regroup([{"epoch": 0, "drawn": 1}] * 2, Regrouping(0, 1, stayed))
 
 
 def test_a_checkpoint_is_taken_up_in_the_middle_of_a_stratified_epoch() -> None:
@@ -486,8 +486,8 @@ def test_a_checkpoint_is_taken_up_in_the_middle_of_a_stratified_epoch() -> None:
 
 def test_entries_drawn_before_several_changes_of_one_epoch_add_up() -> None:
     workers = [Position.of({"epoch": 0, "drawn": 3}, total=30, rank=rank, size=3) for rank in range(3)]
-    two = [position.regrouped(workers, rank=rank, size=2, stayed=[0, 1]) for rank in range(2)]
+    two = [position.regrouped(workers, Regrouping(rank, 2, [0, 1])) for rank in range(2)]
     assert [each.before for each in two] == [3, 3]
     two[0].drawn, two[1].drawn = 4, 2
-    three = [position.regrouped(two, rank=rank, size=3, stayed=[0, 1]) for rank in range(3)]
+    three = [position.regrouped(two, Regrouping(rank, 3, [0, 1])) for rank in range(3)]
     assert [each.before for each in three] == [3 + 4, 3 + 2, 0]

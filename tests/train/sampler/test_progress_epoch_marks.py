@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from gossamer.train.sampler import Shard, StreamShard
+from gossamer.train.sampler.position import Regrouping
 from gossamer.train.session.tracked_parts import TrackedLoader
 from gossamer.train.world_state import WorldState
 
@@ -202,9 +203,9 @@ def test_the_lap_follows_workers_that_come_and_go() -> None:
     for _ in range(6):
         next(drawing)
     state = shard.state_dict()
-    shard.regroup(0, 2, [state] * 3, stayed=[0, 1])
+    shard.regroup([state] * 3, Regrouping(0, 2, [0, 1]))
     newcomer = Shard(range(24), rank=0, size=2)
-    newcomer.regroup(1, 2, [state] * 3, stayed=[0])
+    newcomer.regroup([state] * 3, Regrouping(1, 2, [0]))
     assert shard.lap == newcomer.lap == 18 // 2 // 6
 
 
@@ -231,7 +232,7 @@ def test_laps_of_workers_with_unequal_parts_are_alike() -> None:
     parts = [Shard(DATA, rank=rank, size=3) for rank in range(3)]
     states, widths = [part.state_dict() for part in parts], [4, 1, 1]
     for rank, part in enumerate(parts):
-        part.regroup(rank, 3, states, stayed=range(3), widths=widths)
+        part.regroup(states, Regrouping(rank, 3, range(3), widths))
     loops = [iter(part) for part in parts]
     for row in range(4):
         for loop, width in zip(loops, widths, strict=True):

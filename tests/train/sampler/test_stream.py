@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from gossamer.errors import CheckpointError
 from gossamer.train.checkpoint.reshard import fold_positions
 from gossamer.train.sampler import StreamShard
+from gossamer.train.sampler.position import Regrouping
 from gossamer.train.world_state import WorldState
 
 
@@ -132,7 +133,7 @@ def test_workers_that_come_and_go_within_an_epoch(total: int) -> None:
     positions = [part.position() for part in parts]
     newcomer = shards(total, 3)[2]
     for rank, part in enumerate((parts[0], parts[2], newcomer)):
-        part.regroup(rank, 3, positions, stayed=[0, 2])
+        part.regroup(positions, Regrouping(rank, 3, [0, 2]))
     seen += [item for loop in (loops[0], loops[2], newcomer) for item in loop]
     assert sorted(seen) == [*range(total)]
     following = [[*part] for part in (parts[0], parts[2], newcomer)]
@@ -146,7 +147,7 @@ def test_shares_of_a_stream_follow_the_speed(total: int) -> None:
     first = [next(loop) for loop in loops for _ in range(2)]
     positions, widths = [part.position() for part in parts], [3, 1, 1]
     for rank, part in enumerate(parts):
-        part.regroup(rank, 3, positions, stayed=range(3), widths=widths)
+        part.regroup(positions, Regrouping(rank, 3, range(3), widths))
     rest = [[*loop] for loop in loops]
     assert sorted(chain(first, *rest)) == [*range(total)]
     steps = [-(-len(each) // width) for each, width in zip(rest, widths, strict=True)]
@@ -166,7 +167,7 @@ def test_a_lost_worker_is_taken_to_have_kept_up() -> None:
     loops = [iter(part) for part in parts]
     seen = [next(loop) for loop in loops for _ in range(3)]
     parts[0].note_trained()
-    parts[0].regroup(0, 1, [parts[0].position(), None], stayed=[0])
+    parts[0].regroup([parts[0].position(), None], Regrouping(0, 1, [0]))
     assert sorted(chain(seen, loops[0])) == [*range(20)]
 
 

@@ -15,6 +15,7 @@ import gossamer.train.session.attach as attaching
 from gossamer.errors import CheckpointError
 from gossamer.train.checkpoint.reshard import fold_positions
 from gossamer.train.sampler import HubStreamShard, Shard
+from gossamer.train.sampler.position import Regrouping
 from gossamer.train.world_state import WorldState, place
 
 datasets = pytest.importorskip("datasets")
@@ -69,7 +70,7 @@ def test_positions_in_shards_are_one_ranks_of_so_many() -> None:
     with pytest.raises(CheckpointError, match="not a position of rank 0 of 2"):
         parts[0].load_state_dict(parts[1].state_dict())
     with pytest.raises(CheckpointError, match="cannot be divided again"):
-        parts[0].regroup(0, 1, [parts[0].position(), None], stayed=[0])
+        parts[0].regroup([parts[0].position(), None], Regrouping(0, 1, [0]))
 
 
 def test_even_and_elastic_runs_need_counted_items(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from support.virtual_workers import Worker, cluster, network, train_step
 from torch.distributed import HashStore
 
 import gossamer
-from gossamer.comm.environment import roll_call, survivor_calls
+from gossamer.comm.environment import roll_call
 from gossamer.comm.runtime.worker_scope import WorkerScope, enter
 from gossamer.errors import GossamerError, LoopError, MismatchError, PeerLost
 from gossamer.plan.simulate.virtual_worker import VirtualGroups, VirtualWorld
@@ -385,7 +385,7 @@ def test_a_broadcast_is_of_the_worker_that_was_the_root_when_others_are_lost(vic
 @pytest.fixture
 def survivors(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
-    monkeypatch.setattr(survivor_calls, "registry_store", lambda: store)
+    monkeypatch.setattr(roll_call, "registry_store", lambda: store)
     monkeypatch.setattr(peer_endpoints, "DEAD_AFTER_SECONDS", 1.0)
     monkeypatch.setattr(roll_call, "SURE_SECONDS", 0.0)
 

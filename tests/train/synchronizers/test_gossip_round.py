@@ -35,7 +35,7 @@ from gossamer.train.traffic.traffic import estimate_traffic
 # -- what is sent -----------------------------------------------------------------------------------------------------
 
 
-def sent_and_foretold(recipe: str, normed: bool = False) -> tuple[float, float]:
+def sent_and_estimated(recipe: str, normed: bool = False) -> tuple[float, float]:
     """Bytes of a worker and a step: as the transport counts them over whole cycles, and as they are explained."""
     found = resolve(recipe, 4)
 
@@ -75,12 +75,12 @@ def sent_and_foretold(recipe: str, normed: bool = False) -> tuple[float, float]:
     ],
 )
 def test_bytes_are_those_explained(recipe: str, normed: bool) -> None:
-    sent, said = sent_and_foretold(recipe, normed)
+    sent, said = sent_and_estimated(recipe, normed)
     assert sent == said
 
 
 def test_bytes_differ_where_the_graph_does() -> None:
-    assert sent_and_foretold("Gossip() + Ring()")[0] < sent_and_foretold("Gossip()")[1]
+    assert sent_and_estimated("Gossip() + Ring()")[0] < sent_and_estimated("Gossip()")[1]
 
 
 def explained(recipe: str, path: Path) -> Any:
@@ -96,7 +96,7 @@ def test_explain_prices_a_round_among_neighbours(tmp_path: Path) -> None:
     assert ops == [("bucket 0", "Mix", 8_000_000), ("control", "Mix", 64), ("meetings", "Gather", 24)]
     line_seconds = 8 * 4_000_000 / 100e6
     for said, neighbors in ((ring, 2), (everyone, 3)):
-        assert 1 < said["foretold"]["wire_seconds"] / (neighbors * line_seconds) < 1.15
+        assert 1 < said["estimate"]["wire_seconds"] / (neighbors * line_seconds) < 1.15
 
 
 # -- real processes ---------------------------------------------------------------------------------------------------

@@ -258,6 +258,6 @@ def clock_identity() -> str:
     if system.IS_LINUX:
         with suppress(OSError):
             shifts = _SHIFTED.read_text(encoding="utf-8").split() if _SHIFTED.exists() else []
-            moved = [word for word in shifts if word.lstrip("-").isdigit() and int(word)]
+            moved = [word for word in shifts if word.lstrip("-").isdecimal() and int(word)]
             return "-".join(["boot", _BOOT.read_text(encoding="utf-8").strip(), *(shifts if moved else ())])
     return f"process-{socket.gethostname()}-{os.getpid()}"

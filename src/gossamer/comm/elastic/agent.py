@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from gossamer.base.host_port import Address, read_host_port
 from gossamer.base.peer_ops import WORKER, Peer, PeerScript
 from gossamer.comm.environment.wait_timeout import COORDINATOR_SECONDS
 from gossamer.comm.membership.member import MemberScripts
@@ -308,9 +309,9 @@ class MembershipAgent:
             raise MismatchError(standing.refused)
 
 
-def read_address(text: str) -> tuple[str, int]:
-    """Parse HOST:PORT, the form of GOSSAMER_COORDINATOR. Raises MalformedError."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise MalformedError(f"invalid address of a coordinator {text!r:.80}: write HOST:PORT")
-    return host.strip("[]"), int(port)
+def read_address(text: str) -> Address:
+    """Parse the value of GOSSAMER_COORDINATOR. Raises MalformedError."""
+    try:
+        return read_host_port(text)
+    except ValueError as problem:
+        raise MalformedError(f"invalid address of a coordinator: {problem}") from None

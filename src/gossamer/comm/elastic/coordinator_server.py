@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from gossamer.base.host_port import Address, is_loopback
 from gossamer.base.peer_ops import Answer, Arrived, Ask, Peer, PeerEvent, PeerScript, Push, Reply
 from gossamer.comm.elastic.agent import BEATS, LARGEST_FRAME_BYTES, RUN
 from gossamer.comm.elastic.relay import RELAY, Relay
@@ -20,7 +21,6 @@ from gossamer.comm.membership.messages import COORDINATOR
 from gossamer.comm.membership.next_view import CoordinatorOptions, ViewPolicy
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.tls_sockets import Address, is_loopback
 from gossamer.comm.rpc_protocol.credentials import Credentials
 from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import GossamerError, require

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gossamer.base import system
+from gossamer.base.host_port import Address
 from gossamer.base.peer_ops import Answer, Pull, Push, Stamp
 from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
 from gossamer.comm.membership.invitations import (
@@ -32,7 +33,6 @@ from gossamer.comm.membership.invitations import (
 from gossamer.comm.membership.messages import COORDINATOR
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.tls_sockets import Address
 from gossamer.comm.rpc_protocol.credentials import Credentials, OtherTokenError
 from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import ConnectError, GossamerError, MismatchError, PeerLost

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from gossamer.base.host_port import Address
 from gossamer.base.peer_ops import Peer, PeerScript, Push, Receipt, Stamp
 from gossamer.comm.bandwidth.shared_buckets import DOWN, UP, Meter, meter_of
 from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
@@ -33,7 +34,6 @@ from gossamer.comm.membership.messages import COORDINATOR, RELAY_SERVER, RELAYS
 from gossamer.comm.mesh.greeter import Detour, dial
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.tls_sockets import Address
 from gossamer.comm.rpc_protocol.credentials import PURPOSE, Credentials
 from gossamer.comm.rpc_protocol.messages import encode_hello
 from gossamer.errors import GossamerError

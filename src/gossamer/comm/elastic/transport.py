@@ -34,10 +34,9 @@ from gossamer.comm.elastic.change import (
 from gossamer.comm.elastic.interrupted_operations import OperationLog, handed_out
 from gossamer.comm.elastic.newcomer_state import Admission, Admitted
 from gossamer.comm.elastic.value_transfer import broadcast_value
-from gossamer.comm.membership.resolution import resolve
 from gossamer.comm.membership.view import View
 from gossamer.comm.mesh.collective_selector import settle_collectives
-from gossamer.comm.runtime.transaction import Regrouped
+from gossamer.comm.runtime.transaction import Regrouped, resolve
 from gossamer.errors import GossamerError, MismatchError, PeerLost, Stopped
 
 OVER = "another view was created"

@@ -25,8 +25,9 @@ from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[
 
 from gossamer import events
 from gossamer.base.ops import AllGather, AllReduceMean, CollectiveOp, Payload, SimpleOp
+from gossamer.base.units import first_line
 from gossamer.comm.communicator import Communicator
-from gossamer.comm.device_wait import DeviceWait, Peers, first_line
+from gossamer.comm.device_wait import DeviceWait, Peers
 from gossamer.comm.environment.listening import listen_as
 from gossamer.comm.environment.wait_timeout import timeout_seconds
 from gossamer.comm.mesh.device_transport import DeviceTransport

@@ -12,13 +12,13 @@ from contextlib import suppress
 from functools import partial
 
 from gossamer.base import system
+from gossamer.base.host_port import Address, is_loopback
 from gossamer.comm.handshake import Handshake
 from gossamer.comm.membership import Member, View
 from gossamer.comm.mesh.connect import family_of, settle
 from gossamer.comm.mesh.greeter import Detour, Dial, Greeter, MeshMeeting, dial, meeting_key
 from gossamer.comm.mesh.key_exchange import KeyShare
 from gossamer.comm.mesh.sealing import LinkKeys
-from gossamer.comm.rpc.tls_sockets import Address, is_loopback
 
 BACKLOG = 1024  # connections for a view that this worker does not know yet wait in the kernel
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch.distributed as dist
 
 from gossamer.base import rng
+from gossamer.base.host_port import LOOPBACK, is_loopback
 from gossamer.errors import ConnectError
 
 DEFAULT_PORT = 29500
@@ -81,7 +82,7 @@ def _explicit(environ: Mapping[str, str]) -> FoundVariables | None:
     address = environ.get("MASTER_ADDR", "")
     if world < 1:
         raise ConnectError(f"WORLD_SIZE must be at least 1, got {world}. Set it to the number of workers.")
-    alone = world if address == "localhost" or address.startswith("127.") else 1
+    alone = world if is_loopback(address) else 1
     local_world = _number(environ, "LOCAL_WORLD_SIZE") or alone
     local_rank = _number(environ, "LOCAL_RANK")
     return FoundVariables(
@@ -254,7 +255,7 @@ def detect(environ: Mapping[str, str]) -> JobEnvironment:
     job = found.job
     if job.world == 1:
         return job
-    together = "127.0.0.1" if job.local_world == job.world else None
+    together = LOOPBACK if job.local_world == job.world else None
     address = environ.get("MASTER_ADDR") or together or found.host
     if address is None:
         raise ConnectError(
@@ -275,7 +276,7 @@ def run_identity(environ: Mapping[str, str]) -> str:
     """Return a text that all processes of one start of a run share; unique as far as launcher or user named the run."""
     name = _first(environ, "GOSSAMER_RUN", "TORCHELASTIC_RUN_ID") or _find(environ).identity or "without a name"
     attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return f"{name}, start {int(attempt) + 1}" if attempt.isdigit() else name
+    return f"{name}, start {int(attempt) + 1}" if attempt.isdecimal() else name
 
 
 def here() -> JobEnvironment:

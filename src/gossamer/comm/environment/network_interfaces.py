@@ -7,6 +7,7 @@ import struct
 import sys
 from pathlib import Path
 
+from gossamer.base.host_port import LOOPBACK, is_loopback
 from gossamer.comm.environment.launcher_env import JobEnvironment
 from gossamer.errors import ConnectError
 
@@ -64,11 +65,11 @@ def choose_interface(job: JobEnvironment) -> str | None:
 
     Raises ConnectError if several interfaces are possible.
     """
-    towards = interface_towards(job.master_address or "127.0.0.1")
+    towards = interface_towards(job.master_address or LOOPBACK)
     owned = interfaces()
-    if towards is None or not owned[towards].startswith("127.") or job.local_world == job.world:
+    if towards is None or not is_loopback(owned[towards]) or job.local_world == job.world:
         return towards
-    candidates = {name: address for name, address in owned.items() if not address.startswith("127.")}
+    candidates = {name: address for name, address in owned.items() if not is_loopback(address)}
     if len(candidates) == 1:
         return next(iter(candidates))
     listed = ", ".join(f"{name} ({address})" for name, address in candidates.items()) or "none"

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
-import ipaddress
-import multiprocessing
 import os
-import re
 import secrets
-import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import islice
 
@@ -22,18 +16,28 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from gossamer.base.units import first_line
+from gossamer.comm.environment.host_info import Gpus, assumed, own_gpus, visible_gpus
 from gossamer.comm.environment.interruptible_call import interruptible
 from gossamer.comm.environment.launcher_env import JobEnvironment, run_identity
+from gossamer.comm.environment.listening import listening, unreachable
 from gossamer.comm.environment.meeting import COMING, REACHING, STANDING, Hello, RunIdentity
-from gossamer.comm.environment.meeting_member import Failed, Foreign, MeetingMember, Refused, Unreachable, attend
-from gossamer.comm.environment.meeting_place import MeetingPlace, NotAnnounced, meeting_place
+from gossamer.comm.environment.meeting_member import MeetingMember, attend
+from gossamer.comm.environment.meeting_place import (
+    BLOCKED,
+    MeetingPlace,
+    check_address,
+    explained,
+    join_error,
+    likely_cause,
+    meeting_place,
+)
 from gossamer.comm.environment.meeting_server import MeetingServer
 from gossamer.comm.environment.network_interfaces import choose_interface, interfaces
 from gossamer.comm.environment.run_settings import returns
 from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.environment.wait_progress import Missing, WaitProgress, named_ranks
-from gossamer.comm.environment.wait_timeout import VARIABLE, engine_timeout, timeout_seconds
-from gossamer.errors import ConnectError, LeftWhileJoining
+from gossamer.comm.environment.wait_timeout import engine_timeout, timeout_seconds
 
 NOT_COME = "Such a rank is still importing or loading, is queued, was not started or has failed. Check its output."
 
@@ -70,107 +74,6 @@ class JoinProgress:
 
     def end(self) -> None:
         self._progress.end()
-
-
-LISTING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-SLICE = "MIG-"  # prefix of names of parts of a GPU, for which torch may report the name of the whole
-
-Gpus = Sequence[str]  # a name for each GPU that a worker sees, equal for all workers that see it
-
-
-def visible_gpus(environ: Mapping[str, str]) -> Gpus:
-    """Return names of the GPUs that this process sees, in torch's order."""
-    listed = next((environ[name] for name in LISTING if environ.get(name)), "").split(",")
-    numbers = range(torch.cuda.device_count())
-    return [_name(number, listed[number].strip() if number < len(listed) else "") for number in numbers]
-
-
-def _name(number: int, listed: str) -> str:
-    """Name of a GPU: its UUID, or without one the host and `listed`, its entry in the environment variable."""
-    if listed.startswith(SLICE):
-        return listed
-    try:
-        return str(torch.cuda.get_device_properties(number).uuid)
-    except (AttributeError, RuntimeError):  # a broken driver also raises when the model is moved
-        return f"{socket.gethostname()}/{listed or number}"
-
-
-def own_gpus(seen: Sequence[Gpus]) -> list[int | None]:
-    """Assign to each worker the first GPU that it sees and that no earlier worker has.
-
-    Returns the GPU's index among those that the worker sees, or None if no GPU is left for it.
-    """
-    taken: set[str] = set()
-    found: list[int | None] = []
-    for gpus in seen:
-        own = next((number for number, gpu in enumerate(gpus) if gpu not in taken), None)
-        if own is not None:
-            taken.add(gpus[own])
-        found.append(own)
-    return found
-
-
-def assumed(job: JobEnvironment, environ: Mapping[str, str]) -> list[Gpus]:
-    """Guess which GPUs the workers of this machine see, up to this one, if they have not exchanged them.
-
-    They are assumed to see the same GPUs or, if Slurm gives each task its own (--gpus-per-task), disjoint ones.
-    """
-    own_devices = [str(number) for number in range(torch.cuda.device_count())]
-    return (
-        [own_devices]
-        if own_devices and len(own_devices) == _gpus_per_task(environ)
-        else [own_devices] * (job.local_rank + 1)
-    )
-
-
-def _gpus_per_task(environ: Mapping[str, str]) -> int:
-    """Number of GPUs that a Slurm step gives to each of its tasks, as "2" or "a100:2"; 0 if unspecified."""
-    message = environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] if "SLURM_PROCID" in environ else ""
-    return int(message) if message.isdecimal() else 0
-
-
-DIAL_SECONDS = 10.0  # enough to retransmit a lost first packet three times
-MOST_AT_ONCE = 256  # concurrent connection attempts, each of which uses a descriptor
-
-Address = tuple[str, int]
-
-
-@contextmanager
-def listening(address: str | None, callers: int) -> Iterator[int]:
-    """Yield a port on which `callers` processes can dial this one; 0 if its address is unknown."""
-    with socket.socket() as listener:
-        if address is not None:
-            listener.bind((address, 0))
-            listener.listen(callers)  # the kernel completes the handshake without accept
-        yield listener.getsockname()[1] if address else 0
-
-
-def unreachable(places: Mapping[int, Address], seconds: float = DIAL_SECONDS) -> dict[int, str]:
-    """Dial all places, and return the errors by rank of those that do not answer within `seconds`."""
-    problems: dict[int, str] = {}
-    waiting = iter(places.items())
-    while some := dict(islice(waiting, MOST_AT_ONCE)):
-        problems |= _dial_all(some, seconds)
-    return problems
-
-
-def _dial_all(places: Mapping[int, Address], seconds: float) -> dict[int, str]:
-    outcomes: dict[int, int] = {}
-    deadline = time.monotonic() + seconds
-    with ExitStack() as links, selectors.DefaultSelector() as selector:
-        for rank, place in places.items():
-            link = links.enter_context(socket.socket())
-            link.setblocking(False)
-            if (outcome := link.connect_ex(place)) in (errno.EINPROGRESS, errno.EWOULDBLOCK):  # the last on Windows
-                selector.register(link, selectors.EVENT_WRITE, rank)
-            else:
-                outcomes[rank] = outcome
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
-                outcomes[key.data] = key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # type: ignore[union-attr]
-                selector.unregister(key.fileobj)
-    found = {rank: outcomes.get(rank, errno.ETIMEDOUT) for rank in places}
-    return {rank: os.strerror(outcome) for rank, outcome in found.items() if outcome}
 
 
 SETTLING_SECONDS = 1.5  # at exit, for a thread that is forming a group of which a rank has left
@@ -255,8 +158,7 @@ def _form_group(
             _keep_store(store)
             dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world, timeout=engine_timeout())
         except Exception as problem:  # a backend may raise any class
-            message = (str(problem).splitlines() or [type(problem).__name__])[0]
-            raise join_error(job, f"{backend} refused ({message})", BLOCKED) from problem
+            raise join_error(job, f"{backend} refused ({first_line(problem)})", BLOCKED) from problem
 
     def look() -> None:
         wait.for_all(STANDING)()
@@ -365,108 +267,3 @@ def _leave_quietly(process: int) -> None:
     if os.getpid() == process:
         with contextlib.suppress(RuntimeError):
             leave()
-
-
-# -- cause and remedy of a failed rendezvous ---------------------------------------------------------------------------
-
-REFUSED = (
-    "Nothing listens there: rank 0 was not started, is still importing or has failed, or MASTER_ADDR or MASTER_PORT is "
-    "not rank 0's. Check rank 0's output."
-)
-NOT_ANNOUNCED = "Rank 0 is still importing or loading, or failed before gossamer.init(). Check its output."
-SILENT = (
-    "The address does not answer: it is wrong, its machine is off or booting, or a firewall drops the packets. "
-    "Open the port on rank 0's machine, or choose another network with `--interface`."
-)
-NAMELESS = (
-    "The name cannot be resolved on this machine: it is misspelled, or rank 0's machine is not up yet. Rank 0's "
-    "IP address always works: MASTER_ADDR=<address>."
-)
-TAKEN = (
-    "Another program, perhaps an earlier run of yours, already uses this port. Stop it, or choose another: "
-    "MASTER_PORT=<a free port>, the same for every worker. To keep workers of an earlier run out, give all workers of "
-    "this run a common name: GOSSAMER_RUN=<a name>."
-)
-FOREIGN = (
-    "Another program uses this port. Stop it, or choose another port, the same for every worker: "
-    "MASTER_PORT=<a free port>. If rank 0 was started, it reports the same problem."
-)
-GONE = (
-    "Its output has the cause, unless it was killed from outside: check that first. All workers were notified; restart "
-    "all of them."
-)
-STRAY = "This worker was rejected, and the others keep waiting for the right one."
-SPAWNED = (
-    "That worker started this process: a DataLoader worker, like any spawned process, imports the script again, which "
-    'then joins again. Put the program under `if __name__ == "__main__":`'
-)
-LATE = f"To wait longer, set {VARIABLE}=7200 (seconds) for every worker."
-FEW = f"Too few workers were started, or some failed before joining: check their output. {LATE}"
-BLOCKED = (
-    "A firewall blocks connections between the workers, or the interface is not on the network that connects the "
-    "machines. Open the ports between them, or name the interface: `gossamer run --interface NAME ...`."
-)
-
-
-def join_error(job: JobEnvironment, what: str, cause: str, kind: type[ConnectError] = ConnectError) -> ConnectError:
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "the system's choice")
-    return kind(
-        f"Rank {job.rank} of {job.world} could not join: {what} (meeting point "
-        f"{job.master_address}:{job.master_port}, interface {interface}). {cause}".rstrip()
-    )
-
-
-def check_address(job: JobEnvironment) -> None:
-    """Reject an invalid MASTER_ADDR at once, without waiting for a machine to start. Raises ConnectError."""
-    if job.master_address is None or job.master_port is None:
-        raise join_error(job, "the rendezvous address is unknown", "Set MASTER_ADDR and MASTER_PORT for every worker.")
-    try:
-        ipaddress.ip_address(job.master_address)
-    except ValueError:
-        labels = job.master_address.rstrip(".").split(".")
-        if not all(re.fullmatch(r"[\w-]{1,63}", label) for label in labels) or labels[-1].isdecimal():
-            raise join_error(
-                job,
-                f"MASTER_ADDR={job.master_address[:60]!r} is neither an IP address nor a host name",
-                "Write rank 0's address without a port: MASTER_ADDR=10.0.0.1 MASTER_PORT=29500",
-            ) from None
-
-
-def _taken() -> str:
-    """Remedy if this rank is already present. multiprocessing sets `_inheriting` while a spawned process imports the
-    script again; parent_process() is only set afterwards."""
-    return SPAWNED if getattr(multiprocessing.current_process(), "_inheriting", False) else TAKEN
-
-
-@contextmanager
-def explained(job: JobEnvironment) -> Iterator[None]:
-    """Convert a failure of the rendezvous into a ConnectError with cause and remedy."""
-    try:
-        yield
-    except Failed as failed:
-        if failed.left:
-            raise join_error(job, str(failed), GONE, LeftWhileJoining) from None
-        raise join_error(job, str(failed), FEW) from None
-    except Refused as refused:
-        raise join_error(job, f"rank 0 refused it: {refused}", _taken() if refused.taken else STRAY) from None
-    except Foreign as foreign:
-        raise join_error(job, str(foreign), FOREIGN) from None
-    except FileExistsError as held:
-        raise join_error(job, str(held), _taken()) from None
-    except Unreachable as unreachable:
-        raise _no_connection(job, unreachable.problem) from None
-    except OSError as problem:
-        if problem.errno == errno.EADDRINUSE:
-            raise join_error(job, f"the meeting point cannot be opened ({problem})", _taken()) from problem
-        raise _no_connection(job, problem) from problem
-
-
-def _no_connection(job: JobEnvironment, problem: OSError) -> ConnectError:
-    return join_error(job, f"no connection to rank 0 ({problem})", f"{likely_cause(problem)} {LATE}")
-
-
-def likely_cause(problem: OSError) -> str:
-    """Return likely causes and remedies if rank 0 cannot be reached."""
-
-    causes = {socket.gaierror: NAMELESS, ConnectionRefusedError: REFUSED, NotAnnounced: NOT_ANNOUNCED}
-    return causes.get(type(problem), SILENT)

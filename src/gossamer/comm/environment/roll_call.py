@@ -10,13 +10,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import count
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from gossamer import events
+from gossamer.base.units import first_line
+from gossamer.comm.environment.rendezvous import comebacks, group_store
 from gossamer.comm.environment.wait_progress import Missing, WaitProgress, named_ranks
 from gossamer.comm.environment.wait_timeout import duration, timeout_seconds
+from gossamer.comm.environment.worker_registry import has_exited, registry_store
+from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
+from gossamer.comm.tls_contexts import encrypts
 from gossamer.errors import ConnectError, MismatchError, PeerLost
 
 PIECE_BYTES = 2**22  # torch's store rejects values of more than 8 MiB
@@ -113,7 +121,7 @@ class RollCall:
                 pass
         except RuntimeError as problem:
             raise ConnectError(
-                f"the store of this run did not answer {caller} ({str(problem).splitlines()[0]}). The launcher hosts "
+                f"the store of this run did not answer {caller} ({first_line(problem)}). The launcher hosts "
                 "it, or rank 0 if the workers were started by hand. Check the log of that process."
             ) from problem
         return found
@@ -271,3 +279,39 @@ def _check_callers(callers: Mapping[int, str]) -> None:
                 f"rank {first} called {callers[first]} while rank {rank} called {caller}. Make the "
                 "same calls in the same order on every rank."
             )
+
+
+# -- this process's roll calls, in the launcher's store or that of the process group -----------------------------------
+
+_sessions: WeakKeyDictionary[WorkerScope, count[int]] = WeakKeyDictionary()  # numbers of sessions with a roll call
+_outside: WeakKeyDictionary[WorkerScope, RollCall] = WeakKeyDictionary()
+
+
+def session_calls(rank: int, size: int, silent: Callable[[], Collection[int]]) -> RollCall | None:
+    """Return a new session's roll call, or None if no store is known. Every rank calls it once per session.
+
+    silent: as in RollCall. Raises ConnectError if the launcher's store does not answer.
+    """
+    number = next(_sessions.setdefault(current_worker(), count()))
+    registry = registry_store()
+    if registry is not None:
+        exited = partial(has_exited, registry)
+        return RollCall(registry, f"{number}", rank, size, restart=comebacks(), silent=silent, exited=exited)
+    store = None if encrypts() else group_store()  # this store is not encrypted, and other machines may reach it
+    return None if store is None else RollCall(store, f"{number}", rank, size, silent=silent)
+
+
+def process_calls(rank: int, size: int) -> RollCall | None:
+    """Return the roll call for calls outside of sessions, or None if the launcher does not restart workers alone.
+
+    Raises ConnectError if the launcher's store does not answer.
+    """
+    worker = current_worker()
+    if worker not in _outside:
+        registry = registry_store()
+        if registry is None:
+            return None
+        events.emit(events.WithoutSession(trains=False))
+        exited = partial(has_exited, registry)
+        _outside[worker] = RollCall(registry, "outside", rank, size, restart=comebacks(), replays=True, exited=exited)
+    return _outside[worker]

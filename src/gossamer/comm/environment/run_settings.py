@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
+from gossamer.base.host_port import LOOPBACK, Address, read_host_port
 from gossamer.comm.environment.network_interfaces import global_ipv6_addresses, interfaces
 from gossamer.errors import ConnectError
 
 LARGEST_FRAME_BYTES = 2**31  # for servers, which begin to listen before they know the model
-Address = tuple[str, int]
 
 
 def dedicated_servers() -> tuple[Address, ...]:
@@ -18,8 +18,7 @@ def dedicated_servers() -> tuple[Address, ...]:
     """
     text = os.environ.get("GOSSAMER_SERVERS", "")
     try:
-        pairs = [each.rpartition(":") for each in text.split(",") if each]
-        return tuple((host, int(port)) for host, _, port in pairs)
+        return tuple(read_host_port(each) for each in text.split(",") if each)
     except ValueError:
         raise ConnectError(
             f"GOSSAMER_SERVERS={text!r} is not a list of addresses. Write GOSSAMER_SERVERS=HOST:PORT,HOST:PORT, or "
@@ -51,7 +50,7 @@ def returns() -> bool:
 def own_address() -> str:
     """Return the address of the interface for this job's traffic; loopback if none was chosen."""
     chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    return interfaces().get(chosen, "127.0.0.1")
+    return interfaces().get(chosen, LOOPBACK)
 
 
 def local_relay() -> int | None:

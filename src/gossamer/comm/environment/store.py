@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from gossamer.base.units import first_line
 from gossamer.comm.environment.listening import listen_as
 from gossamer.errors import ConnectError
 
@@ -31,7 +32,7 @@ class RendezvousStore:
             )
         except (OSError, RuntimeError) as error:
             raise ConnectError(
-                f"cannot connect to the rendezvous at {self._where} ({str(error).splitlines()[0]}). Rank 0 was not "
+                f"cannot connect to the rendezvous at {self._where} ({first_line(error)}). Rank 0 was not "
                 "started, the address is wrong, or a firewall drops the packets. Start all workers within a few "
                 "seconds of each other, and open that port."
             ) from error

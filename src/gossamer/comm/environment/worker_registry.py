@@ -9,7 +9,9 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from gossamer.comm.environment.run_settings import Address, restarts_alone
+from gossamer.base.host_port import Address
+from gossamer.base.units import first_line
+from gossamer.comm.environment.run_settings import restarts_alone
 from gossamer.errors import ConnectError
 
 STORE_SECONDS = 10.0
@@ -49,7 +51,7 @@ def claim_end(number: int, text: str) -> str | None:
         return store.compare_set(f"{ENDS_WITH}{number}", "", text).decode()
     except RuntimeError as error:
         raise ConnectError(
-            f"the launcher's store does not answer ({str(error).splitlines()[0]}), so it is unknown whether the other "
+            f"the launcher's store does not answer ({first_line(error)}), so it is unknown whether the other "
             "workers ended with the same parameters. Check that the launcher still runs."
         ) from error
 
@@ -100,7 +102,7 @@ def registry_store() -> Store | None:
         store = TCPStore(address, port, wait_for_workers=False, timeout=timedelta(seconds=STORE_SECONDS))
     except RuntimeError as error:
         raise ConnectError(
-            f"the launcher's store at {address}:{port} does not answer ({str(error).splitlines()[0]}), so lost workers "
+            f"the launcher's store at {address}:{port} does not answer ({first_line(error)}), so lost workers "
             "cannot rejoin. Check that the launcher still runs."
         ) from error
     return PrefixStore(PLACES, store)

@@ -5,11 +5,9 @@ messages      JSON messages between the workers and the coordinator
 member        worker side: send reports, poll for news, close the connections of a finished view
 coordinator   coordinator side: process reports and answer polls
 next_view     when a view ends, the members of the next view, and evictions
-known_worker  coordinator's record of one worker, including the evidence that it is alive
-fingerprints  check that a newcomer matches the running workers
+known_worker  coordinator's record of one worker, and the evidence that it is alive; differing newcomers
 invitations   links by which other machines join: their content, and the coordinator's decision
 journal       log from which a restarted coordinator recovers
-resolution    whether survivors finish a broken transaction from a donor's results or repeat it
 """
 
 from gossamer.comm.membership.view import Member, View

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
+from gossamer.base.host_port import Address
 from gossamer.base.json_text import read_json
 from gossamer.base.peer_ops import (
     Answer,
@@ -27,8 +28,7 @@ from gossamer.base.peer_ops import (
     Receipt,
     Reply,
 )
-from gossamer.comm.membership.fingerprints import read_fingerprint
-from gossamer.comm.membership.known_worker import ReportedWorker
+from gossamer.comm.membership.known_worker import ReportedWorker, read_fingerprint
 from gossamer.comm.membership.messages import (
     ATTACHED,
     BROKEN,
@@ -49,7 +49,7 @@ from gossamer.comm.membership.messages import (
     version_of,
 )
 from gossamer.comm.membership.next_view import NO_SECRET, ViewPolicy
-from gossamer.comm.membership.view import MOST_RELAYS, Address, RelayAddress, View
+from gossamer.comm.membership.view import MOST_RELAYS, RelayAddress, View
 from gossamer.errors import MalformedError
 
 AGAIN = News(again=True).text()

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gossamer.base.host_port import Address, read_host_port
 from gossamer.base.json_text import read_json
 from gossamer.base.peer_ops import Answer, Ask, Peer, Pull, Pulled, Push, Receipt
 from gossamer.base.units import seconds_text
@@ -44,7 +45,6 @@ ONLY_MESSAGE = bytes(libcrypto.NONCE_BYTES)  # nonce of a key that encrypts one 
 NEW_LINK = "Ask for a new link, which `gossamer invite RUN` prints on the first launcher's machine"
 COPIED = "Copy the whole link again, or copy its file and write: gossamer join @FILE train.py"
 
-Address = tuple[str, int]
 _FIXED = struct.Struct(f"!BBI{RUN_BYTES}s{SECRET_BYTES}s")
 
 
@@ -92,7 +92,7 @@ def read_invitation(text: str) -> JoinLink:
         version = body[0]
         if version == VERSION:
             _, flags, number, run, secret = _FIXED.unpack_from(body)
-            addresses = tuple(_read_address(each) for each in body[_FIXED.size :].decode().split(","))
+            addresses = tuple(read_host_port(each) for each in body[_FIXED.size :].decode().split(","))
             return JoinLink(
                 number=number, run=run.hex(), secret=secret, addresses=addresses, encrypted=bool(flags & ENCRYPTED)
             )
@@ -346,9 +346,3 @@ def _read_limits(about: str) -> tuple[float | None, int | None]:
 
 def _checksum(body: bytes) -> bytes:
     return hashlib.sha256(b"gossamer invitation" + body).digest()[:CHECKSUM_BYTES]
-
-
-def _read_address(text: str) -> Address:
-    host, _, port = text.rpartition(":")
-    require(bool(host) and port.isdecimal() and 0 < int(port) < 2**16, "invalid address")
-    return host, int(port)

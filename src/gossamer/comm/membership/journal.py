@@ -10,16 +10,14 @@ a view, the coordinator creates another view.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from gossamer.base import system
-from gossamer.base.json_text import read_json
+from gossamer.base.json_text import checked_line, read_checked_lines
 from gossamer.comm.membership.view import Member, View
 from gossamer.errors import CheckpointError, ConnectError
 
@@ -153,10 +151,9 @@ class ViewLog:
 
     def append(self, entry: Entry) -> None:
         """Write an entry and wait for fsync. A write error is reported once, and training continues."""
-        line = json.dumps(entry)
         self._remembered = self._remembered.after(entry)
         try:
-            system.write_all(self._file, f"{zlib.crc32(line.encode()):08x} {line}\n".encode())
+            system.write_all(self._file, checked_line(entry))
             system.sync_file(self._file.fileno())
         except OSError as error:
             if not self._failed:
@@ -175,19 +172,13 @@ def _read(path: Path) -> tuple[Remembered, int]:
     """Return the recovered state, and the offset behind the last complete line."""
     remembered, end = Remembered(), 0
     content = path.read_bytes()
-    while (newline := content.find(b"\n", end)) >= 0:
-        line = content[end:newline]
-        try:
-            checksum, _, text = line.partition(b" ")
-            if int(checksum, 16) != zlib.crc32(text):
-                raise ValueError("its checksum is wrong")
-            remembered = remembered.after(read_json(text))
-        except (KeyError, TypeError, ValueError) as error:
-            if newline + 1 < len(content):
-                raise CheckpointError(
-                    f"the journal {path} is damaged before its last line ({error!s:.100}), so the members of the run "
-                    "are unknown. Delete this file, and restart the run from its last checkpoint."
-                ) from None
-            break
-        end = newline + 1
+    try:
+        for entry, after in read_checked_lines(content):
+            remembered, end = remembered.after(entry), after
+    except (KeyError, TypeError, ValueError) as error:
+        if content.find(b"\n", end) + 1 < len(content):
+            raise CheckpointError(
+                f"the journal {path} is damaged before its last line ({error!s:.100}), so the members of the run "
+                "are unknown. Delete this file, and restart the run from its last checkpoint."
+            ) from None
     return remembered, end

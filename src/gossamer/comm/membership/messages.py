@@ -22,9 +22,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
+from gossamer.base.host_port import Address
 from gossamer.base.json_text import read_json
 from gossamer.base.peer_ops import SERVER, Peer
-from gossamer.comm.membership.view import Address, Member, View
+from gossamer.comm.membership.view import Member, View
 from gossamer.errors import MalformedError
 
 COORDINATOR = Peer(SERVER, 0)

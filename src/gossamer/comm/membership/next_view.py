@@ -16,9 +16,8 @@ from itertools import chain
 from math import inf
 
 from gossamer.base.peer_ops import Peer
-from gossamer.comm.membership.fingerprints import difference
 from gossamer.comm.membership.journal import ViewJournal, view_entry
-from gossamer.comm.membership.known_worker import ALIVE, LOST, UNDECIDED, KnownWorkers, ReportedWorker
+from gossamer.comm.membership.known_worker import ALIVE, LOST, UNDECIDED, KnownWorkers, ReportedWorker, difference
 from gossamer.comm.membership.messages import ALL_LEFT, RESIZED, BrokenReport, WorkerReport
 from gossamer.comm.membership.view import MOST_MEMBERS, SECRET_BYTES, View
 from gossamer.errors import MalformedError, require

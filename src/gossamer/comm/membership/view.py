@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from gossamer.base.host_port import Address
 from gossamer.base.json_text import read_json
 from gossamer.errors import MalformedError
 
@@ -17,8 +18,6 @@ MOST_MEMBERS = 2**16
 MOST_OTHERS = 4
 MOST_RELAYS = 8
 MOST_TEXT_BYTES = 2**24
-
-Address = tuple[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)

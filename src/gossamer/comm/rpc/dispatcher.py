@@ -10,13 +10,14 @@ from math import inf
 from selectors import EVENT_READ
 from threading import Event
 
+from gossamer.base.host_port import Address
 from gossamer.base.peer_ops import Peer
 from gossamer.comm.rpc.connection import Connection, OutgoingMessage
 from gossamer.comm.rpc.connections_and_heartbeats import ConnectionPool
 from gossamer.comm.rpc.event_loop import EventLoop
 from gossamer.comm.rpc.mailbox import Asker, Mailbox, Pending, endpoint_closed
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.tls_sockets import Address, ResolvedAddress
+from gossamer.comm.rpc.tls_sockets import ResolvedAddress
 from gossamer.comm.rpc.unanswered_requests import PeerState, Traffic
 from gossamer.comm.rpc_protocol.connection_state import ReceivedFrame
 from gossamer.comm.rpc_protocol.credentials import AuthenticatedPeer, Credentials

@@ -11,12 +11,13 @@ from math import inf
 from typing import Any
 
 from gossamer.base import system
+from gossamer.base.host_port import Address, is_loopback
 from gossamer.base.peer_ops import Answer, Ask, AtOnce, Await, Peer, PeerOp, PeerScript, Pull, Push, Reply
 from gossamer.comm.environment.run_token import TOKEN_BYTES
 from gossamer.comm.rpc.dispatcher import Dispatcher
 from gossamer.comm.rpc.mailbox import Batch, Mailbox, Pending
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.tls_sockets import Address, is_loopback, listen, resolve_address
+from gossamer.comm.rpc.tls_sockets import listen, resolve_address
 from gossamer.comm.rpc.unanswered_requests import Traffic
 from gossamer.comm.rpc_protocol.credentials import Credentials
 from gossamer.comm.rpc_protocol.frames import Message

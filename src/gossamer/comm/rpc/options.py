@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gossamer.comm.rpc.tls_sockets import Address
+from gossamer.base.host_port import Address
 from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import require
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import socket
 import ssl
@@ -12,10 +11,9 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from gossamer.base import system
+from gossamer.base.host_port import Address, is_loopback
 from gossamer.comm.bandwidth.shared_buckets import DOWN, UP, Meter
 from gossamer.errors import ConnectError
-
-Address = tuple[str, int]
 
 LOOPBACK_BUFFER_BYTES = 2**20  # fits a CPU cache; on networks the kernel tunes its own
 BACKLOG = 512
@@ -257,14 +255,6 @@ def tune(sock: socket.socket, dead_after_seconds: float) -> None:
     }.items():  # not all systems support all of them
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def is_loopback(address: str) -> bool:
-    if address == "localhost":
-        return True
-    with suppress(ValueError):
-        return ipaddress.ip_address(address).is_loopback
-    return False
 
 
 def _family(address: str) -> socket.AddressFamily:

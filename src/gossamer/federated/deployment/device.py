@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.base.host_port import Address
 from gossamer.base.peer_ops import Await, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft, Push, Receipt, Stamp
 from gossamer.base.units import seconds_text
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.tls_sockets import Address
 from gossamer.comm.rpc_protocol.credentials import Credentials
 from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import CheckpointError, ConnectError, GossamerError, PeerLost

@@ -13,9 +13,9 @@ from typing import Literal
 from torch import nn
 
 from gossamer.algorithms.strategies.federated_rules import FederatedStrategy
+from gossamer.base.host_port import Address
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
-from gossamer.comm.rpc.tls_sockets import Address
 from gossamer.comm.rpc_protocol.credentials import Credentials
 from gossamer.comm.runtime.peer_thread import PeerThread
 from gossamer.comm.tls_contexts import Tls

@@ -12,9 +12,9 @@ import msgspec
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from gossamer.base.host_port import Address
 from gossamer.base.peer_ops import Await, Peer, PeerScript, Reply
 from gossamer.comm.rpc.endpoint import TcpEndpoint
-from gossamer.comm.rpc.tls_sockets import Address
 from gossamer.errors import MalformedError
 from gossamer.federated.flower.desk import MessageDesk, answer_letters
 from gossamer.federated.flower.messages import (

@@ -39,16 +39,6 @@ class SystemBits(RandomBits):
         return numpy.frombuffer(os.urandom(8 * count), dtype=numpy.uint64)
 
 
-class SeededBits(RandomBits):
-    """Reproducible random bits, for tests only, since an adversary with the seed could subtract the noise."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = numpy.random.Generator(numpy.random.PCG64(seed))
-
-    def words(self, count: int) -> Words:
-        return self._generator.integers(0, 2**64, size=count, dtype=numpy.uint64)
-
-
 def uniforms(bits: RandomBits, count: int) -> NDArray[numpy.float64]:
     """(count,) in (0, 1], in steps of 2^-53."""
     return ((bits.words(count) >> numpy.uint64(11)).astype(numpy.float64) + 1.0) * 2.0**-53

@@ -15,17 +15,15 @@ Devices with versions of another lineage reset their state.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gossamer.base import system
-from gossamer.base.json_text import read_json
+from gossamer.base.json_text import checked_line, read_checked_lines
 from gossamer.errors import CheckpointError
 from gossamer.events import notice
 from gossamer.federated.server.roster import Assignment, RosterChange
@@ -210,28 +208,20 @@ def _damage_reported(folder: Path) -> Iterator[None]:
 def _changes(path: Path) -> Iterator[tuple[RosterChange, int]]:
     """Yield each complete line of a log with the offset of its end. An incomplete last line was never acted on.
 
-    Raises ValueError if the checksum of a complete line is wrong.
+    Raises ValueError for a damaged complete line.
     """
-    read = path.read_bytes() if path.is_file() else b""  # killed between the state and its log
-    end = 0
-    for line in read.splitlines(keepends=True):
-        if not line.endswith(b"\n"):
-            return
-        checksum, _, text = line[:-1].partition(b" ")
-        if checksum != b"%08x" % zlib.crc32(text):
-            raise ValueError(f"the line at byte {end} of {path.name} has another checksum")
-        end += len(line)
-        yield _parsed(text.decode()), end
+    content = path.read_bytes() if path.is_file() else b""  # killed between the state and its log
+    for value, end in read_checked_lines(content):
+        yield _parsed(value), end
 
 
 def _line(change: RosterChange) -> bytes:
     assigned = {client: (each.round, each.first, each.version) for client, each in change.assigned.items()}
-    text = json.dumps([change.next_round, change.given, assigned, list(change.ended)]).encode()
-    return b"%08x %s\n" % (zlib.crc32(text), text)
+    return checked_line([change.next_round, change.given, assigned, list(change.ended)])
 
 
-def _parsed(text: str) -> RosterChange:
-    next_round, given, assigned, ended = read_json(text)
+def _parsed(value: Any) -> RosterChange:
+    next_round, given, assigned, ended = value
     found = {int(client): Assignment(*map(int, numbers)) for client, numbers in assigned.items()}
     return RosterChange(int(next_round), int(given), found, tuple(map(int, ended)))
 

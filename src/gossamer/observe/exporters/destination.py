@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gossamer import events
+from gossamer.base.host_port import LOOPBACK, read_host_port
 from gossamer.events import Attached, Closed, Event, GroupChanged, Logged, StepEnded
 from gossamer.observe.exporters.otlp import OtlpExporter, metrics_url
 from gossamer.observe.exporters.points import CurveExporter, JsonLinesWriter, MlflowWriter, WandbWriter
@@ -165,8 +166,6 @@ def reason(error: BaseException) -> str:
 
 # -- destinations ------------------------------------------------------------------------------------------------------
 
-LOOPBACK = "127.0.0.1"
-
 
 @dataclass(frozen=True)
 class RankPlace:
@@ -234,9 +233,10 @@ def _prometheus(address: str, place: RankPlace) -> Exporter:
 def host_and_port(address: str) -> tuple[str, int]:
     """Parse PORT, on loopback, or HOST:PORT. Raises ValueError."""
     host, _, port = address.rpartition(":")
-    if not port.isdecimal() or not 1 <= int(port) < 2**16:
-        raise ValueError("write a port, such as 9400, or HOST:PORT, such as 0.0.0.0:9400")
-    return host or LOOPBACK, int(port)
+    try:
+        return read_host_port(f"{host or LOOPBACK}:{port}")
+    except ValueError:
+        raise ValueError("write a port, such as 9400, or HOST:PORT, such as 0.0.0.0:9400") from None
 
 
 def _otlp(endpoint: str, place: RankPlace) -> Exporter:

@@ -1,6 +1,5 @@
 """Pages that are files: one HTML file each, without further requests.
 
-page        cards, tables and the file around them; page.html is its template
-charts      curves, points with error bars, and bars, as SVG
-comparison  comparison of records
+page    cards, tables and the file around them, with page.html as template; the page of a comparison
+charts  curves, points with error bars, and bars, as SVG
 """

@@ -20,8 +20,8 @@ SCHEMA_VERSION = 1
 
 TABLES = """
 -- Facts of the whole run, each value as JSON: recipe, workers, script, started, ended, how, machine, versions,
--- network, parameters, foretold_seconds_per_step (the estimate), foretold_for (recipe, workers, network) and
--- foretold_interval (low_seconds, high_seconds, coverage)
+-- network, parameters, estimated_seconds_per_step (the estimate), estimated_for (recipe, workers, network) and
+-- estimated_interval (low_seconds, high_seconds, coverage)
 CREATE TABLE run(key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 
 -- A rank and its latest attempt. state: starting, joined, training, waiting, saving, lost, left, finished, failed.

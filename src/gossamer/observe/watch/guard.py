@@ -80,4 +80,4 @@ class Guard:
 
 def _without_port(host: str) -> str:
     name, colon, port = host.rpartition(":")
-    return name if colon and port.isdigit() and not name.endswith(":") else host
+    return name if colon and port.isdecimal() and not name.endswith(":") else host

@@ -206,7 +206,7 @@ def read_places(text: str, count: int) -> list[NewsPlace | None]:
     found: list[NewsPlace | None] = [None] * count
     for number, each in enumerate(text.split(",")[:count]):
         parts = each.split(".")
-        if len(parts) == len(TABLES) and all(part.isdigit() and len(part) < 19 for part in parts):
+        if len(parts) == len(TABLES) and all(part.isdecimal() and len(part) < 19 for part in parts):
             found[number] = NewsPlace(tuple(map(int, parts)))
     return found
 

@@ -93,14 +93,14 @@ def _numbers(summary: dict[str, Any]) -> str:
     if pace:
         texts += [f"{seconds_text(pace['seconds'])} a step", f"{share_text(pace['waiting'] / pace['seconds'])} waiting"]
         texts += [f"{bytes_text(pace['bytes_sent'])} sent per step and rank"]
-    if estimated := summary["run"].get("foretold_seconds_per_step"):
+    if estimated := summary["run"].get("estimated_seconds_per_step"):
         texts.append(f"estimate {seconds_text(estimated)} a step{_interval(summary)}")
     return " · ".join(texts)
 
 
 def _interval(summary: dict[str, Any]) -> str:
     """The interval of the estimated step time, and whether the measured one is inside."""
-    interval, pace = summary["run"].get("foretold_interval"), summary["pace"]
+    interval, pace = summary["run"].get("estimated_interval"), summary["pace"]
     if not interval:
         return ""
     low, high = interval["low_seconds"], interval["high_seconds"]

@@ -92,7 +92,7 @@ class ConfirmedRow:
     """A recipe with a real run: estimated and measured step times."""
 
     recipe: Text
-    foretold_step_seconds: float | None
+    estimated_step_seconds: float | None
     measured_step_seconds: Amount
     steps: Count
     loss: float | None  # at equal time

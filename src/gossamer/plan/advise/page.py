@@ -198,7 +198,7 @@ def _interval(found: Range | None, form: str) -> str:
 def _confirmed(advice: Advice) -> str:
     rows = []
     for row in advice.confirmed:
-        markup = row.foretold_step_seconds
+        markup = row.estimated_step_seconds
         error = "" if markup is None else f"{100 * (markup / row.measured_step_seconds - 1):+.0f} %"
         cells = (
             "" if markup is None else seconds_text(markup),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from gossamer.base import bounded_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +71,7 @@ def pair_from(text: str) -> PairReport:
 
 def write_report(path: Path, report: DoctorReport) -> None:
     """Write the file atomically."""
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(asdict(report)), encoding="utf-8")
-    os.replace(draft, path)
+    bounded_file.write_whole(path, json.dumps(asdict(report)))
 
 
 def read_report(path: Path) -> DoctorReport:

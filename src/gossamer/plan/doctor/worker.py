@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from gossamer.base import system
+from gossamer.base.host_port import LOOPBACK
 from gossamer.base.kernels.library import missing_kernels
 from gossamer.comm import environment
 from gossamer.comm.environment.store import RendezvousStore
@@ -35,8 +36,6 @@ from gossamer.plan.doctor.link_statistics import (
 from gossamer.plan.doctor.ping_link import PingLink, PingListener, call
 from gossamer.plan.doctor.report import DoctorReport, HostReport, PairReport, host_from, pair_from, write_report
 from gossamer.version import __version__
-
-LOOPBACK = "127.0.0.1"
 
 
 def describe(job: environment.JobEnvironment) -> HostReport:

@@ -47,18 +47,18 @@ class PastForecast:
     network: str
     network_class: str  # see network_class
     workers: int
-    foretold_seconds: float
+    estimated_seconds: float
     measured_seconds: float
     spread: float = 0.0  # standard deviation of the estimate's logarithm, from its inputs
 
     def __post_init__(self) -> None:
-        for name in ("foretold_seconds", "measured_seconds"):
+        for name in ("estimated_seconds", "measured_seconds"):
             value = getattr(self, name)
             require(isfinite(value) and value > 0, f"{name} of a past estimate must be a positive number, got {value}")
 
     @property
     def score(self) -> float:
-        return log(self.measured_seconds / self.foretold_seconds) / scale(self.spread)
+        return log(self.measured_seconds / self.estimated_seconds) / scale(self.spread)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -106,7 +106,7 @@ class Calibration:
             scores.sort()
 
     def interval(
-        self, foretold_seconds: float, family: str, network: str, spread: float = 0.0, coverage: float = COVERAGE
+        self, estimated_seconds: float, family: str, network: str, spread: float = 0.0, coverage: float = COVERAGE
     ) -> ForecastInterval:
         """The interval of an estimate. It always contains the estimate itself, also if past errors had one sign.
 
@@ -118,8 +118,8 @@ class Calibration:
         scores, width = self._scores[kind], scale(spread)
         low, high = quantiles(scores, coverage)
         return ForecastInterval(
-            low_seconds=foretold_seconds * exp(width * min(0.0, low)),
-            high_seconds=foretold_seconds * exp(width * max(0.0, high)),
+            low_seconds=estimated_seconds * exp(width * min(0.0, low)),
+            high_seconds=estimated_seconds * exp(width * max(0.0, high)),
             coverage=coverage,
             pairs=len(scores),
             kind=", ".join(kind) or "all",

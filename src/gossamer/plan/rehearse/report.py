@@ -151,7 +151,7 @@ def to_json(plan: RehearsalPlan, rows: Sequence[RehearsalRow]) -> dict[str, Any]
                 "late_seconds_per_step": row.late_seconds,
                 "short_of_processors": _short_of_processors(plan, row),
                 "bytes_sent_per_step": row.bytes_sent,
-                "foretold": asdict(row.estimate) if row.estimate else None,
+                "estimate": asdict(row.estimate) if row.estimate else None,
                 "record": row.record,
             }
             for row in rows

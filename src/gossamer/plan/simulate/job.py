@@ -157,7 +157,7 @@ def _machine_bytes(file: Path) -> float:
 
 def _number(file: Path) -> float | None:
     text = file.read_text(encoding="utf-8").strip() if file.exists() else ""
-    return float(text) if text.isdigit() else None
+    return float(text) if text.isdecimal() else None
 
 
 # -- the job -----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,5 @@ network_fit  rate and latency of the network from all ranks' steps, robust again
 pricing      estimated seconds of a step on every rung, and seconds to a loss
 loss_guard   limits on stronger compression: warm-up, changing gradients, large residuals
 rule         parameters and state of the rule
-decision     from state and measurements to the new state and possibly another rung
-explanation  output of `gossamer explain auto`
+decision     from state and measurements to the new state and possibly another rung; output of `gossamer explain auto`
 """

@@ -13,6 +13,7 @@ import torch
 
 from gossamer.algorithms.compressors.base import OUT_OF_MEMORY
 from gossamer.base.layout import FlatTensors
+from gossamer.base.units import first_line
 from gossamer.errors import DeviceError, MemoryShortage
 
 WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?\w+)")  # in error messages of torch's allocators
@@ -54,7 +55,7 @@ def device_failure(bucket: FlatTensors, rank: int, failure: BaseException) -> Me
         return None
     return DeviceError(
         f"{bucket.flat.device} of rank {rank} failed while {describe(bucket)} was exchanged "
-        f"({str(failure).splitlines()[0]}). Nothing of this step was applied, but this process cannot use the "
+        f"({first_line(failure)}). Nothing of this step was applied, but this process cannot use the "
         "device any more; an earlier kernel may have caused the error. Resume from the last checkpoint in a new "
         "process, gossamer run --max-restarts 1; CUDA_LAUNCH_BLOCKING=1 shows the kernel that failed."
     )

@@ -16,7 +16,7 @@ from gossamer import events
 from gossamer.base import rng
 from gossamer.errors import require
 from gossamer.train.sampler.deal import Deal
-from gossamer.train.sampler.position import Position, State
+from gossamer.train.sampler.position import Position, Regrouping, State
 from gossamer.train.sampler.sources import Labels, classes_of
 
 
@@ -57,10 +57,10 @@ class OwnSamples:
         over = {"over": state["over"]} if "over" in state else {}
         return {"epoch": state["epoch"], "drawn": len(range(self.rank, drawn, self.size)), **over}
 
-    def regrouped(self, before: Position, states: Sequence[State | None], rank: int, stayed: Sequence[int]) -> Position:
+    def regrouped(self, before: Position, states: Sequence[State | None], change: Regrouping) -> Position:
         """The position from which this worker continues, given `states` of all workers before: its own; for a new
         worker, the beginning of the others' epoch."""
-        if not self._moved and rank == 0:
+        if not self._moved and change.rank == 0:
             events.notice(
                 "workers joined or left. With non_iid each worker keeps its samples: those of a lost worker are not "
                 "used any more, and those of a new worker may also be used by others"
@@ -69,9 +69,9 @@ class OwnSamples:
         total = before.deal.total
         known = [(old, state) for old, state in enumerate(states) if state is not None]
         read = {old: Position.of(state, total=total, rank=old, size=len(states)) for old, state in known}
-        guides = [read[old] for old in stayed] or [*read.values()]
+        guides = [read[old] for old in change.stayed] or [*read.values()]
         newest = max(each.epoch for each in guides)
-        if rank < len(stayed) or newest == before.epoch:
+        if change.rank < len(change.stayed) or newest == before.epoch:
             return replace(before)
         deal = Deal(total=total, place=self.rank, places=self.size)
         over = all(each.is_over(newest) for each in guides)

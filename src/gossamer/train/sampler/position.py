@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gossamer.errors import CheckpointError, require
 from gossamer.train.sampler.deal import NO_PLACE, Deal
@@ -122,20 +122,29 @@ class Position:
         return position
 
 
-def regrouped(
-    positions: Sequence[Position], *, rank: int, size: int, stayed: Sequence[int], widths: Sequence[int] = ()
-) -> Position:
-    """The position from which the worker that is now `rank` of `size` continues.
+class Regrouping(NamedTuple):
+    """A change of the workers, or of their shares, for the worker that is `rank` of `size` after it.
+
+    Args:
+        stayed: former ranks of the remaining workers, in the order of their new ranks, which come first; the others are
+            new and continue in the same epoch. Empty if all are new, as after a checkpoint.
+        widths: each worker's share of the rest and of later epochs, by new rank, relative to their sum; empty if all
+            are equal.
+    """
+
+    rank: int
+    size: int
+    stayed: Sequence[int] = ()
+    widths: Sequence[int] = ()
+
+
+def regrouped(positions: Sequence[Position], change: Regrouping) -> Position:
+    """The position from which a worker continues, given those of all workers before the change, by rank.
 
     New workers begin in the newest epoch of the remaining workers; each gets a part of its rest in proportion to its
     width. Workers that have ended an epoch get nothing of it; if all have, its rest is skipped.
-
-    Args:
-        positions: of the workers before the change, by rank.
-        stayed: former ranks of the remaining workers, in the order of their new ranks, which come first; all others
-            are new.
-        widths: number of places of each worker from now on, by new rank; empty: one each.
     """
+    rank, size, stayed, widths = change
     if len({*stayed}) != len(stayed) or not {*stayed} <= {*range(len(positions))} or len(stayed) > size:
         raise ValueError(
             f"stayed={list(stayed)} must be different ranks of {len(positions)} workers, at most the {size} workers "
@@ -151,7 +160,7 @@ def regrouped(
             f"workers that trained together are in epochs {epoch} to {last}, so these positions are not of one group "
             "at one moment. Pass those of the previous view."
         )
-    deals = {each: _deal_again(positions, each, newest, rank, size, stayed, widths) for each in range(epoch, last + 1)}
+    deals = {each: _deal_again(positions, each, newest, change) for each in range(epoch, last + 1)}
     deal = deals.pop(epoch)
     position = Position(rank=rank, size=size, epoch=epoch, deal=deal, widths=tuple(widths))
     plain = position.plain_deal
@@ -214,7 +223,7 @@ def taken_up(states: Sequence[State], rank: int, size: int) -> dict[str, Any]:
         )
     positions = [Position.of(each, total=UNKNOWN_TOTAL, rank=old, size=len(states)) for old, each in enumerate(states)]
     newest = max(each.epoch for each in positions)
-    deal = _deal_again(positions, newest, newest, rank, size, stayed=())
+    deal = _deal_again(positions, newest, newest, Regrouping(rank, size))
     saved = [state["over"] for state in states if state["epoch"] == newest and "over" in state]
     return {
         "epoch": newest,
@@ -225,15 +234,7 @@ def taken_up(states: Sequence[State], rank: int, size: int) -> dict[str, Any]:
     }
 
 
-def _deal_again(
-    positions: Sequence[Position],
-    epoch: int,
-    newest: int,
-    rank: int,
-    size: int,
-    stayed: Sequence[int],
-    widths: Sequence[int] = (),
-) -> Deal:
+def _deal_again(positions: Sequence[Position], epoch: int, newest: int, change: Regrouping) -> Deal:
     """The deal for the rest of an epoch. newest: the epoch in which new workers begin."""
     known = [(each, deal) for each in positions if (deal := each.deal_in(epoch)) is not None]
     total = max(deal.total for _, deal in known)  # of a stream, only workers at its end know the total
@@ -247,11 +248,11 @@ def _deal_again(
             )
         if deal.place != NO_PLACE:
             counts[deal.place : deal.place + deal.width] = deal.counts(each.drawn_in(epoch))
-    sharers = [new for new, old in enumerate(stayed) if not positions[old].is_over(epoch)]
-    if epoch >= newest and (sharers or not stayed):
-        sharers += range(len(stayed), size)
+    sharers = [new for new, old in enumerate(change.stayed) if not positions[old].is_over(epoch)]
+    if epoch >= newest and (sharers or not change.stayed):
+        sharers += range(len(change.stayed), change.size)
     drawn = (*before.drawn, tuple(counts)) if any(counts) else before.drawn
-    return dealt_among(sharers, rank, widths, total=total, drawn=drawn)
+    return dealt_among(sharers, change.rank, change.widths, total=total, drawn=drawn)
 
 
 def _dealt_state(deal: Deal) -> dict[str, Any]:

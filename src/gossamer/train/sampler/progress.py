@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.comm import environment
-from gossamer.train.sampler.position import Position, State, dealt_among, regrouped, supposed
+from gossamer.train.sampler.position import Position, Regrouping, State, dealt_among, regrouped, supposed
 
 COMEBACK_EPOCHS = 10**6  # more than any run has, so that a returning worker draws in a new order
 
@@ -32,15 +32,7 @@ class WorldShard(Protocol):
     def follows_speed(self, rank: int, size: int) -> bool:
         """Whether its parts may be unequal, and it belongs to `rank` of `size`."""
 
-    def regroup(
-        self,
-        rank: int,
-        size: int,
-        positions: Sequence[State | None],
-        *,
-        stayed: Sequence[int] = (),
-        widths: Sequence[int] = (),
-    ) -> None: ...
+    def regroup(self, positions: Sequence[State | None], change: Regrouping) -> None: ...
     def mark(self) -> Any:
         """The current position, for `rewind` and `state_at`."""
 
@@ -224,17 +216,8 @@ class ShardProgress:
     def _position(self, state: State, rank: int, size: int) -> Position:
         return Position.of(state, total=self._total(), rank=rank, size=size)
 
-    def regroup(
-        self,
-        rank: int,
-        size: int,
-        positions: Sequence[State | None],
-        *,
-        stayed: Sequence[int] = (),
-        widths: Sequence[int] = (),
-    ) -> None:
-        """Continue as `rank` of `size` after a change of the workers or of their shares, with a part of the epoch's
-        rest.
+    def regroup(self, positions: Sequence[State | None], change: Regrouping) -> None:
+        """Continue after a change of the workers or of their shares, with a part of the epoch's rest.
 
         An active iterator follows at its next entry, also on new workers. With non_iid, remaining workers keep their
         samples, those of lost workers are dropped, and those of new workers may be used by others as well. Call it
@@ -243,33 +226,25 @@ class ShardProgress:
         Args:
             positions: position() of all workers before the change, by rank; for a lost worker the last known one, or
                 None: it is then assumed to have kept up with the others.
-            stayed: former ranks of the remaining workers, in the order of their new ranks, which come first; the
-                others are new and continue in the same epoch. Empty if all are new, as after a checkpoint.
-            widths: each worker's share of the rest and of later epochs, by new rank, relative to their sum; empty if
-                all are equal. Shares are equal if an epoch has fewer entries than the sum, since some would have none.
+            change: the workers and their shares. Shares are equal if an epoch has fewer entries than the sum of
+                `widths`, since some would have none.
 
         Raises:
             CheckpointError: the positions contradict each other.
         """
-        before = self._at
-        widths = widths if sum(widths) <= self._total() else ()
-        at = self._regrouped(rank, size, positions, stayed, widths)
+        before, stayed = self._at, change.stayed
+        if sum(change.widths) > self._total():
+            change = change._replace(widths=())
+        at = self._regrouped(positions, change)
         at.run, at.changes, at.trained = before.run, before.changes + 1, None if before.trained is None else at.drawn
-        if at.epoch != before.epoch or (stayed and rank >= len(stayed)):
+        if at.epoch != before.epoch or (stayed and change.rank >= len(stayed)):
             self._continues, self._random_state = True, None
         self._at = at
 
-    def _regrouped(
-        self,
-        rank: int,
-        size: int,
-        positions: Sequence[State | None],
-        stayed: Sequence[int],
-        widths: Sequence[int],
-    ) -> Position:
+    def _regrouped(self, positions: Sequence[State | None], change: Regrouping) -> Position:
         count = len(positions)
         known = [None if each is None else self._position(each, old, count) for old, each in enumerate(positions)]
-        return regrouped(supposed(known, total=self._total()), rank=rank, size=size, stayed=stayed, widths=widths)
+        return regrouped(supposed(known, total=self._total()), change)
 
 
 # -- draws outside of session.epoch() that were not trained on ---------------------------------------------------------

@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gossamer.base import rng
 from gossamer.train.sampler.non_iid import OwnSamples
-from gossamer.train.sampler.position import Position, State, dealt_among
+from gossamer.train.sampler.position import Position, Regrouping, State, dealt_among
 from gossamer.train.sampler.progress import ShardProgress
 from gossamer.train.sampler.sources import Labels, classes_of, digest_of, length_of
 
@@ -201,17 +201,10 @@ class Shard(ShardProgress, Sampler[int]):
         state = self._own.taken_up(state)
         self._take_up(self._position(state, self._own.rank, self._own.size))
 
-    def _regrouped(
-        self,
-        rank: int,
-        size: int,
-        positions: Sequence[State | None],
-        stayed: Sequence[int],
-        widths: Sequence[int],
-    ) -> Position:
+    def _regrouped(self, positions: Sequence[State | None], change: Regrouping) -> Position:
         if self._own is None:
-            return super()._regrouped(rank, size, positions, stayed, widths)
-        return self._own.regrouped(self._at, positions, rank, stayed)
+            return super()._regrouped(positions, change)
+        return self._own.regrouped(self._at, positions, change)
 
 
 def _workers_draw() -> bool:

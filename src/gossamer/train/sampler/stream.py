@@ -14,7 +14,7 @@ from torch.utils.data._utils import worker as loader_worker
 
 from gossamer.errors import CheckpointError
 from gossamer.train.sampler.deal import NO_PLACE, Even, left_of, part_of
-from gossamer.train.sampler.position import UNKNOWN_TOTAL, Position, State
+from gossamer.train.sampler.position import UNKNOWN_TOTAL, Position, Regrouping, State
 from gossamer.train.sampler.progress import ShardProgress
 
 Item = TypeVar("Item", covariant=True)
@@ -255,15 +255,7 @@ class HubStreamShard(IterableDataset[Any]):
     def follows_speed(self, rank: int, size: int) -> bool:
         return False
 
-    def regroup(
-        self,
-        rank: int,
-        size: int,
-        positions: Sequence[State | None],
-        *,
-        stayed: Sequence[int] = (),
-        widths: Sequence[int] = (),
-    ) -> None:
+    def regroup(self, positions: Sequence[State | None], change: Regrouping) -> None:
         """Raises CheckpointError: partly read files cannot be divided again."""
         raise CheckpointError(
             f"workers joined or left, but the rest of a Hugging Face stream that {self._size} ranks read by shards "

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from gossamer.base.layout import dtype_name, dtype_of
-from gossamer.comm.environment.roll_call import RollCall
-from gossamer.comm.environment.survivor_calls import process_calls
+from gossamer.comm.environment.roll_call import RollCall, process_calls
 from gossamer.errors import MismatchError
 from gossamer.train.session.group_calls import newest_group
 from gossamer.train.world_state import WorldState

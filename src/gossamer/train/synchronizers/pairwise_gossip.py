@@ -25,7 +25,7 @@ from gossamer.base.layout import FlatTensors, accumulation_dtype, first_nonfinit
 from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import PeerScript
 from gossamer.comm.environment import comebacks
-from gossamer.comm.environment.survivor_calls import session_calls
+from gossamer.comm.environment.roll_call import session_calls
 from gossamer.comm.environment.worker_registry import claim_end, has_ended, mark_end, mark_training
 from gossamer.comm.packing import join, split
 from gossamer.comm.runtime.peer_thread import PeerEndpoint, RunningScript, run_peer_script

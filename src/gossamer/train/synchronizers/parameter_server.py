@@ -21,8 +21,8 @@ from gossamer.base.layout import Layout
 from gossamer.base.spans import active
 from gossamer.base.spans.record_format import SpanKind
 from gossamer.comm.elastic.served_member import ServedMember
+from gossamer.comm.environment.roll_call import session_calls
 from gossamer.comm.environment.run_settings import dedicated_servers
-from gossamer.comm.environment.survivor_calls import session_calls
 from gossamer.comm.runtime.peer_thread import RunningScript, run_peer_script
 from gossamer.errors import AttachError, CheckpointError, LoopError, PeerLost
 from gossamer.train.engine.bucket import Bucket

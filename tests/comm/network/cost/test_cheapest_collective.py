@@ -236,7 +236,7 @@ def links_of(network):
 
 
 def check_wishes(come_to):
-    """What a session takes is what is foretold for the links that it has measured."""
+    """What a session takes is what is estimated for the links that it has measured."""
     for network in NETWORKS:
         links = links_of(network)
         assert [host.up_bits_per_second for host in links.network.hosts] == list(links.up)

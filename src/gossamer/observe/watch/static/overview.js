@@ -95,22 +95,22 @@ export function make({ run, runs, get, refresh }) {
     const told = await get(`${each.key}/time`, { cells: CELLS });
     const started = each.summary.run.started ?? told.at[0];
     const x = told.at.map((at) => at - started);
-    const foretold = each.summary.run.foretold_seconds_per_step, about = each.summary.run.foretold_for ?? {}, within = each.summary.run.foretold_interval;
+    const estimated = each.summary.run.estimated_seconds_per_step, about = each.summary.run.estimated_for ?? {}, within = each.summary.run.estimated_interval;
     const lines = (names, call = {}) => stacked(names.map((name) => ({ label: call[name] ?? name, color: name, values: told.parts[name] })));
     if (told.steps) {
       parts.draw(x, lines(["compute", "waiting", "data"], { data: "data loading" }));
       thread.draw(x, lines(["encode", "wire", "decode"]));
-      pace.draw(x, [{ label: "measured", color: "series-0", values: told.pace }, ...(foretold ? [{ label: "estimated", color: "series-1", values: x.map(() => 1 / foretold), dashed: true }] : [])]);
+      pace.draw(x, [{ label: "measured", color: "series-0", values: told.pace }, ...(estimated ? [{ label: "estimated", color: "series-1", values: x.map(() => 1 / estimated), dashed: true }] : [])]);
     } else for (const drawn of [parts, thread, pace]) if (!drawn.element.childElementCount) drawn.element.append(empty("No step is complete yet. The first one ends with ", code("optimizer.step()"), " after ", code("gossamer.attach"), "."));
     sampled.textContent = told.sampled ? "This run has too many steps to show: a sample represents them. On the Workers tab, select a time range to see all of its steps." : "";
-    const row = (name, measured, said = "") => h("tr", {}, h("td", { className: "left" }, name), foretold ? h("td", {}, said) : null, h("td", {}, measured));
-    const head = foretold ? h("thead", {}, h("tr", {}, ["", "estimated", "measured"].map((name) => h("th", { className: name ? "" : "left" }, name)))) : null;
+    const row = (name, measured, said = "") => h("tr", {}, h("td", { className: "left" }, name), estimated ? h("td", {}, said) : null, h("td", {}, measured));
+    const head = estimated ? h("thead", {}, h("tr", {}, ["", "estimated", "measured"].map((name) => h("th", { className: name ? "" : "left" }, name)))) : null;
     settle(inAll, h("table", {}, head, h("tbody", {},
-      row("mean step time", told.steps ? seconds(told.seconds_per_step) : "–", seconds(foretold)), row("steps per second", told.steps ? short(1 / told.seconds_per_step) : "–", short(1 / foretold)),
-      foretold && told.steps ? row("over estimate", share(told.seconds_per_step / foretold - 1)) : null,
-      foretold && within ? row(`${share(within.coverage)} of the time`, told.steps ? (within.low_seconds <= told.seconds_per_step && told.seconds_per_step <= within.high_seconds ? "inside" : "outside") : "–", `${seconds(within.low_seconds)} to ${seconds(within.high_seconds)}`) : null,
+      row("mean step time", told.steps ? seconds(told.seconds_per_step) : "–", seconds(estimated)), row("steps per second", told.steps ? short(1 / told.seconds_per_step) : "–", short(1 / estimated)),
+      estimated && told.steps ? row("over estimate", share(told.seconds_per_step / estimated - 1)) : null,
+      estimated && within ? row(`${share(within.coverage)} of the time`, told.steps ? (within.low_seconds <= told.seconds_per_step && told.seconds_per_step <= within.high_seconds ? "inside" : "outside") : "–", `${seconds(within.low_seconds)} to ${seconds(within.high_seconds)}`) : null,
       row("sent by all ranks", bytes(told.sent)), row("steps of all ranks", count(told.steps)), row("steps skipped", count(told.skipped)))),
-    h("p", { className: "note" }, foretold ? `Estimate of gossamer explain for ${about.workers} workers on ${about.network}, ${about.recipe}.` : [code("gossamer explain --json"), " estimates the step time before a run, and ", code("gossamer run --forecast"), " shows it here."]));
+    h("p", { className: "note" }, estimated ? `Estimate of gossamer explain for ${about.workers} workers on ${about.network}, ${about.recipe}.` : [code("gossamer explain --json"), " estimates the step time before a run, and ", code("gossamer run --forecast"), " shows it here."]));
     settle(element.querySelector(".of-run"), recipeOf(each));
   }
 

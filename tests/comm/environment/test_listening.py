@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 import time
 
-from gossamer.comm.environment import rendezvous
-from gossamer.comm.environment.rendezvous import listening, unreachable
+from gossamer.comm.environment import listening as module
+from gossamer.comm.environment.listening import listening, unreachable
 
 
 def test_a_peer_that_listens_is_reached_and_who_does_not_is_named(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(rendezvous, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(module, "MOST_AT_ONCE", 2)
     with socket.socket() as closed, listening("127.0.0.1", callers=4) as port:
         closed.bind(("127.0.0.1", 0))
         dead = closed.getsockname()[1]

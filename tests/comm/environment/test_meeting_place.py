@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gossamer.comm.environment.launcher_env import JobEnvironment
-from gossamer.comm.environment.rendezvous import check_address
+from gossamer.comm.environment.meeting_place import check_address
 from gossamer.errors import ConnectError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gossamer.comm.membership.resolution import Resolution, resolve
+from gossamer.comm.runtime.transaction import Resolution, resolve
 from gossamer.errors import MismatchError
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gossamer.comm.membership.fingerprints import difference
+from gossamer.comm.membership.known_worker import difference
 from gossamer.errors import MalformedError
 
 

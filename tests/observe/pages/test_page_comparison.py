@@ -11,7 +11,7 @@ from support.run_records import record
 from support.watched_pages import CHROMIUM, in_browser
 
 from gossamer.base import figures
-from gossamer.observe.pages.comparison import write_page
+from gossamer.observe.pages.page import write_page
 
 browser, opened = in_browser()
 NAMES = ["Dense()", "TopK(density=0.01)", "Int8()", "home", "a < b & c"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from gossamer.comm.environment.host_info import assumed, own_gpus, visible_gpus
 from gossamer.comm.environment.launcher_env import JobEnvironment
-from gossamer.comm.environment.rendezvous import assumed, own_gpus, visible_gpus
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_gpus_are_distinguished_by_what_they_are(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_check_catches_names_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.comm.environment.rendezvous._name", lambda number, listed: listed)
+    monkeypatch.setattr("gossamer.comm.environment.host_info._name", lambda number, listed: listed)
     with pytest.raises(AssertionError):
         check_told_apart(monkeypatch)
 

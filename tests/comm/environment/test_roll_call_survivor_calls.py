@@ -13,7 +13,7 @@ from support.virtual_workers import Worker, cluster, notices
 from torch.distributed import HashStore
 
 import gossamer
-from gossamer.comm.environment import roll_call, survivor_calls, worker_registry
+from gossamer.comm.environment import roll_call, worker_registry
 from gossamer.comm.runtime.worker_scope import WorkerScope, enter
 from gossamer.errors import MismatchError
 from gossamer.train import world_state
@@ -25,7 +25,7 @@ from gossamer.train.world_state import WorldState
 def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
     """The launcher's."""
     store = HashStore()
-    monkeypatch.setattr(survivor_calls, "registry_store", lambda: store)
+    monkeypatch.setattr(roll_call, "registry_store", lambda: store)
     monkeypatch.setattr(peer_endpoints, "DEAD_AFTER_SECONDS", 1.0)
     monkeypatch.setattr(roll_call, "SURE_SECONDS", 0.0)
     return store
@@ -135,12 +135,12 @@ def test_without_a_launcher_the_store_of_the_group_is_taken_unless_the_run_encry
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is not encrypted, and other machines may reach it."""
-    monkeypatch.setattr(survivor_calls, "registry_store", lambda: None)
-    monkeypatch.setattr(survivor_calls, "group_store", HashStore)
+    monkeypatch.setattr(roll_call, "registry_store", lambda: None)
+    monkeypatch.setattr(roll_call, "group_store", HashStore)
     monkeypatch.delenv("GOSSAMER_TLS", raising=False)
-    calls = survivor_calls.session_calls(0, 1, tuple)
+    calls = roll_call.session_calls(0, 1, tuple)
     assert calls is not None
     assert calls.gather("gossamer.mean", "", b"1") == {0: b"1"}
     monkeypatch.setenv("GOSSAMER_TLS", "folder")
-    assert survivor_calls.session_calls(0, 1, tuple) is None
-    assert survivor_calls.process_calls(0, 1) is None
+    assert roll_call.session_calls(0, 1, tuple) is None
+    assert roll_call.process_calls(0, 1) is None
