@@ -11,6 +11,7 @@ was freed before, so equal runs have different peaks. By default it is fixed at 
 when it is freed. --allocator default leaves it to the library.
 
     python benchmarks/memory.py [--workers 4] [--width 1536] [--runs 3] [--recipe R ...] [--json FILE] [--page FILE.md]
+    python benchmarks/memory.py --alive     # tensors alive in a reduction, counted in one process without an allocator
 """
 
 import argparse
@@ -21,7 +22,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,19 @@ from benchmarks.steps import DDP, RECIPES
 
 import gossamer
 from gossamer.algorithms.compressors.sharded import is_group_residual
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.base.aggregation import AggregationContext
 from gossamer.base.kernels.buffer_pool import blocks
+from gossamer.base.ops import AllReduceMean, Coalesced, CollectiveOp
+from gossamer.train.engine.bucket import NO_INPUT, Bucket, assign_buckets
+from gossamer.train.engine.bucket_reduction import StepReduction
 
 WIDTH, LAYERS, STEPS, TINY = 1536, 8, 5, 64  # 19 million parameters: 75 MB
 FIXED = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
 RESIDUALS, OWED, OTHER, BUFFERS, SHARED = "residuals", "owed parts", "other state", "buffers", "shared"
+IN_FLIGHT = "in flight"
+ALIVE = (RESIDUALS, OWED, OTHER, IN_FLIGHT)
+NARROW = ("Feedback(TopK(0.01), dtype='bfloat16')", "Feedback(Sharded(Int8()), dtype='bfloat16')")
 PARTS = (RESIDUALS, OWED, OTHER, BUFFERS, SHARED)  # of a worker's memory, without model, gradients and optimizer
 
 
@@ -56,10 +65,10 @@ class Sum(nn.Module):
         return x.sum()
 
 
-def state_bytes(session: Any) -> dict[str, int]:
+def state_bytes(buckets: Sequence[Bucket]) -> dict[str, int]:
     """Bytes of compressor state with its second buffer, by kind."""
     found = dict.fromkeys((RESIDUALS, OWED, OTHER), 0)
-    for bucket in session._synchronizer.buckets:
+    for bucket in buckets:
         for state in (bucket.state, bucket.state._scratch):
             for key, packed in state.items():
                 residual = RESIDUALS if key.rpartition(".")[2] == "residual" else OTHER
@@ -89,7 +98,7 @@ def train(recipe: str, width: int, world: gossamer.World) -> dict[str, float]:
         for _ in range(STEPS):
             step()
         peak = resident_bytes("status", "VmHWM") - resident_bytes("status", "RssShmem")
-        found = {} if session is None else state_bytes(session)
+        found = {} if session is None else state_bytes(session._synchronizer.buckets)
         found[BUFFERS] = blocks.peak
         found[SHARED] = resident_bytes("smaps_rollup", "Pss_Shmem") - shared
         found["copies"] = peak - floor + found[SHARED]
@@ -105,6 +114,78 @@ def work(args: argparse.Namespace) -> None:
     row = {name: world.all_reduce(each, "max" if name == "copies" else "mean") for name, each in found.items()}
     if world.is_first:
         Path(args.into).write_text(json.dumps(row))
+
+
+# -- counted in one process ------------------------------------------------------------------------------------------
+
+
+class Echo:
+    """A transport over which every rank sends what this one does; `watch` is called when an operation has begun."""
+
+    rank = 0
+
+    def __init__(self, world: int, watch: Callable[[], None]) -> None:
+        self.world, self._watch = world, watch
+
+    def begin(self, op: CollectiveOp) -> Callable[[], Any]:
+        received = self._received(op)
+        self._watch()
+        return lambda: received
+
+    def _received(self, op: CollectiveOp) -> Any:
+        if isinstance(op, Coalesced):
+            return [self._received(each) for each in op.ops]
+        answer: Any = op.meta_answer(self.world, self.rank)
+        return answer if isinstance(op, AllReduceMean) else [tuple(each.clone() for each in one) for one in answer]
+
+
+def alive_bytes() -> int:
+    """Of the memory of all tensors, each counted once."""
+    storages = (each.untyped_storage() for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter))
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def alive(recipe: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Copies that a reduction of all buckets keeps and needs, beyond the model, its gradients and the optimizer."""
+    compressor, at = resolve(recipe, args.workers).compressor, AggregationContext(world=args.workers)
+    model = nn.Sequential(*(nn.Linear(args.width, args.width) for _ in range(LAYERS)))
+    parameters = dict(model.named_parameters())
+    nbytes = sum(each.nbytes for each in parameters.values())
+    buckets = [Bucket(part, compressor, at) for part in assign_buckets(parameters)]
+    seen: list[int] = []
+
+    def step(number: int) -> None:
+        for bucket in buckets:
+            torch.arange(bucket.flat.numel(), out=bucket.flat).sin_()
+        transport: Any = Echo(args.workers, lambda: seen.append(alive_bytes()))
+        context = AggregationContext(world=args.workers, step=number)
+        reduction = StepReduction(compressor, transport, [*parameters], context, 1.0, 1.0)
+        for bucket in buckets:
+            reduction.exchange(bucket, NO_INPUT, 1.0)
+        reduction._pipeline.finish()
+        for bucket, (_, staged) in zip(buckets, sorted(reduction._staged.items()), strict=True):
+            bucket.commit(staged.next_state, set(bucket.parameters), 1.0)
+
+    step(0)
+    gc.collect()
+    before = alive_bytes()
+    seen.clear()
+    step(1)
+    parts = {name: each / nbytes for name, each in state_bytes(buckets).items()}
+    parts[IN_FLIGHT] = max(seen) / nbytes - before / nbytes
+    return {"recipe": recipe, "copies": sum(parts.values()), "parts": parts}
+
+
+def show_alive(args: argparse.Namespace) -> None:
+    print(f"{provenance()}\n")
+    print(f"| copies of the parameters | all | {' | '.join(ALIVE)} |\n|---|{'---:|' * (1 + len(ALIVE))}")
+    for recipe in args.recipe or (*RECIPES, *NARROW):
+        row = alive(recipe, args)
+        parts = " | ".join(f"{row['parts'][name]:.2f}" for name in ALIVE)
+        print(f"| `{recipe}` | {row['copies']:.2f} | {parts} |", flush=True)
+
+
+# -- measured in processes -------------------------------------------------------------------------------------------
 
 
 def measure(recipe: str, args: argparse.Namespace) -> dict[str, float]:
@@ -162,10 +243,13 @@ if __name__ == "__main__":
     options.add_argument("--allocator", choices=["fixed", "default"], default="fixed", help="the C library's threshold")
     options.add_argument("--json", metavar="FILE")
     options.add_argument("--page", type=Path, metavar="FILE.md")
+    options.add_argument("--alive", action="store_true", help="count tensors of one process instead")
     options.add_argument("--one", help=argparse.SUPPRESS)  # a worker's recipe
     options.add_argument("--into", help=argparse.SUPPRESS)
     args = options.parse_args()
-    if args.one is None:
+    if args.alive:
+        show_alive(args)
+    elif args.one is None:
         main(args)
     else:
         work(args)
