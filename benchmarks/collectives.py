@@ -49,6 +49,7 @@ from gossamer.comm.network import read_network
 from gossamer.comm.network.cost.cheapest_collective import rested_seconds, table_seconds
 from gossamer.comm.network.cost.message_schedule import Moves
 from gossamer.comm.network.cost.op_cost import ENGINE as BY_ENGINE
+from gossamer.comm.network.tcp_model import ETHERNET
 from gossamer.comm.process_group import ProcessGroupTransport
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -201,6 +202,15 @@ def estimated(workers: int, args: argparse.Namespace) -> dict[str, float]:
     return found | {ENGINE: rested_seconds(engine, network, rest_seconds=args.rest)}
 
 
+def least_seconds(workers: int, args: argparse.Namespace) -> float:
+    """Seconds that the slowest host's link takes for the payload of a mean alone: 2 (n-1)/n N; 0 without a network."""
+    if not args.network:
+        return 0.0
+    hosts = read_network(args.network, workers).hosts
+    slowest = min(min(host.up_bits_per_second, host.down_bits_per_second) for host in hosts)
+    return 2 * (workers - 1) / workers * numel_of(args.megabytes, workers) * ITEMSIZE * 8 / slowest
+
+
 def fitted(workers: int, args: argparse.Namespace) -> argparse.Namespace:
     """The same with so few rounds, and so few bytes, that all is done in time, as far as that can be estimated."""
     rounds, megabytes = args.rounds, args.megabytes
@@ -229,12 +239,17 @@ def report(workers: int, result: dict[str, Any], args: argparse.Namespace) -> No
         middle = statistics.median(seconds)
         price = f"   estimated {1000 * prices[how]:9.2f} ms" if what == MEAN and how in prices else ""
         name = f"   {result['auto']}" if how == "auto" else ""
+        if what == MEAN and (least := least_seconds(workers, args)):
+            name += f"   {least / middle:.1%} of the link"
         print(
             f"  {what:26} {how:14} {1000 * middle:9.2f} ms {args.megabytes / 1000 / middle:7.3f} GB/s   "
             f"{statistics.median(ratios):5.2f} x gloo ({low:.2f} to {high:.2f}){price}{name}"
         )
     middles = {how: statistics.median(seconds) for what, how, seconds in result["rows"] if what == MEAN}
     best = min(tables(), key=lambda how: middles[how])
+    if least_seconds(workers, args):
+        most, acknowledged = ETHERNET.segment_bytes / ETHERNET.mtu_bytes, 1e9 / ETHERNET.wire_bytes(1e9)
+        print(f"  headers leave {most:.1%} of the link, with an acknowledgment per two segments {acknowledged:.1%}")
     print(f"  auto takes {middles['auto'] / middles[best]:.2f} of the best table's time ({best})")
 
 

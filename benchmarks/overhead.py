@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -153,8 +153,8 @@ def work(args: argparse.Namespace) -> None:
             Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
 
 
-def launch(size: int = WORKERS) -> int:
-    """This script again, once per worker, on loopback."""
+def launch(size: int = WORKERS, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:
+    """This script again, once per worker, on loopback, with further arguments and variables."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -167,7 +167,10 @@ def launch(size: int = WORKERS) -> int:
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // size)),
     }
     workers = [
-        subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank})
+        subprocess.Popen(
+            [sys.executable, *sys.argv, *arguments],
+            env={**os.environ, **shared, **(environment or {}), "RANK": rank, "LOCAL_RANK": rank},
+        )
         for rank in map(str, range(size))
     ]
     return max(abs(worker.wait()) for worker in workers)

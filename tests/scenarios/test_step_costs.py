@@ -35,12 +35,14 @@ def rows(file: Path, program: str, *arguments: str) -> Any:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads peaks of memory from /proc")
 def test_memory_counts_copies_of_the_model(tmp_path: Path) -> None:
     """DDP has at least the parameters, gradients and two moments of AdamW; a residual is two copies more than none."""
-    options = ("--width", "1024", "--recipe", "Dense()", "--recipe", "TopK(0.01)")
+    options = ("--width", "1024", "--runs", "1", "--recipe", "Dense()", "--recipe", "TopK(0.01)")
     ddp, dense, sparse = rows(tmp_path / "rows.json", "memory.py", *options)
     assert ddp["recipe"] == DDP
     assert ddp["over_ddp"] == 0
     assert ddp["copies"] > 3.9
     assert sparse["over_ddp"] - dense["over_ddp"] > 1.5
+    assert dense["parts"]["residuals"] == 0
+    assert sparse["parts"]["residuals"] == pytest.approx(2, rel=0.01)
 
 
 def test_steps_divides_the_cpu_time_of_a_step_into_activities(tmp_path: Path) -> None:

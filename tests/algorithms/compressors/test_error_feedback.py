@@ -8,8 +8,20 @@ from laws.laws import Group
 from support.resumed_training import check_resume
 from torch import Tensor
 
-from gossamer.algorithms.compressors import Chain, Compressor, Dense, Feedback, Int8, SparseSum, TopK
+from gossamer.algorithms.compressors import (
+    Chain,
+    Compressor,
+    Dense,
+    Feedback,
+    Int8,
+    PowerSGD,
+    Sharded,
+    SparseSum,
+    Threshold,
+    TopK,
+)
 from gossamer.algorithms.compressors.error_feedback import RESIDUAL
+from gossamer.algorithms.compressors.sharded import is_unsent
 from gossamer.algorithms.recipes.parser import parse
 from gossamer.base.layout import Layout
 
@@ -87,22 +99,28 @@ def test_a_narrow_residual_of_a_compressor_that_sends_everything_stays_zero() ->
         assert all(not state[RESIDUAL].flat.any() for state in group.states)
 
 
-@pytest.mark.parametrize("inner", [TopK(density=0.1), Int8(block=16), Chain(TopK(density=0.1), Int8())], ids=repr)
+WIDENING = [TopK(density=0.1), Int8(block=16), Chain(TopK(density=0.1), Int8()), Sharded(Int8(block=16))]
+WIDENED = [PowerSGD(rank=1), Threshold(0.5, 0.1)]  # by feedback, as a whole
+
+
+@pytest.mark.parametrize("inner", [*WIDENING, *WIDENED], ids=repr)
 @pytest.mark.parametrize("decay", [1.0, 0.95])
 def test_a_narrow_residual_is_the_unsent_part_rounded_once_per_step(inner: Compressor, decay: float) -> None:
     """Each step is one of feedback in float32 from the rounded residual."""
     group, wide = narrow(inner, decay), Group(Feedback(inner, decay=decay), 3, dtype=torch.float32)
     for _ in range(5):
         for ours, theirs in zip(group.states, wide.states, strict=True):
-            theirs[RESIDUAL].flat.copy_(ours[RESIDUAL].flat)
+            for key in filter(is_unsent, ours):
+                theirs[key].flat.copy_(ours[key].flat)
         gradients = group.gradients()
         staged, expected = group.aggregate(gradients), wide.aggregate(gradients)
         for rank in range(3):
             assert torch.equal(staged[rank].mean, expected[rank].mean)
             assert torch.equal(staged[rank].own, expected[rank].own)
-            left = group.states[rank][RESIDUAL].flat
-            assert left.dtype == torch.bfloat16
-            assert torch.equal(left, wide.states[rank][RESIDUAL].flat.bfloat16())
+            for key in filter(is_unsent, group.states[rank]):
+                left = group.states[rank][key].flat
+                assert left.dtype == torch.bfloat16
+                assert torch.equal(left, wide.states[rank][key].flat.bfloat16())
 
 
 def test_a_narrow_residual_loses_at_most_its_rounding_errors() -> None:
@@ -127,8 +145,9 @@ def test_a_narrow_residual_has_half_the_bytes_and_float64_keeps_its_own() -> Non
 
 
 @pytest.mark.parametrize("recipe", ["EveryStep() + {}", "LocalSGD(4) + {}"])
-def test_training_resumes_with_a_narrow_residual_bit_for_bit(recipe: str) -> None:
-    check_resume(recipe.format("Feedback(TopK(0.2), dtype='bfloat16')"), [5])
+@pytest.mark.parametrize("inner", ["TopK(0.2)", "Sharded(Int8(block=16))"])
+def test_training_resumes_with_a_narrow_residual_bit_for_bit(recipe: str, inner: str) -> None:
+    check_resume(recipe.format(f"Feedback({inner}, dtype='bfloat16')"), [5])
 
 
 def test_feedback_rejects_other_types_of_residuals() -> None:

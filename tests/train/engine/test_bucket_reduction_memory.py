@@ -107,6 +107,13 @@ def test_more_buckets_hold_no_more_memory(recipe: str) -> None:
     check(recipe)
 
 
+@pytest.mark.parametrize("inner", ["TopK(0.01)", "Sharded(Float4())"])
+def test_a_widened_residual_is_freed_before_its_bucket_travels(inner: str) -> None:
+    """Without it, two buckets in flight hold a float32 residual each."""
+    narrow = f"Feedback({inner}, dtype='bfloat16')"
+    assert peak_bytes(narrow, MANY, without_own) <= peak_bytes(f"Feedback({inner})", MANY, without_own) + 1024
+
+
 def test_the_check_catches_payloads_that_are_kept_until_the_commit() -> None:
     """Twin: each bucket's own contribution stays computable."""
     with pytest.raises(AssertionError):

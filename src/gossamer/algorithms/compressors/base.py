@@ -15,7 +15,7 @@ from torch import Tensor
 from gossamer.algorithms.compressors.decoding import decode_received
 from gossamer.algorithms.compressors.ownership import Ownership
 from gossamer.base.aggregation import FORM, Aggregation, AggregationContext, AggregationResult, State
-from gossamer.base.kernels import Residual, all_finite, scratch_for, scratch_like
+from gossamer.base.kernels import Residual, all_finite, scratch_for, scratch_like, widened
 from gossamer.base.layout import FlatTensors, Layout, Slot, accumulation_dtype
 from gossamer.base.ops import AllGather, Payload
 from gossamer.base.term import Inelastic, Term
@@ -66,6 +66,12 @@ class Compressor(Term, ABC):
         """Whether the mean depends on the results of the operations alone, so that a receiver needs no input of its
         own.
         """
+        return False
+
+    @property
+    def widens_residuals(self) -> bool:
+        """Whether `aggregate_compensated` accepts residuals narrower than float32, also in its own state, and widens
+        them part by part."""
         return False
 
     def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
@@ -215,6 +221,10 @@ class Codec(GatheredCompressor):
     def decodes_without_input(self) -> bool:
         return True
 
+    @property
+    def widens_residuals(self) -> bool:
+        return True
+
     def decoders(self, layout: Layout) -> Sequence[tuple[Decoder, Layout]] | None:
         return [(self, layout)]
 
@@ -275,7 +285,9 @@ class Codec(GatheredCompressor):
     def _gathered(
         self, x: FlatTensors, at: AggregationContext, out: Tensor | None, residual: Residual | None
     ) -> Aggregation:
-        payload = self.encode(x, at, residual)
+        with widened(residual) as wide:
+            payload = self.encode(x, at, wide)
+        del wide
         received = yield AllGather(payload)
         mean = mean_buffer_like(x.flat, out)
         finite = decode_received(

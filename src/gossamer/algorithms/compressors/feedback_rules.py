@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gossamer.algorithms.compressors.base import Compressor, mean_buffer_like, with_mean_in
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.base.kernels import Residual, all_finite, scratch_like
+from gossamer.base.kernels import Residual, all_finite, scratch_like, widened
 from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
 
 RESIDUAL = "residual"  # the part of this worker's inputs that was not sent yet
@@ -51,23 +51,27 @@ class Losses:
         wide = accumulation_dtype(like.flat.dtype)
         dtype = self.dtype if self.dtype is not None and wide == torch.float32 else wide
         zeros = FlatTensors.zeros(like.layout, dtype=dtype, device=like.flat.device)
-        return State({RESIDUAL: zeros, **inner.init_compensated(like, at)})
+        kept: Mapping[str, FlatTensors] = inner.init_compensated(like, at)
+        if inner.widens_residuals:  # its own state, if any, is the residual of a second encoding
+            kept = {key: FlatTensors(each.flat.to(dtype), each.layout) for key, each in kept.items()}
+        return State({RESIDUAL: zeros, **kept})
 
     def aggregate(
         self, inner: Compressor, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None
     ) -> Aggregation:
         left = state.scratch(RESIDUAL)
-        before, after = state[RESIDUAL].flat, left.flat
+        before, after, rest = state[RESIDUAL].flat, left.flat, state.part("", RESIDUAL)
         narrow = before.dtype != accumulation_dtype(x.flat.dtype)
-        if narrow:
-            after = scratch_like(after, accumulation_dtype(x.flat.dtype))
-            before = after.copy_(before)
-        if self.decay != 1:
-            before = torch.mul(before, self.decay, out=after)
-        residual = Residual(before, after)
-        staged = yield from inner.aggregate_compensated(x, residual, state.part("", RESIDUAL), at, out)
-        if narrow:
-            left.flat.copy_(after)
+        if narrow and inner.widens_residuals:
+            staged = yield from inner.aggregate_compensated(x, Residual(before, after, self.decay), rest, at, out)
+        elif narrow:
+            with widened(Residual(before, after, self.decay)) as wide:
+                assert wide is not None
+                staged = yield from inner.aggregate_compensated(x, wide, rest, at, out)
+        else:
+            if self.decay != 1:
+                before = torch.mul(before, self.decay, out=after)
+            staged = yield from inner.aggregate_compensated(x, Residual(before, after), rest, at, out)
         return replace(staged, next_state=State({RESIDUAL: left, **staged.next_state}))
 
 

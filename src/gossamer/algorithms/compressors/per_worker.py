@@ -15,7 +15,7 @@ from gossamer.algorithms.compressors.decoding import decode_mean
 from gossamer.algorithms.compressors.onebit import OneBit
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult
 from gossamer.base.identity import Itself
-from gossamer.base.kernels import Residual
+from gossamer.base.kernels import Residual, widened
 from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.ops import AllGather, Form, Payload, payload_form
 from gossamer.base.term import Inelastic
@@ -98,6 +98,10 @@ class PerWorker(GatheredCompressor):
         return True
 
     @property
+    def widens_residuals(self) -> bool:
+        return True
+
+    @property
     def reencodable(self) -> bool:
         """As of a codec: whether a recipe may wrap it in Sharded."""
         return self.usual.reencodable and self.slow.reencodable
@@ -172,7 +176,9 @@ class PerWorker(GatheredCompressor):
         self, x: FlatTensors, at: AggregationContext, out: Tensor | None, residual: Residual | None
     ) -> Aggregation:
         codec, senders = self.of(at.rank), self.senders(at.world)
-        payload = codec.encode(x, at, residual)
+        with widened(residual) as wide:
+            payload = codec.encode(x, at, wide)
+        del wide
         forms = None if len(senders) == 1 else _forms(self, Itself(x.layout), x.flat.dtype, at.world)
         received = yield AllGather(payload, forms)
         mean = mean_buffer_like(x.flat, out)

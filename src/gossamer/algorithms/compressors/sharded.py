@@ -19,7 +19,7 @@ from gossamer.algorithms.compressors.wrapper import Wrapper
 from gossamer.base import rng
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.base.identity import Itself
-from gossamer.base.kernels import Residual, scratch_like
+from gossamer.base.kernels import Residual, scratch_like, widened
 from gossamer.base.kernels.reference.segments import expect
 from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.base.ops import AllGather, AllToAll, Form, Payload, TensorForm
@@ -83,6 +83,10 @@ class Sharded(Wrapper):
     def wants_feedback(self) -> bool:
         return self.inner.wants_feedback
 
+    @property
+    def widens_residuals(self) -> bool:
+        return True
+
     def init_compensated(self, like: FlatTensors, at: AggregationContext) -> State:
         part = self._parts(like, at)[at.rank]
         return State(
@@ -100,7 +104,7 @@ class Sharded(Wrapper):
         start = self._parts(x, at)[at.rank].start
 
         def share() -> Tensor:
-            whole = left.flat.new_zeros(x.layout.numel)
+            whole = left.flat.new_zeros(x.layout.numel, dtype=accumulation_dtype(left.flat.dtype))
             whole[start : start + len(left.flat)] = left.flat
             return whole
 
@@ -209,7 +213,8 @@ class OwnedPart:
     def encode(self, span: Tensor, residual: Residual | None, at: AggregationContext) -> Payload:
         if not self.layout.numel:
             return self.filled(tuple(span.new_empty(0, dtype=dtype) for dtype in self.dtypes))
-        return self.filled(self.codec.encode(FlatTensors(span, self.layout), at, residual))
+        with widened(residual) as wide:
+            return self.filled(self.codec.encode(FlatTensors(span, self.layout), at, wide))
 
     def decode(self, payloads: Sequence[Payload], out: Tensor, divisor: int = 1) -> None:
         if self.layout.numel:
@@ -219,7 +224,9 @@ class OwnedPart:
         return flat[self.start : self.start + self.layout.numel]
 
     def of_residual(self, residual: Residual | None) -> Residual | None:
-        return None if residual is None else Residual(self.of(residual.before), self.of(residual.after))
+        if residual is None:
+            return None
+        return Residual(self.of(residual.before), self.of(residual.after), residual.factor)
 
     def filled(self, payload: Payload) -> Payload:
         """Pad a payload to the size of the largest part's."""

@@ -87,6 +87,10 @@ class Threshold(Codec):
         count = room if used.is_meta else int(used)
         return decode_places(coded, count, len(out), room), values[:count]
 
+    @property
+    def widens_residuals(self) -> bool:
+        return False  # it may send an uncompressed mean
+
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         if self._dearer_than_dense(x, at):
             return Dense().aggregate(x, state, at, out)

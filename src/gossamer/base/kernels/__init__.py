@@ -50,7 +50,7 @@ from gossamer.base.kernels.reference.finite import HEADROOM, all_finite, expect_
 from gossamer.base.kernels.reference.index_coding import coded_bytes
 from gossamer.base.kernels.reference.levels import level_bytes
 from gossamer.base.kernels.reference.low_rank import Factoring
-from gossamer.base.kernels.reference.residual import Residual
+from gossamer.base.kernels.reference.residual import Residual, widened
 from gossamer.base.kernels.select import (
     above,
     decode_places,
@@ -108,5 +108,6 @@ __all__ = [
     "twobit_decode",
     "twobit_encode",
     "twobit_measured_encode",
+    "widened",
     "within_range",
 ]
