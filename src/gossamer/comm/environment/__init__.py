@@ -10,6 +10,7 @@ meeting_server.py      thread in rank 0 that serves the meeting; meeting_member.
 meeting_place.py       address of the meeting, and torch's store for the process group
 listening.py           a listening socket at one address of this machine
 network_interfaces.py  IPv4 interfaces, and the choice of the one towards the other workers
+tcp_store.py           torch's key-value store, with any build of torch
 store.py               a key-value store at the rendezvous, before any process group exists; final all-gather of a text
 worker_registry.py     addresses and exits of workers, for restarted workers
 roll_call.py           all-gather among the surviving ranks through a store; survivor_calls.py: this process's instances

@@ -7,10 +7,11 @@ import socket
 from abc import ABC, abstractmethod
 from datetime import timedelta
 
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from gossamer.comm.environment.launcher_env import JobEnvironment
 from gossamer.comm.environment.listening import dialable, listen_as
+from gossamer.comm.environment.tcp_store import hosted_store, remote_store
 
 Address = tuple[str, int]
 AGENT_SECONDS = 10.0  # for the launcher's store to answer: it starts before any worker
@@ -59,7 +60,7 @@ class AtRankZero(MeetingPlace):
     def __init__(self, job: JobEnvironment, address: str | None) -> None:
         super().__init__(job, address)
         self._here = (job.master_address or "", job.master_port or 0)
-        self._served: TCPStore | None = None
+        self._served: Store | None = None
 
     def listen(self) -> socket.socket:
         host, port = self._here
@@ -73,14 +74,11 @@ class AtRankZero(MeetingPlace):
     def store_port(self) -> int:
         listener = self._listen(self._here[0], 0)
         port = int(listener.getsockname()[1])
-        # The store owns the descriptor from here on
-        self._served = TCPStore(
-            self._here[0], port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        self._served = hosted_store(self._here[0], listener)
         return port
 
     def store(self, port: int, host: str) -> Store:
-        return self._served or TCPStore(host, port, wait_for_workers=False)
+        return self._served or remote_store(host, port)
 
 
 class ByAgentStore(MeetingPlace):
@@ -91,7 +89,7 @@ class ByAgentStore(MeetingPlace):
         host, port = job.master_address or "", job.master_port or 0
         socket.create_connection((host, port), AGENT_SECONDS).close()  # torch's own client prints stack traces
         try:
-            self._agent = TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=AGENT_SECONDS))
+            self._agent = remote_store(host, port, timeout=timedelta(seconds=AGENT_SECONDS))
         except RuntimeError as problem:
             raise OSError(str(problem).splitlines()[0]) from problem
         # The store persists when the workers restart
