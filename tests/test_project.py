@@ -206,6 +206,34 @@ def test_torch_distributed_is_imported_in_few_places() -> None:
     assert strangers == set()
 
 
+def _names(source: str, name: str) -> bool:
+    """Whether code imports or reads this name; strings and comments do not count."""
+    return any(
+        name in (getattr(node, "id", ""), getattr(node, "attr", "")) or name in getattr(node, "name", "").split(".")
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Name | ast.Attribute | ast.alias)
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("from torch.distributed import Store, TCPStore as Own", True),
+        ("import torch\ntorch.distributed.TCPStore('localhost', 1)", True),
+        ("def of() -> TCPStore: ...", True),
+        ('"""Such as torch.distributed.TCPStore."""', False),
+        ("TCPStores = 2", False),
+    ],
+)
+def test_a_name_in_code_is_seen(source: str, names: bool) -> None:
+    assert _names(source, "TCPStore") is names
+
+
+def test_one_module_creates_torchs_stores() -> None:
+    """Any other would fail with a build of torch that has no libuv."""
+    assert [path.name for path in SOURCES if _names(path.read_text(), "TCPStore")] == ["tcp_store.py"]
+
+
 def _places(path: Path) -> set[str]:
     """The module at `path` and the packages around it."""
     return {str(path.with_suffix("")), *map(str, path.parents)}

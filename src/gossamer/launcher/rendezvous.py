@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 from gossamer.base.host_port import LOOPBACK, is_loopback, read_host_port
 from gossamer.base.units import first_line
@@ -19,6 +19,7 @@ from gossamer.comm.environment import interface_towards, interfaces
 from gossamer.comm.environment.emulated_host import in_namespace, silence_torch
 from gossamer.comm.environment.interruptible_call import interruptible
 from gossamer.comm.environment.listening import dialable, listen_as, names_this_machine
+from gossamer.comm.environment.tcp_store import hosted_store, remote_store
 from gossamer.comm.environment.wait_timeout import (
     USUAL_SECONDS,
     VARIABLE,
@@ -41,10 +42,10 @@ LIKELY_CAUSES: dict[type[OSError], str] = {
     ConnectionRefusedError: "The machine answers, but no launcher listens there: it has not been started, or ended.",
 }
 
-Met = Callable[[TCPStore, str], None]
+Met = Callable[[Store, str], None]
 
 
-def ignore_peer(store: TCPStore, address: str) -> None:
+def ignore_peer(store: Store, address: str) -> None:
     """Default for `met`: does nothing."""
 
 
@@ -64,7 +65,7 @@ class MachineRendezvous:
         self.run = ""  # the run's name, the same on all machines; set by `meet`, as the next three
         self.first_rank = self.world = 0
         self.host, self.port = LOOPBACK, 0
-        self._store: TCPStore | None = None
+        self._store: Store | None = None
         self._listener = None
         if job.rendezvous is not None:
             self.host, self.port = split_endpoint(job.rendezvous)
@@ -88,18 +89,14 @@ class MachineRendezvous:
         self._met(self._store, self._address)
         self.run = self._store.compare_set("run", "", secrets.token_hex(8)).decode()
 
-    def _meet(self) -> tuple[TCPStore, list[int]]:
+    def _meet(self) -> tuple[Store, list[int]]:
         """Return the store, and the number of workers on each machine."""
         job = self._job
-        store = TCPStore(
-            self.host,
-            self.port,
-            job.nodes,
-            is_master=self._listener is not None,
-            timeout=engine_timeout() or timedelta(seconds=USUAL_SECONDS),
-            # The store owns the descriptor
-            master_listen_fd=None if self._listener is None else self._listener.detach(),
-        )
+        timeout = engine_timeout() or timedelta(seconds=USUAL_SECONDS)
+        if self._listener is None:
+            store = remote_store(self.host, self.port, world=job.nodes, timeout=timeout)
+        else:
+            store = hosted_store(self.host, self._listener, world=job.nodes, timeout=timeout)
         store.set(f"workers/{job.node_rank}", str(job.workers))
         return store, [int(store.get(f"workers/{node}")) for node in range(job.nodes)]
 
@@ -232,7 +229,5 @@ def _serve(host: str, port: int) -> tuple[Store, str]:
             f"The launcher cannot listen at {host} for its workers ({problem}), so they cannot connect. Name "
             "another interface: --interface NAME"
         ) from None
-    port = listener.getsockname()[1]
-    # The store owns the descriptor
-    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    return store, f"{host}:{port}"
+    endpoint = f"{host}:{listener.getsockname()[1]}"
+    return hosted_store(host, listener), endpoint

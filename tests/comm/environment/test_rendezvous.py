@@ -21,6 +21,7 @@ from gossamer.comm.environment.host_info import own_gpus
 from gossamer.comm.environment.meeting import RunIdentity
 from gossamer.comm.environment.meeting_member import attend
 from gossamer.comm.environment.meeting_server import MeetingServer
+from gossamer.comm.environment.tcp_store import hosted_store
 from gossamer.errors import ConnectError, LeftWhileJoining
 
 pytestmark = pytest.mark.usefixtures("environ")
@@ -277,7 +278,7 @@ def test_a_latecomer_is_refused_and_told_why(port, formed):
 
 
 def test_a_restarted_job_does_not_meet_where_the_last_attempt_did(port, environ, formed):
-    server = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+    server = hosted_store("127.0.0.1", socket.create_server(("127.0.0.1", port)), timeout=timedelta(seconds=5))
     environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     for attempt in ("0", "1"):
         environ["TORCHELASTIC_RESTART_COUNT"] = attempt
@@ -288,7 +289,7 @@ def test_a_restarted_job_does_not_meet_where_the_last_attempt_did(port, environ,
 
 
 def test_a_second_rank_0_by_a_launchers_store_is_refused(port, environ, formed):
-    server = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    server = hosted_store("127.0.0.1", socket.create_server(("127.0.0.1", port)))
     environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     with socket.create_server(("127.0.0.1", 0)) as first:
         server.set("gossamer/0/meeting", f"127.0.0.1:{first.getsockname()[1]}")

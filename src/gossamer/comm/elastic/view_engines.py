@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import AllreduceOptions, ReduceOp, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import AllreduceOptions, ReduceOp, Store  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]
 
 from gossamer import events
@@ -29,6 +29,7 @@ from gossamer.base.units import first_line
 from gossamer.comm.communicator import Communicator
 from gossamer.comm.device_wait import DeviceWait, Peers
 from gossamer.comm.environment.listening import listen_as
+from gossamer.comm.environment.tcp_store import hosted_store, remote_store
 from gossamer.comm.environment.wait_timeout import timeout_seconds
 from gossamer.comm.mesh.device_transport import DeviceTransport
 from gossamer.comm.mesh.transport import MeshTransport
@@ -160,11 +161,11 @@ class ViewEngines:
         Raises PeerLost with the lost members if one leaves meanwhile.
         """
         before = self._retired()  # referenced until this returns: torch would destroy it at an arbitrary time
-        held, problem = self._held() if mesh.rank == 0 else (None, self._refused)
-        declarations = mesh.all_gather_text(json.dumps([problem, self._address, 0 if held is None else held.port]))
+        held, port, problem = self._held() if mesh.rank == 0 else (None, 0, self._refused)
+        declarations = mesh.all_gather_text(json.dumps([problem, self._address, port]))
         problems, addresses, ports = zip(*map(json.loads, declarations), strict=True)
         if not any(problems):
-            remote = partial(TCPStore, addresses[0], ports[0], timeout=PATIENCE, wait_for_workers=False)
+            remote = partial(remote_store, addresses[0], ports[0], timeout=PATIENCE)
             problem = self._formed(mesh, remote if held is None else lambda: held)
             problems = tuple(mesh.all_gather_text(problem))
         if any(problems):
@@ -184,23 +185,16 @@ class ViewEngines:
             events.notice(f"no NCCL between the GPUs of this run ({why}): they exchange through their hosts' memory")
         self._refused = REFUSED
 
-    def _held(self) -> tuple[TCPStore | None, str]:
-        """Open a store for one view's members in this worker; or return the error."""
+    def _held(self) -> tuple[Store | None, int, str]:
+        """Open a store for one view's members in this worker, and return it and its port; or return the error."""
         if self._refused:
-            return None, self._refused
+            return None, 0, self._refused
         try:
             listener = listen_as(self._address, 0, several_machines=False, interface_address=None)
-            store = TCPStore(
-                self._address,
-                listener.getsockname()[1],
-                is_master=True,
-                timeout=PATIENCE,
-                wait_for_workers=False,
-                master_listen_fd=listener.detach(),  # the store owns it from here on
-            )
-            return store, ""
+            port = int(listener.getsockname()[1])
+            return hosted_store(self._address, listener, timeout=PATIENCE), port, ""
         except (OSError, RuntimeError) as failure:
-            return None, first_line(failure)
+            return None, 0, first_line(failure)
 
     def _formed(self, mesh: MeshOfView, store: Callable[[], Store]) -> str:
         """Form the engine; return the error, or an empty text. The thread that forms it is abandoned if it blocks on a

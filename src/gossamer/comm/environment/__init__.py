@@ -9,6 +9,7 @@ meeting_server.py      thread in rank 0 that serves the meeting; meeting_member.
 meeting_place.py       address of the meeting, torch's store for the process group; cause and remedy of a failed meeting
 listening.py           a listening socket at one address of this machine; which other workers can be dialed
 network_interfaces.py  IPv4 interfaces, and the choice of the one towards the other workers
+tcp_store.py           torch's key-value store, with any build of torch
 store.py               a key-value store at the rendezvous, before any process group exists; final all-gather of a text
 emulated_host.py       the network namespace of a process of a run on an emulated network
 worker_registry.py     addresses and exits of workers, for restarted workers

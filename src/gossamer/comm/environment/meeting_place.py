@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from gossamer.base.host_port import Address, read_host_port
 from gossamer.base.units import first_line
 from gossamer.comm.environment.launcher_env import JobEnvironment
 from gossamer.comm.environment.listening import dialable, listen_as
 from gossamer.comm.environment.meeting_member import Failed, Foreign, Refused, Unreachable
+from gossamer.comm.environment.tcp_store import hosted_store, remote_store
 from gossamer.comm.environment.wait_timeout import VARIABLE
 from gossamer.errors import ConnectError, LeftWhileJoining
 
@@ -70,7 +71,7 @@ class AtRankZero(MeetingPlace):
     def __init__(self, job: JobEnvironment, address: str | None) -> None:
         super().__init__(job, address)
         self._here = (job.master_address or "", job.master_port or 0)
-        self._served: TCPStore | None = None
+        self._served: Store | None = None
 
     def listen(self) -> socket.socket:
         host, port = self._here
@@ -84,14 +85,11 @@ class AtRankZero(MeetingPlace):
     def store_port(self) -> int:
         listener = self._listen(self._here[0], 0)
         port = int(listener.getsockname()[1])
-        # The store owns the descriptor from here on
-        self._served = TCPStore(
-            self._here[0], port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        self._served = hosted_store(self._here[0], listener)
         return port
 
     def store(self, port: int, host: str) -> Store:
-        return self._served or TCPStore(host, port, wait_for_workers=False)
+        return self._served or remote_store(host, port)
 
 
 class ByAgentStore(MeetingPlace):
@@ -102,7 +100,7 @@ class ByAgentStore(MeetingPlace):
         host, port = job.master_address or "", job.master_port or 0
         socket.create_connection((host, port), AGENT_SECONDS).close()  # torch's own client prints stack traces
         try:
-            self._agent = TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=AGENT_SECONDS))
+            self._agent = remote_store(host, port, timeout=timedelta(seconds=AGENT_SECONDS))
         except RuntimeError as problem:
             raise OSError(first_line(problem)) from problem
         # The store persists when the workers restart

@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from gossamer.base.units import first_line
 from gossamer.comm.environment.listening import listen_as
+from gossamer.comm.environment.tcp_store import hosted_store, remote_store
 from gossamer.errors import ConnectError
 
 
@@ -20,16 +21,12 @@ class RendezvousStore:
     def __init__(self, name: str, address: str, port: int, *, serves: bool, seconds: float) -> None:
         self._where = f"{address}:{port}"
         try:
-            # The store owns the descriptor from here on
-            listener = self._listen(address, port) if serves else None
-            store = TCPStore(
-                address,
-                port,
-                is_master=serves,
-                timeout=timedelta(seconds=seconds),
-                wait_for_workers=False,
-                master_listen_fd=listener,
-            )
+            timeout = timedelta(seconds=seconds)
+            if serves:  # at this address only; torch itself would listen at all addresses of the machine
+                listener = listen_as(address, port, several_machines=False, interface_address=None)
+                store = hosted_store(address, listener, timeout=timeout)
+            else:
+                store = remote_store(address, port, timeout=timeout)
         except (OSError, RuntimeError) as error:
             raise ConnectError(
                 f"cannot connect to the rendezvous at {self._where} ({first_line(error)}). Rank 0 was not "
@@ -37,11 +34,6 @@ class RendezvousStore:
                 "seconds of each other, and open that port."
             ) from error
         self._store = PrefixStore(name, store)
-
-    @staticmethod
-    def _listen(address: str, port: int) -> int:
-        """Listen at this address only; torch itself would listen at all addresses of the machine."""
-        return listen_as(address, port, several_machines=False, interface_address=None).detach()
 
     def pin(self, topic: str, text: str) -> None:
         self._store.set(topic, text)

@@ -7,11 +7,12 @@ import os
 from contextlib import suppress
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from gossamer.base.host_port import Address
 from gossamer.base.units import first_line
 from gossamer.comm.environment.run_settings import restarts_alone
+from gossamer.comm.environment.tcp_store import remote_store
 from gossamer.errors import ConnectError
 
 STORE_SECONDS = 10.0
@@ -99,7 +100,7 @@ def registry_store() -> Store | None:
         return None
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
-        store = TCPStore(address, port, wait_for_workers=False, timeout=timedelta(seconds=STORE_SECONDS))
+        store = remote_store(address, port, timeout=timedelta(seconds=STORE_SECONDS))
     except RuntimeError as error:
         raise ConnectError(
             f"the launcher's store at {address}:{port} does not answer ({first_line(error)}), so lost workers "

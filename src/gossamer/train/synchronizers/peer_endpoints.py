@@ -15,8 +15,13 @@ from gossamer.base.host_port import Address
 from gossamer.base.peer_ops import SERVER, WORKER, Await, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft, PeerScript
 from gossamer.base.spans import active
 from gossamer.base.spans.record_format import Untraced
-from gossamer.comm.elastic.joined_run import is_elastic
-from gossamer.comm.environment.run_settings import LARGEST_FRAME_BYTES, dedicated_servers, own_address, run_name
+from gossamer.comm.environment.run_settings import (
+    LARGEST_FRAME_BYTES,
+    dedicated_servers,
+    is_elastic,
+    own_address,
+    run_name,
+)
 from gossamer.comm.environment.run_token import TOKEN_BYTES, run_token
 from gossamer.comm.environment.wait_progress import NOTICE_SECONDS
 from gossamer.comm.environment.wait_timeout import VARIABLE, duration, timeout_seconds
