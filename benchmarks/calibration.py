@@ -185,7 +185,7 @@ def report(runs: Runs, shipped: Path, where: Path, command: str) -> None:
         sys.exit(f"{len(pairs)} runs are too few for a report; it takes {2 * fewest_pairs(COVERAGE)}")
     picture = where.with_suffix(".png")
     text = calibration_report.page(pairs, provenance(), picture.name)
-    text += f"\nThey were made at commit `{runs.told['commit']}`.\n"
+    text += f"\nThe runs were made at commit `{runs.told['commit']}`.\n"
     if failed:
         text += f"\nRuns without a record, left out: {', '.join(failed)}.\n"
     print(text)
