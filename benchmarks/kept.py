@@ -112,6 +112,7 @@ def verify_runs(
     name: Callable[[Any], str],
     kind: Callable[[Any], str],
     seconds: Callable[[Any], float],
+    extent: str = "",
 ) -> None:
     """Train stored runs again, compare them bit for bit, and write the result as one line on the page.
 
@@ -120,6 +121,7 @@ def verify_runs(
         runs, count, kind, seconds: as for drawn().
         train: trains a stored run again.
         name: of a run, for the line, where it differs.
+        extent: part of the runs that is trained, such as "10 % of the steps of "; empty for all of it.
     """
     chosen, changed = drawn(runs, count, kind, seconds), dict[str, list[str]]()
     for stored in chosen:
@@ -127,7 +129,7 @@ def verify_runs(
         print(f"{name(stored)}: {'; '.join(found) or 'equal'}", file=sys.stderr, flush=True)
         if found:
             changed[name(stored)] = found
-    put_line(page, result(f"{len(chosen)} of {len(runs)} runs", "losses", changed), part)
+    put_line(page, result(f"{extent}{len(chosen)} of {len(runs)} runs", "losses", changed), part)
 
 
 # -- rows of a page, where the runs are not stored ---------------------------------------------------------------------

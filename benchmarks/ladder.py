@@ -9,6 +9,7 @@ docs/benchmarks/ladder.md, and the shares that `gossamer explain` shows.
     python benchmarks/ladder.py --predict bytelm-237k-b2        # before it is trained: its rates and losses
     python benchmarks/ladder.py --report                        # train nothing, write the page
     python benchmarks/ladder.py --verify 4                      # train 4 stored runs again, and note it on the page
+    python benchmarks/ladder.py --verify 4 --tenths 1           # the first tenth of each
     python benchmarks/ladder.py --quick                         # a few steps, in files of their own
 
 Rungs: benchmarks/ladder_tasks.py. Arms: benchmarks/ladder_arms.py.
@@ -23,6 +24,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import kept  # found only after the line above
@@ -34,7 +36,7 @@ from benchmarks.ladder_tasks import rungs
 from benchmarks.page import around, put_between
 from benchmarks.provenance import QUICK, ROOT, provenance, scratch
 from benchmarks.side_by_side import one_thread
-from benchmarks.virtual_workers import train
+from benchmarks.virtual_workers import POINTS, train
 
 RUNS, PAGE = ROOT / "benchmarks" / "results" / "ladder.jsonl", ROOT / "docs" / "benchmarks" / "ladder.md"
 PREDICTIONS = ROOT / "benchmarks" / "results" / "ladder_predictions.json"
@@ -43,15 +45,15 @@ QUICK_STEPS = 8
 ALT = "retained benefit of every arm with its interval, a panel for each model size"
 
 
-def do(job: Job, steps: int | None) -> LadderRun | str:
-    """A run, or the reason why this arm cannot be trained on this rung."""
+def do(job: Job, steps: int | None, tenths: int = 0) -> LadderRun | str:
+    """A run, or the reason why this arm cannot be trained on this rung. tenths: of its steps that are made; 0: all."""
     rung, arm = rungs()[job.rung], ARMS[job.arm]
     exam = rung.tuning_exam if job.seed in TUNING_SEEDS else rung.exam
     began = time.process_time()
     try:
-        run = train(
-            rung.task, exam(), arm.recipe, job.learning_rate, job.seed, steps or steps_of(arm, rung), workers_of(arm)
-        )
+        count = steps or steps_of(arm, rung)
+        until = tenths * (count // POINTS)
+        run = train(rung.task, exam(), arm.recipe, job.learning_rate, job.seed, count, workers_of(arm), until)
     except Exception as problem:  # one recipe that an optimizer cannot serve does not end a study of hours
         return f"{type(problem).__name__}: {problem}"
     used = time.process_time() - began
@@ -120,22 +122,36 @@ def report(args: argparse.Namespace) -> None:
 
 
 def verify(args: argparse.Namespace) -> None:
-    """Train some of the stored runs again, of each kind of strategy in turn, and compare them."""
+    """Train some of the stored runs again, of each kind of strategy in turn, and compare them.
+
+    With --tenths, runs are left early, and the curves until then are compared: bit for bit, over hundreds of steps.
+    """
 
     def again(stored: LadderRun) -> LadderRun:
-        made = do(key(stored), args.steps)
+        made = do(key(stored), args.steps, args.tenths)
         return made if not isinstance(made, str) else sys.exit(f"{key(stored)} cannot be trained any more: {made}")
 
     one_thread()
+    runs: list[Any] = [
+        run for run in read(args.runs, args.steps).values() if run["rung"] in args.rungs and run["arm"] in args.arms
+    ]
+    if args.tenths:
+        whole = {"held_out", "alone", "bytes_sent"}
+        runs = [
+            {name: value for name, value in run.items() if name not in whole} | {"curve": run["curve"][: args.tenths]}
+            for run in runs
+            if len(run["curve"]) >= POINTS
+        ]
     kept.verify_runs(
         args.page,
         "ladder",
-        [run for run in read(args.runs, args.steps).values() if run["rung"] in args.rungs and run["arm"] in args.arms],
+        runs,
         args.verify,
         again,
         name=lambda run: f"{run['rung']}, {run['arm']}, learning rate {run['learning_rate']:g}, seed {run['seed']}",
         kind=lambda run: run["resolved"].partition("(")[0],
         seconds=lambda run: run["cpu_seconds"],
+        extent=f"{10 * args.tenths} % of the steps of " if args.tenths else "",
     )
 
 
@@ -174,6 +190,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--predict", choices=rungs(), metavar="RUNG", help="write its predicted rates and losses")
     parser.add_argument("--report", action="store_true", help="train nothing, write the page")
     parser.add_argument("--verify", type=int, metavar="N", help="train N stored runs again and compare their losses")
+    parser.add_argument("--tenths", type=int, default=0, metavar="T", help="with --verify: of the steps; 0: all")
     parser.add_argument("--quick", action="store_true", help="a few steps of three arms, in files of their own")
     return parser
 

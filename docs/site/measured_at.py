@@ -51,7 +51,10 @@ MEASURES: dict[str, tuple[str, ...]] = {  # packages whose changes can change a 
 }
 COMMIT = re.compile(r"(?:commit|from) `([0-9a-f]{7,40})(?:-dirty)?`")
 PART = re.compile(r"(<!-- written by a program: [\w ]+ -->.*?<!-- end: [\w ]+ -->)", re.DOTALL)
-AGAIN = re.compile(r"^Trained again at commit `([0-9a-f]{7,40})`: \d+ of \d+ (?:runs|rows), equal ", re.MULTILINE)
+AGAIN = re.compile(
+    r"^Trained again at commit `([0-9a-f]{7,40})`: (?:\d+ % of the steps of )?\d+ of \d+ (?:runs|rows), equal ",
+    re.MULTILINE,
+)
 
 
 class Age(NamedTuple):

@@ -66,6 +66,8 @@ def test_equal_losses_of_a_second_training_make_a_page_younger(tmp_path: Path, c
     commit(MEASURED)
     shown = with_age("benchmarks/pace.md", page + AGAIN.format(again, "equal losses"), tmp_path)
     assert f"Since commit `{again}`, 1 commits" in shown
+    begun = page + AGAIN.format(again, "equal losses").replace("3 of 40", "10 % of the steps of 3 of 40")
+    assert f"Since commit `{again}`, 1 commits" in with_age("benchmarks/pace.md", begun, tmp_path)
 
 
 def test_other_losses_of_a_second_training_do_not(tmp_path: Path, commit: Callable[[str], str]) -> None:
