@@ -16,7 +16,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test test-notebooks test-nightly test-frameworks frameworks test-engines test-plain check check-systems docs docs-serve docs-age docs-version kernels sanitize fuzz audit sbom wheels wheels-twice test-arm lint-workflows test-matrix format bench-overhead bench-steps bench-encoding bench-network bench-recipes bench-compressors bench-convergence \
-	bench-adaptive bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-unequal-speeds bench-ladder bench-time-to-loss bench-lost-workers bench-many-members bench-peers clean
+	bench-adaptive bench-verify bench-gpu gpu-test bench-rehearsals bench-pace bench-stragglers bench-unequal-speeds bench-ladder bench-time-to-loss bench-lost-workers bench-many-members bench-peers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -171,6 +171,19 @@ bench-convergence: $(READY) ## what every compressor costs in loss (20 minutes);
 
 bench-adaptive: $(READY) ## Adaptive(TopK) beside TopK for as many bytes; writes its part of docs/benchmarks/compressors.md
 	$(BIN)/python benchmarks/adaptive.py --page docs/benchmarks/compressors.md
+
+# Losses do not depend on the machine. The line that each command writes gives the page the age of this commit.
+bench-verify: $(READY) ## train some runs of the pages of losses again, compare them, and note it on the pages (20 minutes)
+	$(BIN)/python benchmarks/ladder.py --verify 4
+	$(BIN)/python benchmarks/unequal_speeds.py --verify 2
+	$(BIN)/python benchmarks/local.py --verify --recipes "Float4()" --learning-rate 0.006 --seeds 0 1 2
+	$(BIN)/python benchmarks/convergence.py --verify --study loss --tasks digits-conv --compressors "TopK(density=0.01)"
+	$(BIN)/python benchmarks/convergence.py --verify --study adamw --tasks bytelm-adamw --compressors "TopK(density=0.01)"
+	$(BIN)/python benchmarks/convergence.py --verify --study base --compressors "TopK(density=0.01)"
+	$(BIN)/python benchmarks/adaptive.py --verify --tasks digits-conv
+	$(BIN)/python benchmarks/recipes.py --verify 3
+	$(BIN)/python benchmarks/federated.py --verify --strategies FedAvg --compressors "Int8()" --rates 0.5
+	$(BIN)/python benchmarks/advice.py --verify digits-conv --draws 0
 
 # Two passes: what only a GPU can show, and the kernels' own tests, compiled for it instead of interpreted.
 gpu-test: export PYTHONDONTWRITEBYTECODE :=

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.kept import read, write  # found only after the line above
+from benchmarks.kept import read, rows, verify_rows, write  # found only after the line above
 from benchmarks.losses import Losses, number
-from benchmarks.page import put_between
+from benchmarks.page import PAGE, put_between
 from benchmarks.provenance import QUICK, provenance, scratch
 from benchmarks.side_by_side import done, one_thread
 from benchmarks.tasks import TASKS, UNLIKE
@@ -202,8 +202,14 @@ def main(args: argparse.Namespace) -> None:
     if args.quick:
         args.tasks, args.densities, args.seeds, args.steps = ["embeddings"], [0.01, 0.03], 2, 4
         args.json, args.page = QUICK / args.json.name, args.page and scratch(args.page)
+    if args.verify:
+        args.page, args.json = args.page or PAGE, QUICK / f"verified-{args.json.name}"
+        args.json.unlink(missing_ok=True)
     found = page_part(train_all(args), args)
     print(found)
+    if args.verify:
+        verify_rows(args.page, "adaptive", rows(found))
+        return
     if args.page:
         put_between(args.page, "adaptive", found)
 
@@ -219,6 +225,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--kept", action="store_true", help="train nothing, and tell of what is kept")
     parser.add_argument("--json", type=Path, default=Path("runs/adaptive.json"), metavar="FILE")
     parser.add_argument("--quick", action="store_true", help="a few steps, in files of their own")
+    parser.add_argument("--verify", action="store_true", help="compare with the rows of --page, and note it there")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables there")
     return parser
 

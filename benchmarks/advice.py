@@ -6,6 +6,7 @@ moment. A recipe's losses do not depend on the network, so the fixed ones are tr
 the exhaustive search. The target is what Dense() reaches after two thirds of its steps. Writes
 docs/benchmarks/advice.md, with what two recipes make of it that never change.
 
+    python benchmarks/advice.py --verify digits-conv    # train a task again, compare, note it on the page
     python benchmarks/advice.py [--pairs 20] [--steps 150] [--kept runs/advice.json] [--output FILE.md]
 """
 
@@ -20,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.network_draws import Draw, draw  # found only after the line above
+from benchmarks.kept import verify_rows  # found only after the line above
+from benchmarks.network_draws import Draw, draw
 from benchmarks.provenance import ROOT, provenance
 from benchmarks.report import markdown
 from benchmarks.simulated_curves import SCRIPT, Curve, Kept, SimulatedCurves, curve_of
@@ -358,12 +360,27 @@ def rows(search: Search, networks: Sequence[Draw], tasks: Sequence[str], advised
         yield Row(pair, *search.auto(pair), search.advised(pair) if number < advised else None)
 
 
+def verify(args: argparse.Namespace, search: Search) -> None:
+    """Train and estimate the pairs of one task again, and compare them with those of the page."""
+    made: dict[str, dict[str, str]] = {}
+    for seed in args.draws:
+        for number, network in enumerate(draw(args.pairs, seed)):
+            if TASKS[number % len(TASKS)] == args.verify:
+                pair = search.pair(args.verify, network)
+                name = f"{args.pairs} networks, seed {seed} | {pair.task} | {pair.schedule}"
+                made[name] = Row(pair, *search.auto(pair), None).texts()
+    verify_rows(args.output, "", made, names=2)
+
+
 def main(args: argparse.Namespace) -> None:
     kept = Kept(args.kept)
     trainings = [
         SimulatedCurves(kept, WORKERS, args.steps, seed, args.evaluate_every, STEP_SECONDS) for seed in args.seeds
     ]
     search, found = Search(trainings), dict[str, list[Row]]()
+    if args.verify:
+        verify(args, search)
+        return
     plans: list[tuple[str, int, int, Sequence[str]]] = [
         (f"seed {seed}", seed, args.pairs, TASKS) for seed in args.draws
     ]
@@ -386,6 +403,7 @@ if __name__ == "__main__":
     options.add_argument("--unseen", type=int, nargs="*", default=[], help="likewise, for other tasks, such as 4")
     options.add_argument("--advised", type=int, nargs="*", default=[3], help="of these, those on which advise is asked")
     options.add_argument("--evaluate-every", type=int, default=5)
+    options.add_argument("--verify", choices=TASKS, metavar="TASK", help="compare its pairs with those of --output")
     options.add_argument("--kept", type=Path, default=ROOT / "runs" / "advice.json")
     options.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks" / "advice.md")
     main(options.parse_args())

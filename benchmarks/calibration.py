@@ -6,7 +6,7 @@ then measured there by `gossamer run --network`. Writes src/gossamer/plan/estima
 machine that has nothing else to do: what else runs is told while it profiles.
 
     python benchmarks/calibration.py [--seconds-budget 1500] [--runs runs/calibration.json]
-    python benchmarks/calibration.py --only-report       # from runs that were made
+    python benchmarks/calibration.py --only-report       # from runs that were made, or the shipped ones
     python benchmarks/calibration.py --quick             # three runs, into runs/quick, to see that it runs
 
 What was run is kept in --runs; the same command goes on where it was stopped, or where its time was over.
@@ -45,7 +45,7 @@ from gossamer.plan.estimate.workload_profile import WorkloadProfile
 from gossamer.plan.profile.profile_runs import profile_script
 
 WORKER = Path(__file__).with_name("calibration_worker.py")
-SHIPPED = ROOT / "src" / "gossamer" / "estimate" / FILE
+SHIPPED = ROOT / "src" / "gossamer" / "plan" / "estimate" / FILE
 PAGE = ROOT / "docs" / "benchmarks" / "calibration.md"
 NETWORKS, EACH, SEED = 22, 3, 1
 PATIENCE_SECONDS = 120  # of a run
@@ -62,6 +62,12 @@ class Runs:
             self.told = json.loads(file.read_text(encoding="utf-8"))
         self.told.setdefault("machine", machine())
         self.told.setdefault("commit", commit())
+
+    def use_shipped(self) -> None:
+        """Take the runs of the file that `gossamer explain` reads."""
+        told = json.loads(SHIPPED.read_text(encoding="utf-8"))
+        made = {name: told["provenance"][name] for name in ("commit", "machine")}
+        self.told |= {"rows": {str(place): {"pair": pair} for place, pair in enumerate(told["pairs"])}, **made}
 
     def refuse_other_commit(self) -> None:
         """Runs of two commits do not go together."""
@@ -181,7 +187,7 @@ def report(runs: Runs, shipped: Path, where: Path, command: str) -> None:
         sys.exit(f"{len(pairs)} runs are too few for a report; it takes {2 * fewest_pairs(COVERAGE)}")
     picture = where.with_suffix(".png")
     text = calibration_report.page(pairs, provenance(), picture.name)
-    text += f"\nThey were made at commit `{runs.told['commit']}`.\n"
+    text += f"\nThe runs were made at commit `{runs.told['commit']}`.\n"
     if failed:
         text += f"\nRuns without a record, left out: {', '.join(failed)}.\n"
     print(text)
@@ -205,6 +211,8 @@ def main(args: argparse.Namespace) -> None:
         QUICK.mkdir(parents=True, exist_ok=True)
         args.runs, networks, shipped, where = QUICK / "calibration.json", 1, QUICK / FILE, QUICK / PAGE.name
     runs = Runs(args.runs)
+    if args.only_report and not args.runs.exists():
+        runs.use_shipped()
     if not args.only_report:
         runs.refuse_other_commit()
         measure(runs, args.seconds_budget, networks)

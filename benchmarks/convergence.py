@@ -8,7 +8,8 @@ to seed. Every biased compressor has a twin that forgets what it lost (feedback=
 --study adamw asks what closes the gap of TopK under AdamW, --study base what two recipes cost a larger model.
 
 What was trained is kept in --json, and not trained again when the same is asked for once more, unless its recipe means
-something else by now.
+something else by now. --verify trains --tasks and --compressors into a file of its own, and compares them with their
+rows on the page.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.closing import closing_part  # found only after the line above
-from benchmarks.kept import read, write
+from benchmarks.kept import read, rows, verify_rows, write
 from benchmarks.page import PAGE, around, between, put_between
 from benchmarks.picture import plot
 from benchmarks.provenance import QUICK, provenance, scratch
@@ -106,11 +107,16 @@ def main(args: argparse.Namespace) -> None:
         return
     if args.quick:
         quick(args)
+    if args.verify:
+        args.page, args.json, args.fresh = args.page or PAGE, QUICK / f"verified-{args.json.name}", True
     if args.page:
         around(args.page, args.study)  # the end of the work would be too late to find that it has no place
     record = {"machine": machine(), "command": shlex.join(["python", *sys.argv])}
     runs = train_all(jobs(args), record, args)
     found = PARTS[args.study](runs, [provenance()])
+    if args.verify:
+        verify_rows(args.page, args.study, rows(found))
+        return
     print(found)
     for sentence in sentences(runs):
         print(sentence, file=sys.stderr)
@@ -136,6 +142,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="trainings at once")
     parser.add_argument("--json", type=Path, default=Path("runs/convergence.json"), metavar="FILE")
     parser.add_argument("--fresh", action="store_true", help="train everything again")
+    parser.add_argument("--verify", action="store_true", help="compare with the rows of --page, and note it there")
     parser.add_argument("--quick", action="store_true", help="a few steps, in files of their own")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the table there, and the picture beside it")
     parser.add_argument("--redraw", type=Path, metavar="PAGE", help="draw its picture from its tables, and no more")

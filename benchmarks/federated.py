@@ -8,6 +8,7 @@ bytes up is then run on five other seeds. Runs are kept in runs/federated.json: 
     python benchmarks/federated.py --page docs/benchmarks/federated-compression.md  # trains missing runs, then writes
     python benchmarks/federated.py --report --page docs/benchmarks/federated-compression.md
     python benchmarks/federated.py --quick                      # everything once, a few rounds
+    python benchmarks/federated.py --verify --strategies FedAvg --compressors "Int8()" --rates 0.5
 """
 
 import argparse
@@ -189,11 +190,15 @@ def tuned(record: Record, row: tuple[str, str, str]) -> Run:
 def main(args: argparse.Namespace) -> None:
     from benchmarks.federated_report import draw, finals, write_part
 
-    record = Record(QUICK / "federated.json" if args.quick else RUNS)
+    if args.verify:
+        args.page = args.page or ROOT / "docs" / "benchmarks" / "federated-compression.md"
+        (QUICK / "federated.json").unlink(missing_ok=True)
+    record = Record(QUICK / "federated.json" if args.quick or args.verify else RUNS)
     rows = [row for row in all_rows() if available(row[0])]
     due = [row for row in rows if not args.strategies or row[0] in args.strategies]
+    due = [row for row in due if not args.compressors or row[1] in args.compressors]
     rounds, seeds = (3, SEEDS[:1]) if args.quick else (args.rounds, SEEDS[: args.seeds])
-    rates = RATES[:1] if args.quick else RATES
+    rates = RATES[:1] if args.quick else args.rates
     if not args.report:
         grid = [
             Setting(strategy=s, compressor=c, pull=p, rate=r, seed=TUNING_SEED, most_rounds=rounds)
@@ -203,9 +208,13 @@ def main(args: argparse.Namespace) -> None:
         record.make(grid, args.jobs)
         best = [Setting(**tuned(record, row)["setting"]) for row in due]
         record.make([Setting(**(asdict(each) | {"seed": seed})) for seed in seeds for each in best], args.jobs)
-    if args.page:
+    trained = [row for row in rows if finals(record, row)]
+    if args.verify:
+        kept.verify_rows(
+            args.page, "federated", kept.rows(write_part(record, trained)), ignored=["rate", "times fewer"]
+        )
+    elif args.page:
         page = scratch(args.page) if args.quick else args.page
-        trained = [row for row in rows if finals(record, row)]
         put_between(page, "federated", write_part(record, trained))
         draw(record, trained, page.with_name("federated.png"))
 
@@ -218,5 +227,10 @@ if __name__ == "__main__":
     options.add_argument("--rounds", type=int, default=200, help="after which a run is given up")
     options.add_argument("--seeds", type=int, default=len(SEEDS))
     options.add_argument("--strategies", nargs="+", choices=STRATEGIES, help="train these rows only, for now")
+    options.add_argument("--compressors", nargs="+", choices=COMPRESSORS, help="train these rows only, for now")
+    options.add_argument("--rates", nargs="+", type=float, default=RATES, help="the grid")
+    options.add_argument(
+        "--verify", action="store_true", help="train rows again, and compare them with those of --page"
+    )
     options.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) // 2, 1), help="runs at once")
     main(options.parse_args())

@@ -8,6 +8,8 @@ docs/benchmarks/ladder.md, and the shares that `gossamer explain` shows.
     python benchmarks/ladder.py --rungs bytelm-57k-b16 --arms "lock step" silence "DiLoCo 20" --seeds 3
     python benchmarks/ladder.py --predict bytelm-237k-b2        # before it is trained: its rates and losses
     python benchmarks/ladder.py --report                        # train nothing, write the page
+    python benchmarks/ladder.py --verify 4                      # train 4 stored runs again, and note it on the page
+    python benchmarks/ladder.py --verify 4 --tenths 1           # the first tenth of each
     python benchmarks/ladder.py --quick                         # a few steps, in files of their own
 
 Rungs: benchmarks/ladder_tasks.py. Arms: benchmarks/ladder_arms.py.
@@ -22,9 +24,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.ladder_arms import ARMS  # found only after the line above
+from benchmarks import kept  # found only after the line above
+from benchmarks.ladder_arms import ARMS
 from benchmarks.ladder_picture import plot
 from benchmarks.ladder_plan import TUNING_SEEDS, Job, LadderRun, is_current, key, steps_of, wanted, workers_of
 from benchmarks.ladder_report import measured, page_part, predictions, results
@@ -32,7 +36,7 @@ from benchmarks.ladder_tasks import rungs
 from benchmarks.page import around, put_between
 from benchmarks.provenance import QUICK, ROOT, provenance, scratch
 from benchmarks.side_by_side import one_thread
-from benchmarks.virtual_workers import train
+from benchmarks.virtual_workers import POINTS, train
 
 RUNS, PAGE = ROOT / "benchmarks" / "results" / "ladder.jsonl", ROOT / "docs" / "benchmarks" / "ladder.md"
 PREDICTIONS = ROOT / "benchmarks" / "results" / "ladder_predictions.json"
@@ -41,15 +45,15 @@ QUICK_STEPS = 8
 ALT = "retained benefit of every arm with its interval, a panel for each model size"
 
 
-def do(job: Job, steps: int | None) -> LadderRun | str:
-    """A run, or the reason why this arm cannot be trained on this rung."""
+def do(job: Job, steps: int | None, tenths: int = 0) -> LadderRun | str:
+    """A run, or the reason why this arm cannot be trained on this rung. tenths: of its steps that are made; 0: all."""
     rung, arm = rungs()[job.rung], ARMS[job.arm]
     exam = rung.tuning_exam if job.seed in TUNING_SEEDS else rung.exam
     began = time.process_time()
     try:
-        run = train(
-            rung.task, exam(), arm.recipe, job.learning_rate, job.seed, steps or steps_of(arm, rung), workers_of(arm)
-        )
+        count = steps or steps_of(arm, rung)
+        until = tenths * (count // POINTS)
+        run = train(rung.task, exam(), arm.recipe, job.learning_rate, job.seed, count, workers_of(arm), until)
     except Exception as problem:  # one recipe that an optimizer cannot serve does not end a study of hours
         return f"{type(problem).__name__}: {problem}"
     used = time.process_time() - began
@@ -107,13 +111,48 @@ def report(args: argparse.Namespace) -> None:
     if not found:
         sys.exit(f"{args.runs} has no rung with a tuned run of both lock step and silence. Train without --report.")
     command = ["python", "benchmarks/ladder.py", "--report", *(["--quick"] if args.quick else [])]
-    text = page_part(found, [provenance(command)], json.loads(PREDICTIONS.read_text()))
+    about = [provenance(command), *kept.lines_again(args.page, "ladder")]
+    text = page_part(found, about, json.loads(PREDICTIONS.read_text()))
     print(text)
     plot(found, args.page.with_suffix(".png"))
     if not args.quick and args.page == PAGE:
         lines = ",\n".join(f"  {json.dumps(each)}" for each in measured(found))
         SHARES.write_text(f"[\n{lines}\n]\n" if lines else "[]\n", encoding="utf-8")
     put_between(args.page, "ladder", f"![{ALT}]({args.page.stem}.png)\n\n{text}")
+
+
+def verify(args: argparse.Namespace) -> None:
+    """Train some of the stored runs again, of each kind of strategy in turn, and compare them.
+
+    With --tenths, runs are left early, and the curves until then are compared: bit for bit, over hundreds of steps.
+    """
+
+    def again(stored: LadderRun) -> LadderRun:
+        made = do(key(stored), args.steps, args.tenths)
+        return made if not isinstance(made, str) else sys.exit(f"{key(stored)} cannot be trained any more: {made}")
+
+    one_thread()
+    runs: list[Any] = [
+        run for run in read(args.runs, args.steps).values() if run["rung"] in args.rungs and run["arm"] in args.arms
+    ]
+    if args.tenths:
+        whole = {"held_out", "alone", "bytes_sent"}
+        runs = [
+            {name: value for name, value in run.items() if name not in whole} | {"curve": run["curve"][: args.tenths]}
+            for run in runs
+            if len(run["curve"]) >= POINTS
+        ]
+    kept.verify_runs(
+        args.page,
+        "ladder",
+        runs,
+        args.verify,
+        again,
+        name=lambda run: f"{run['rung']}, {run['arm']}, learning rate {run['learning_rate']:g}, seed {run['seed']}",
+        kind=lambda run: run["resolved"].partition("(")[0],
+        seconds=lambda run: run["cpu_seconds"],
+        extent=f"{10 * args.tenths} % of the steps of " if args.tenths else "",
+    )
 
 
 def main(args: argparse.Namespace) -> None:
@@ -129,6 +168,9 @@ def main(args: argparse.Namespace) -> None:
         predict(args)
         return
     around(args.page, "ladder")  # a missing place for the text is found before the work, not after it
+    if args.verify:
+        verify(args)
+        return
     if not args.report:
         train_all(args)
     report(args)
@@ -147,6 +189,8 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="with the markers around the text")
     parser.add_argument("--predict", choices=rungs(), metavar="RUNG", help="write its predicted rates and losses")
     parser.add_argument("--report", action="store_true", help="train nothing, write the page")
+    parser.add_argument("--verify", type=int, metavar="N", help="train N stored runs again and compare their losses")
+    parser.add_argument("--tenths", type=int, default=0, metavar="T", help="with --verify: of the steps; 0: all")
     parser.add_argument("--quick", action="store_true", help="a few steps of three arms, in files of their own")
     return parser
 

@@ -5,7 +5,8 @@ counts is the held-out loss of what they agree on, and the bytes they sent.
 
     python benchmarks/local.py [--recipes TEXT ...] [--seeds 0 1 ...] [--steps N] [--page FILE] [--report | --quick]
 
-What was trained is kept in --results, one line a run, and not trained again. --report trains nothing.
+What was trained is kept in --results, one line a run, and not trained again. --report trains nothing. --verify trains
+--recipes into a file of its own, and compares their losses with those of the page.
 """
 
 import argparse
@@ -23,16 +24,18 @@ from torch import Tensor
 from torch.optim import AdamW
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks import kept  # found only after the line above
 from benchmarks.local_picture import plot
-from benchmarks.local_report import DENSE, LEARNING_RATE, page_part, study  # found only after the line above
+from benchmarks.local_report import DENSE, LEARNING_RATE, page_part, study
 from benchmarks.page import around, between, put_between
+from benchmarks.provenance import QUICK as SCRATCH
 from benchmarks.provenance import ROOT, provenance, scratch
 from benchmarks.side_by_side import done
 from benchmarks.tasks import TASKS
 from benchmarks.virtual_workers import APART, Run, train
 from examples.bytelm import windows
 
-from gossamer.base.units import seconds_text
+from gossamer.base.units import bytes_text, seconds_text
 
 WORKERS, STEPS, SEEDS = 4, 1000, (0, 1, 2, 3, 4)
 EXAM = 256  # windows that are held out and looked at: as many as the example's
@@ -112,6 +115,21 @@ def jobs(args: argparse.Namespace) -> list[Job]:
     return [Job(recipe, rate, seed, args.steps, WORKERS) for seed in args.seeds for recipe, rate in chosen]
 
 
+def verify(args: argparse.Namespace) -> None:
+    """Train the rows of --recipes again, and compare their losses with those of the page."""
+    results = SCRATCH / "verified-local.jsonl"
+    results.unlink(missing_ok=True)
+    wanted = [Job(text, args.learning_rate, seed, args.steps, WORKERS) for text in args.recipes for seed in args.seeds]
+    train_all(wanted, results, args.processes)
+    found = study(read(results))
+    made = {
+        f"`{name}`": {"held-out loss": str(found.losses(name)), "seeds": str(len(runs))}
+        | {"sent per worker": bytes_text(found.bytes_sent(name))}
+        for name, runs in found.runs.items()
+    }
+    kept.verify_rows(args.page, "local", made)
+
+
 def quick(args: argparse.Namespace) -> None:
     """Everything once, in seconds; the numbers mean nothing."""
     args.steps, args.seeds, args.recipes = 8, [0, 1], QUICK
@@ -125,8 +143,13 @@ def main(args: argparse.Namespace) -> None:
         return
     if args.quick:
         quick(args)
+    if args.verify:
+        args.page = args.page or ROOT / "docs" / "benchmarks" / "local.md"
     if args.page:
         around(args.page, "local")  # the end of the work would be too late to find that it has no place
+    if args.verify:
+        verify(args)
+        return
     wanted = jobs(args)
     if not args.report:
         train_all(wanted, args.results, args.processes)
@@ -152,6 +175,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the table there, and a picture beside it")
     parser.add_argument("--redraw", type=Path, metavar="PAGE", help="draw its picture from its table, and no more")
     parser.add_argument("--report", action="store_true", help="train nothing, write what is there")
+    parser.add_argument("--verify", action="store_true", help="compare --recipes with their rows on --page")
     parser.add_argument("--quick", action="store_true", help="a few steps of a few recipes, in a file of their own")
     return parser
 

@@ -23,6 +23,18 @@ def commit(root: Path = ROOT) -> str:
     return f"{found}-dirty" if changed else found
 
 
+def source_commit(root: Path = ROOT) -> str:
+    """The last commit that changed the package; with -dirty where the package or a benchmark was changed since.
+
+    The name outlives a branch that changes pages and benchmarks alone.
+    """
+    found = _git(root, "log", "-1", "--first-parent", "--abbrev=10", "--format=%h", "--", "src/gossamer")
+    changed = _git(
+        root, "status", "--porcelain", "--untracked-files=no", "--", "src/gossamer", "benchmarks", "examples"
+    )
+    return f"{found}-dirty" if changed else found
+
+
 def _git(root: Path, *arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
 

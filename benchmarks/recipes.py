@@ -6,10 +6,12 @@ compared with those of `gossamer explain`. Writes docs/benchmarks/recipes.md.
 
     python benchmarks/recipes.py [--steps 300] [--seeds 0 1 2] [--size small] [--json FILE] [--output FILE.md]
     python benchmarks/recipes.py --quick        # a minute, into runs/quick, to see that it runs
+    python benchmarks/recipes.py --verify 3     # train the 3 shortest rows again, and note it on the page
 """
 
 import argparse
 import json
+import re
 import shlex
 import statistics
 import subprocess
@@ -20,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.provenance import ROOT, provenance, scratch  # found only after the line above
+from benchmarks.kept import rows, verify_rows  # found only after the line above
+from benchmarks.provenance import ROOT, provenance, scratch
 from benchmarks.report import markdown
 
 from gossamer.comm.environment.host_info import machine
@@ -142,6 +145,26 @@ def _line(name: str, losses: list[float], nbytes: str = "", share: str = "") -> 
     return {"": name, "loss": mean_text(losses), "bytes per step and worker": nbytes, "retained": share}
 
 
+def trained_by(name: str, steps: int) -> tuple[str, int]:
+    """Recipe and steps of a row, by its name."""
+    recipe, *texts = re.findall("`([^`]+)`", name)
+    if found := re.search(r"for the same bytes \((\d+) steps\)", name):
+        return texts[0], int(found[1])
+    return RECIPES[recipe] if name.endswith("without feedback") else recipe, steps
+
+
+def verify(args: argparse.Namespace) -> None:
+    """Rows of the fewest steps first; of equal ones in the order of the page."""
+    known = [name.partition(" | ")[2] for name in rows(args.output.read_text(encoding="utf-8"))]
+    chosen = sorted(known, key=lambda name: trained_by(name, args.steps)[1])[: args.verify]
+    made: dict[str, dict[str, str]] = {}
+    for name in chosen:
+        recipe, steps = trained_by(name, args.steps)
+        records = [train(recipe, steps, seed, args) for seed in args.seeds]
+        made[f"Loss of common recipes | {name}"] = {"loss": mean_text([loss(record) for record in records])}
+    verify_rows(args.output, "", made)
+
+
 def quick(args: argparse.Namespace) -> None:
     """One recipe for a few steps, in a file of its own."""
     args.steps, args.seeds, args.recipes, args.output = 8, [0], ["TopK(density=0.01)"], scratch(args.output)
@@ -150,6 +173,9 @@ def quick(args: argparse.Namespace) -> None:
 def main(args: argparse.Namespace) -> None:
     if args.quick:
         quick(args)
+    if args.verify:
+        verify(args)
+        return
     dense = [train("Dense()", args.steps, seed, args) for seed in args.seeds]
     report = {
         "machine": machine(),
@@ -175,4 +201,5 @@ if __name__ == "__main__":
     options.add_argument("--json", metavar="FILE")
     options.add_argument("--output", type=Path, default=PAGE, metavar="FILE.md")
     options.add_argument("--quick", action="store_true", help="a few steps, in a file of their own")
+    options.add_argument("--verify", type=int, metavar="N", help="train N rows of --output again and compare them")
     main(options.parse_args())

@@ -312,6 +312,7 @@ def main(args: argparse.Namespace) -> None:
     times = read_times(args)
     measured = dict.fromkeys(each["network"] for each in times if not each["estimated"])
     networks = [name for name in measured if name != UNLIMITED]
+    timed_at = dict.fromkeys(f"commit `{each['commit']}`" for each in times)
     parts = [
         "# Time to a loss",
         f"Losses: {args.rung} of [retained benefit](ladder.md); {found.rung.about}. Every arm has its own best "
@@ -323,6 +324,7 @@ def main(args: argparse.Namespace) -> None:
         f"steps are those of lock step. The PowerSGD hook has rank 4; its steps are those of "
         f"`{ARMS[STEPS_AS[HOOK]].recipe}`, an approximation. torch refuses its bfloat16 hook on CPUs.",
         provenance(["python", "benchmarks/time_to_loss.py", "--rung", args.rung, "--size", args.size]),
+        f"Step times are from {', '.join(timed_at)}.",
         *(f"## {network}\n\n{table(times, network, found)}" for network in networks),
     ]
     if any(each["estimated"] for each in times):

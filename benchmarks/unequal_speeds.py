@@ -7,6 +7,7 @@ command continues where the last one stopped. Writes docs/benchmarks/unequal-spe
 
     python benchmarks/unequal_speeds.py [--seeds 3]
     python benchmarks/unequal_speeds.py --report     # train nothing, write the page
+    python benchmarks/unequal_speeds.py --verify 2   # train 2 stored runs again, compare, note it on the page
     python benchmarks/unequal_speeds.py --quick      # one short run, to see that it runs
 """
 
@@ -23,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.ladder import RUNS as LADDER  # found only after the line above
+from benchmarks import kept  # found only after the line above
+from benchmarks.ladder import RUNS as LADDER
 from benchmarks.ladder import read
 from benchmarks.ladder_arms import ARMS, LOCK_STEP, ONE_BIT, SILENCE
 from benchmarks.ladder_plan import TUNING_SEEDS, tuned_rate
@@ -201,6 +203,7 @@ def report(args: argparse.Namespace) -> str:
         "as many samples in all. `Used time`: the part of all workers' time in which they compute; for the rest of a "
         "round they wait for the slowest. `Weights`: of a worker's parameters in the mean, by its samples or equal.\n",
         provenance(["python", "benchmarks/unequal_speeds.py", "--report"]) + "\n",
+        *(f"{line}\n" for line in kept.lines_again(args.output)),
         "| recipe | local steps per round | weights | used time | retained | held-out loss | rate | seeds |",
         "|---|---|---|---:|---:|---:|---:|---:|",
     ]
@@ -231,12 +234,30 @@ def report(args: argparse.Namespace) -> str:
     return "\n".join(lines) + "\n"
 
 
+def verify(args: argparse.Namespace) -> None:
+    arms = {arm.name: arm for arm in UNEQUAL}
+    runs = [run for run in stored(args.runs).values() if run["arm"] in arms]
+    kept.verify_runs(
+        args.output,
+        "",
+        runs,
+        args.verify,
+        lambda run: train(arms[run["arm"]], run["learning_rate"], run["seed"], run["steps"]),
+        name=lambda run: f"{run['arm']}, learning rate {run['learning_rate']:g}, seed {run['seed']}",
+        kind=lambda run: run["arm"],
+        seconds=lambda run: sum(run["batches"]),
+    )
+
+
 def main(args: argparse.Namespace) -> None:
     if args.quick:
         run = train(UNEQUAL[0], 0.01, 0, steps=48)
         (QUICK / RUNS.name).parent.mkdir(parents=True, exist_ok=True)
         scratch(PAGE).write_text(json.dumps(run) + "\n", encoding="utf-8")
         print(json.dumps(run))
+        return
+    if args.verify:
+        verify(args)
         return
     if not args.report:
         train_all(args)
@@ -251,5 +272,6 @@ if __name__ == "__main__":
     options.add_argument("--runs", type=Path, default=RUNS)
     options.add_argument("--output", type=Path, default=PAGE)
     options.add_argument("--report", action="store_true", help="train nothing, write the page")
+    options.add_argument("--verify", type=int, metavar="N", help="train N stored runs again and compare their losses")
     options.add_argument("--quick", action="store_true", help="one short run, in files of its own")
     main(options.parse_args())

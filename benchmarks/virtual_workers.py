@@ -94,7 +94,8 @@ _building = threading.Lock()  # torch's global generator is shared by the thread
 
 @dataclass
 class Worker:
-    """One thread's part. losses: (steps made, bytes sent until then, held-out loss), of those who look."""
+    """One thread's part. losses: (steps made, bytes sent until then, held-out loss), of those who look. until: steps
+    after which the training is left; 0: after all."""
 
     task: Task
     exam: tuple[Tensor, ...]
@@ -106,6 +107,7 @@ class Worker:
     finished: threading.Barrier
     losses: list[tuple[int, float, float | None]] = field(default_factory=list)
     own: float | None = None
+    until: int = 0
     merging_bytes: float = 0.0  # sent to look at what is merged, and no part of training
 
     def work(self) -> None:
@@ -134,7 +136,7 @@ class Worker:
     def _train(self, model: nn.Module, optimizer: Optimizer, session: Session | None) -> None:
         every = self.steps if session is None else max(1, self.steps // POINTS)
         batches = self.task.batches(self.transport.world, self.seed)
-        for step in range(1, self.steps + 1):
+        for step in range(1, (self.until or self.steps) + 1):
             for group in optimizer.param_groups:
                 group["lr"] = self.learning_rate * self.task.pace((step - 1) / self.steps)
             self.task.loss(model, *next(batches)[self.transport.rank]).backward()
@@ -182,14 +184,22 @@ def quiet() -> Iterator[None]:
 
 
 def train(
-    task: Task, exam: tuple[Tensor, ...], recipe: str, learning_rate: float, seed: int, steps: int, workers: int
+    task: Task,
+    exam: tuple[Tensor, ...],
+    recipe: str,
+    learning_rate: float,
+    seed: int,
+    steps: int,
+    workers: int,
+    until: int = 0,
 ) -> Run:
+    """until: steps of the whole schedule after which the training is left, a multiple of steps // POINTS; 0: all."""
     began = time.perf_counter()
     task.samples()  # once, not in every thread
     group = SimulatedGroup(workers, PATIENCE_SECONDS)
     finished = threading.Barrier(workers)
     team = [
-        Worker(task, exam, recipe, learning_rate, seed, steps, Counting(transport), finished)
+        Worker(task, exam, recipe, learning_rate, seed, steps, Counting(transport), finished, until=until)
         for transport in group.transports
     ]
     with quiet(), ThreadPoolExecutor(workers) as pool:

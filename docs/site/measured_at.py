@@ -1,4 +1,8 @@
-"""Age of a benchmark page: how many commits changed what the page measures, since the commit that it names."""
+"""Age of a benchmark page: how many commits changed what the page measures, since the commit that it names.
+
+Losses do not depend on the machine, so a page of losses keeps its figures as long as some of its runs, trained again,
+have equal ones. benchmarks/kept.py notes that on the page; the age of that part counts from the commit of the check.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ SOURCE = "src/gossamer"
 STEP = ("algorithms", "base", "comm", "train")  # what a training step runs through
 LOSS = ("algorithms", "base/kernels", "train")
 MEASURES: dict[str, tuple[str, ...]] = {  # packages whose changes can change a page's figures
-    "advice": ("plan",),
+    "advice": ("algorithms", "plan", "train"),
     "calibration": (*STEP, "plan/estimate"),
     "collective-prices": ("algorithms/collectives", "comm/network"),
     "collectives": ("algorithms/collectives", "base", "comm"),
@@ -46,6 +50,11 @@ MEASURES: dict[str, tuple[str, ...]] = {  # packages whose changes can change a 
     "upload-limit": ("comm",),
 }
 COMMIT = re.compile(r"(?:commit|from) `([0-9a-f]{7,40})(?:-dirty)?`")
+PART = re.compile(r"(<!-- written by a program: [\w ]+ -->.*?<!-- end: [\w ]+ -->)", re.DOTALL)
+AGAIN = re.compile(
+    r"^Trained again at commit `([0-9a-f]{7,40})`: (?:\d+ % of the steps of )?\d+ of \d+ (?:runs|rows), equal ",
+    re.MULTILINE,
+)
 
 
 class Age(NamedTuple):
@@ -57,8 +66,13 @@ class Age(NamedTuple):
 
 
 def commits(markdown: str) -> list[str]:
-    """The commits that a page names as those of its figures, in the order of the page, each once."""
-    return list(dict.fromkeys(COMMIT.findall(markdown)))
+    """The commits that a page names as those of its figures, in the order of the page, each once.
+
+    A part between markers, and a page without them, has the commit at which its runs were trained again with equal
+    losses, in place of those of the first training.
+    """
+    parts = PART.split(markdown)
+    return list(dict.fromkeys(name for part in parts for name in AGAIN.findall(part) or COMMIT.findall(part)))
 
 
 def has_history(root: Path) -> bool:

@@ -57,6 +57,36 @@ def test_oldest_of_several_parts_is_named(tmp_path: Path, commit: Callable[[str]
     assert f"Since commit `{oldest}`, 1 commits" in with_age("benchmarks/pace.md", page, tmp_path)
 
 
+AGAIN = "Trained again at commit `{}`: 3 of 40 runs, {}.\n\n"
+
+
+def test_equal_losses_of_a_second_training_make_a_page_younger(tmp_path: Path, commit: Callable[[str], str]) -> None:
+    page, again = PAGE.format(commit(MEASURED)), commit(MEASURED)
+    assert with_age("benchmarks/pace.md", page + AGAIN.format(again, "equal losses"), tmp_path).count("!!! note") == 0
+    commit(MEASURED)
+    shown = with_age("benchmarks/pace.md", page + AGAIN.format(again, "equal losses"), tmp_path)
+    assert f"Since commit `{again}`, 1 commits" in shown
+    begun = page + AGAIN.format(again, "equal losses").replace("3 of 40", "10 % of the steps of 3 of 40")
+    assert f"Since commit `{again}`, 1 commits" in with_age("benchmarks/pace.md", begun, tmp_path)
+
+
+def test_other_losses_of_a_second_training_do_not(tmp_path: Path, commit: Callable[[str], str]) -> None:
+    page, again = PAGE.format(first := commit(MEASURED)), commit(MEASURED)
+    shown = with_age("benchmarks/pace.md", page + AGAIN.format(again, "1 of them with other losses"), tmp_path)
+    assert f"Since commit `{first}`, 1 commits" in shown
+    dirty = with_age("benchmarks/pace.md", page + AGAIN.format(f"{again}-dirty", "equal losses"), tmp_path)
+    assert f"Since commit `{first}`, 1 commits" in dirty
+
+
+def test_a_second_training_counts_for_its_part_of_a_page_alone() -> None:
+    part = "<!-- written by a program: {0} -->\nWritten from commit `{1}`.\n\n{2}<!-- end: {0} -->\n"
+    line = AGAIN.format("ccccccc", "equal losses")
+    page = (
+        f"# Page\n{part.format('loss', 'aaaaaaa', line)}{part.format('speed', 'bbbbbbb', '')}From commit `ddddddd`.\n"
+    )
+    assert commits(page) == ["ccccccc", "bbbbbbb", "ddddddd"]
+
+
 def test_page_of_a_commit_outside_the_history_has_a_note(tmp_path: Path, commit: Callable[[str], str]) -> None:
     commit(MEASURED)
     assert "older than the history" in with_age("benchmarks/pace.md", PAGE.format("0123456789"), tmp_path)

@@ -61,9 +61,8 @@ def named(cell: str) -> str:
 # -- from which commit ---------------------------------------------------------------------------------------------
 
 
-COPIED = {"lost-workers", "staleness"}  # tables that were copied from the output of a program, with its command
-ESTIMATED = {"collective-prices"}  # compared with the code by test_collective_prices.py
-DATED = [page for page in sorted(PAGES.glob("*.md")) if page.stem not in {"README", *COPIED, *ESTIMATED}]
+COPIED = {"lost-workers"}  # tables that were copied from the output of a program, with its command
+DATED = [page for page in sorted(PAGES.glob("*.md")) if page.stem not in {"README", *COPIED}]
 
 
 @pytest.mark.parametrize("page", DATED, ids=lambda page: page.stem)
