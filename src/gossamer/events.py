@@ -295,12 +295,14 @@ class LinksOpened(Event):
         bytes_per_second: capacity of the slower interface of both ends, for each peer.
         read: returns current values, from any thread; the last values after closing.
         is_open: returns whether the connections are still open.
+        relays: the worker on the machine that relays the connection, for each relayed peer; "" if it has no worker.
     """
 
     round_trips: Mapping[str, float]
     bytes_per_second: Mapping[str, float]
     read: Callable[[], Mapping[str, LinkCounters]]
     is_open: Callable[[], bool]
+    relays: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,7 +116,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, monk
 
 def test_a_user_begins_again_inside_a_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(emulation.REENTERED, raising=False)
-    monkeypatch.setattr(emulation, "plan", lambda network: EmulationPlan(emulation="switch", reenters=True))
+    monkeypatch.setattr(emulation, "plan", lambda network, relays: EmulationPlan(emulation="switch", reenters=True))
     monkeypatch.setattr(sys, "argv", ["gossamer", "run", "a b.py"])
 
     def execute(program: str, ops: list[str]) -> None:
@@ -138,7 +138,7 @@ def test_a_user_begins_again_inside_a_namespace(monkeypatch: pytest.MonkeyPatch)
 
 def test_words_are_paced_where_nothing_can_be_emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     planned = EmulationPlan(emulation="paced", reason="there is no tun")
-    monkeypatch.setattr(emulation, "plan", lambda network: planned)
+    monkeypatch.setattr(emulation, "plan", lambda network, relays: planned)
     with pytest.raises(EmulationError, match="no hosts either"):
         enter(NETWORK, [read_fault("slow(1, factor=2, at=1)", 2)])
     assert enter(NETWORK, [read_fault("kill(1, at=1)", 2)]) == planned
@@ -150,6 +150,18 @@ def test_words_are_paced_where_nothing_can_be_emulated(monkeypatch: pytest.Monke
         assert paced.record() == {"network": "200mbit,2ms", "emulation": "paced"}
     assert len(notes) == 1
     assert "only approximated on this machine: there is no tun" in notes[0]
+
+
+def test_the_run_relays_on_the_first_host_only(tmp_path: Path) -> None:
+    file = tmp_path / "homes.toml"
+    home, office = (
+        '[[hosts]]\nsite = "home"\ncount = 2\nrate = "20mbit"\n',
+        '[[hosts]]\nsite = "office"\nrate = "1gbit"\n',
+    )
+    relay = '[[relays]]\nbetween = ["home"]\nthrough = "office"\n'
+    file.write_text(home + office + relay)
+    with pytest.raises(EmulationError, match="List that host first"):
+        enter(read_network(str(file), 3), (), relays=True)
 
 
 def test_without_a_network_nothing_changes(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from gossamer.launcher.job import Elasticity, InvitationOptions, Job, Serving, W
 from gossamer.observe.live import LiveView
 from gossamer.observe.telemetry import MachineDesk
 from gossamer.plan.emulation import EmulationPlan
+from gossamer.plan.emulation.capabilities import NO_RELAYS
 from gossamer.plan.emulation.namespaces import DIRECTORY, EmulatedHost
 
 ONE = Machines(None, 1, 0, None)
@@ -183,3 +184,9 @@ def test_an_emulation_that_would_slow_nothing_is_refused() -> None:
         check_emulation(elasticity, paced)
     for harmless in ((elasticity, real), (elasticity, None), (None, paced)):
         check_emulation(*harmless)
+
+
+def test_an_elastic_run_on_a_network_with_relays_needs_its_own() -> None:
+    elasticity = Elasticity(range=read_worker_range("1:2"))
+    with pytest.raises(click.UsageError, match="add --relay"):
+        check_emulation(elasticity, EmulationPlan(emulation="paced", reason=NO_RELAYS))

@@ -218,6 +218,7 @@ def test_first_rows_are_what_was_measured_and_later_ones_what_was_carried_since(
         "bytes_per_second": 12_500_000,
         "used_bytes": 0,
         "retransmits": 0,
+        "through": None,
     }
     assert watch.sample() == []  # it has carried nothing
     group.now = {"host 0": FULL}
@@ -228,6 +229,14 @@ def test_first_rows_are_what_was_measured_and_later_ones_what_was_carried_since(
     assert [(row["used_bytes"], row["retransmits"], row["bytes_per_second"]) for row in watch.sample()] == [
         (100, 0, None)
     ]
+
+
+def test_rows_have_the_relay_of_their_connection() -> None:
+    watch, group = LinkWatch(), CountedLinks(2)
+    first = watch.opened(replace(group.opened, relays={"host 1": "office 7"}))
+    group.now = dict.fromkeys(group.now, FULL)
+    for rows in (first, watch.sample()):
+        assert {row["process"]: row["through"] for row in rows} == {"host 0": None, "host 1": "office 7"}
 
 
 @pytest.mark.parametrize("peers", [1, MOST_ROWS, 63, 255])

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 from support.homes import CARRIER, OFFICE, PORT, PORT_ONLY, SYMMETRIC, Internet, internet, missing
 from support.nightly import nightly
+from support.paths import EXAMPLES
 
 pytestmark = [
     pytest.mark.namespaces,
@@ -87,3 +91,30 @@ def test_two_homes_behind_routers_and_an_office_with_one_open_port_train_to_equa
     assert [len(each) for each in ends] == [1, 1, 1], outputs
     assert len({each[0] for each in ends}) == 1, outputs
     assert ("their traffic passes this machine" in outputs[0]) is bool(relay)
+
+
+def test_a_network_file_with_relays_is_emulated_with_the_relay_of_the_run(tmp_path: Path) -> None:
+    """The hosts of both homes exchange no packets, and the store names their relay."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    options = [
+        "--workers",
+        "3:3",
+        "--relay",
+        "--network",
+        str(EXAMPLES / "networks" / "two-homes.toml"),
+        "--logs",
+        "logs",
+    ]
+    command = [sys.executable, "-m", "gossamer", "run", *options, "train.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 0, output
+    assert "their traffic passes this machine" in output
+    ends = re.findall(r"ended (.*)", output)
+    assert len(ends) == 3, output
+    assert len(set(ends)) == 1, output
+    with closing(sqlite3.connect(tmp_path / "logs" / "run.sqlite")) as db:
+        relays = {
+            (source, target): relay for source, target, relay in db.execute("SELECT source, target, through FROM link")
+        }
+    assert relays == {(a, b): "rank 0" if 0 not in (a, b) else None for a, b in permutations(range(3), 2)}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
@@ -42,6 +42,15 @@ class ElasticGroup(FakeGroup):
     """Says the number of its next operation, as a group whose members change does."""
 
     operation_number: int = 0
+
+    __hash__ = object.__hash__
+
+
+@dataclass
+class RelayedGroup(FakeGroup):
+    """Has ranks that relays connect to this one, as an elastic run does."""
+
+    detours: Mapping[int, int | None] = field(default_factory=dict)
 
     __hash__ = object.__hash__
 

@@ -28,6 +28,10 @@ APPROXIMATE = (
     'the network; connections, queues and other traffic are not. The record has "emulation": "paced".'
 )
 
+OTHER_RELAY = (
+    "{network} has a relay that is not its first host, and --relay makes the run's first machine the relay, which is "
+    "on the first host. List that host first, in the first [[hosts]]."
+)
 NO_HOSTS = (
     "the faults cut and slow affect hosts of an emulated network, and this run has none. Add --network 100mbit. With "
     "a paced network there are no hosts either."
@@ -83,9 +87,14 @@ class Emulation:
         return {"mtu": testbed.mtu, "cpu_share": share}
 
 
-def enter(network: Network | None, faults: Sequence[Fault]) -> EmulationPlan | None:
-    """Plan the emulation of `network`. If it needs a user namespace, this process restarts itself inside one."""
-    planned = plan(network) if network is not None else None
+def enter(network: Network | None, faults: Sequence[Fault], *, relays: bool = False) -> EmulationPlan | None:
+    """Plan the emulation of `network`. If it needs a user namespace, this process restarts itself inside one.
+
+    relays: whether the run's first machine relays. Raises EmulationError if another host relays in the network.
+    """
+    if relays and network is not None and set(network.relayed.values()) - {0}:
+        raise EmulationError(OTHER_RELAY.format(network=network.text))
+    planned = plan(network, relays=relays) if network is not None else None
     if any(fault.needs_network for fault in faults) and (planned is None or planned.emulation == "paced"):
         raise EmulationError(NO_HOSTS)
     if planned is None or not planned.reenters:

@@ -21,6 +21,7 @@ from gossamer.launcher.served_run import launch_peers
 from gossamer.observe.live import LiveView
 from gossamer.observe.telemetry import MachineDesk
 from gossamer.plan.emulation import EmulationPlan
+from gossamer.plan.emulation.capabilities import NO_RELAYS
 from gossamer.plan.emulation.namespaces import DIRECTORY
 
 Start = Callable[..., Outcome]
@@ -96,6 +97,7 @@ RELAY_LISTENS = (
     "--relay and --listen, or leave out both."
 )
 EMULATED = "--network emulates all hosts on this machine, and other machines cannot reach them: leave out {option}."
+UNRELAYED = "the network has relays, and the emulated workers behind them need the run's own: add --relay."
 PACED = (
     "--network can only be approximated here ({reason}), which does not slow the messages between workers of an "
     "elastic run. Leave out --network, or run as root."
@@ -206,7 +208,7 @@ def elastic_starter(
 def check_emulation(elasticity: Elasticity | None, planned: EmulationPlan | None) -> None:
     """Refuse an emulation that would not slow the workers. Raises UsageError."""
     if elasticity is not None and planned is not None and planned.emulation == "paced":
-        raise click.UsageError(PACED.format(reason=planned.reason))
+        raise click.UsageError(UNRELAYED if planned.reason == NO_RELAYS else PACED.format(reason=planned.reason))
 
 
 def _address(interface: str | None) -> str:

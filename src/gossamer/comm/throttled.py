@@ -82,8 +82,8 @@ class ThrottledTransport:
     def part(self, size: int) -> ThrottledTransport:
         inner = self._inner.part(size)
         first = self.rank - inner.rank
-        hosts = self._network.hosts[first : first + size]
-        return ThrottledTransport(inner, replace(self._network, hosts=hosts), self._collective)
+        network = self._network.among(range(first, first + inner.world))
+        return ThrottledTransport(inner, network, self._collective)
 
     def close(self) -> None:
         self._inner.close()

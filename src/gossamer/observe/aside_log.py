@@ -78,8 +78,9 @@ class ActivityWatch:
 # -- link watch --------------------------------------------------------------------------------------------------------
 # Turns the counters of this worker's connections into rows, every few seconds, in the sampler's thread.
 #
-# A row is {process, round_trip, bytes_per_second, used_bytes, retransmits} of the connection to that process, since the
-# row before, as measured at this end. bytes_per_second is the throughput while the connection was busy. It is null if
+# A row is {process, round_trip, bytes_per_second, used_bytes, retransmits, through} of the connection to that process,
+# since the row before, as measured at this end. through: the worker's process at the relay, as in LinksOpened; null for
+# a direct connection. bytes_per_second is the throughput while the connection was busy. It is null if
 # too few bytes were sent, since then the throughput is no measure of the capacity. If messages are shorter than the
 # bandwidth-delay product, it measures round trips and not the link.
 
@@ -110,7 +111,7 @@ class LinkWatch:
         with self._lock:
             self._opened.append((event, {}))
         return [
-            _row(process, event.round_trips[process] or None, rate, 0, 0)
+            _row(process, event.round_trips[process] or None, rate, 0, 0, event.relays.get(process))
             for process, rate in event.bytes_per_second.items()
         ]
 
@@ -122,13 +123,20 @@ class LinkWatch:
             watched = list(self._opened)
         for event, before in watched:
             closed = not event.is_open()  # before reading: then the numbers read are final
-            found += self._rows(event.read(), before, every=1 if closed or last else ceil(len(before) / MOST_ROWS) or 1)
+            every = 1 if closed or last else ceil(len(before) / MOST_ROWS) or 1
+            found += self._rows(event.read(), before, event.relays, every)
             if closed:
                 with self._lock:
                     self._opened = [each for each in self._opened if each[0] is not event]
         return found
 
-    def _rows(self, counted: Mapping[str, LinkCounters], before: dict[str, LinkCounters], every: int) -> list[Row]:
+    def _rows(
+        self,
+        counted: Mapping[str, LinkCounters],
+        before: dict[str, LinkCounters],
+        relays: Mapping[str, str],
+        every: int,
+    ) -> list[Row]:
         found = []
         for place, (process, now) in enumerate(counted.items()):
             if (place + self._turn) % every:
@@ -139,17 +147,18 @@ class LinkWatch:
             before[process] = now
             if used or again:
                 rate = full_rate(now, used, now.busy_seconds - (then.busy_seconds if then else 0.0))
-                found.append(_row(process, now.round_trip_seconds, rate, used, again))
+                found.append(_row(process, now.round_trip_seconds, rate, used, again, relays.get(process)))
         return found
 
 
-def _row(process: str, round_trip: float | None, rate: float | None, used: int, again: int) -> Row:
+def _row(process: str, round_trip: float | None, rate: float | None, used: int, again: int, through: str | None) -> Row:
     return {
         "process": process,
         "round_trip": None if round_trip is None else round(round_trip, 6),
         "bytes_per_second": None if rate is None else round(rate),
         "used_bytes": used,
         "retransmits": again,
+        "through": through,
     }
 
 

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from support.virtual_traces import FakeGroup
+from support.virtual_traces import FakeGroup, RelayedGroup
 
 from gossamer.base.spans import recorder as span_recorder
-from gossamer.base.spans.record_format import EVERYONE, SpanKind
+from gossamer.base.spans.record_format import EVERYONE, NO_RANK, SpanKind
 from gossamer.base.spans.recorder import MANY, SpanRecorder, clock_identity, mask
 from gossamer.base.spans.step_range import StepRange
 from gossamer.observe.trace.span_files import ProcessSpans, read_run
@@ -178,3 +178,22 @@ def test_processes_of_this_machine_share_a_clock_where_that_is_known() -> None:
     other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
     assert clock_identity() == clock_identity()
     assert (other == clock_identity()) == clock_identity().startswith("boot-")
+
+
+def test_relays_are_recorded_as_they_change(tmp_path: Path) -> None:
+    recording, group = recorder(tmp_path), RelayedGroup(1, 4)
+    views: list[dict[int, int | None]] = [{}, {2: 0, 3: 0}, {2: 0, 3: None, 99: 0}, {}, {}]
+    for group.detours in views:
+        for _ in range(3):
+            recording.position(group)
+    recording.close()
+    records = read(tmp_path).of(SpanKind.RELAYED)
+    assert [(each["number"], each["peers"]) for each in records] == [(0, 12), (NO_RANK, 8), (0, 4), (NO_RANK, 0)]
+
+
+def test_a_group_without_relays_has_no_record_of_them(tmp_path: Path) -> None:
+    recording = recorder(tmp_path)
+    for group in (FakeGroup(1, 4), RelayedGroup(1, 4)):
+        recording.position(group)
+    recording.close()
+    assert not len(read(tmp_path).of(SpanKind.RELAYED))

@@ -255,6 +255,31 @@ def test_means_use_the_hub_and_equal_those_of_other_algorithms_bit_for_bit(group
 
 
 @compiled
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_means_by_the_hub_equal_those_of_direct_bit_for_bit(
+    group: StandaloneGroup, dtype: torch.dtype
+) -> None:
+    """Also sums beyond float16, and values that would lose digits if they were rounded at every hop."""
+    draw = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(50_000, generator=draw).mul(1 + rank).to(dtype) for rank in range(4)]
+    for each in tensors:
+        each[:2] = torch.tensor([40_000.0, -0.0], dtype=dtype)
+    found: list[list[torch.Tensor]] = []
+
+    def act() -> None:
+        found.append(group.answers([AllReduceMean(each.clone()) for each in tensors]))
+
+    check_by_hub(group, act)
+    group.all(lambda rank: group.transports[rank].prefer("direct"))
+    check_by_hub(group, act, by_hub=False)
+    by_hub, directly = found
+    assert all(torch.equal(one, other) for one, other in zip(by_hub, directly, strict=True))
+    assert all(torch.equal(each, by_hub[0]) for each in by_hub)
+    due = torch.stack([each.float() for each in tensors]).mean(0).to(dtype)
+    assert torch.equal(by_hub[0][0], due[0])  # 40,000 is summed to 160,000
+
+
+@compiled
 def test_a_group_of_homes_gathers_directly(group: StandaloneGroup) -> None:
     homes_only = (0, 2, 3)
     ops: list[object] = [

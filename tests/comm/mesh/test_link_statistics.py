@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from support.mesh_group import MESSAGE, Group
 
 from gossamer import events
 from gossamer.base.ops import AllGather
-from gossamer.comm.mesh.link_measurement import Links
+from gossamer.comm.mesh.link_measurement import Links, RelayLine
 from gossamer.comm.mesh.link_statistics import LinkStatistics, declared, parse_declarations, process_name, report_links
 from gossamer.comm.mesh.tcp_info import link_counters
 from gossamer.events import LinkCounters, LinksOpened
@@ -102,8 +103,22 @@ def test_what_closes_keeps_its_last_numbers() -> None:
         (opened,) = told
         assert (opened.round_trips, opened.bytes_per_second) == ({"one": 0.02}, {"one": 0.5e6})
         assert opened.is_open()
+        assert opened.relays == {}
     assert not opened.is_open()
     assert opened.read()["one"].acknowledged_bytes >= 4000
+
+
+@pytest.mark.parametrize(("rank", "named"), [(None, ""), (2, "two")])
+def test_relayed_peers_are_reported_with_the_worker_at_their_relay(rank: int | None, named: str) -> None:
+    """A relay connects ranks 0 and 1; rank 2, if it is on the relay's machine, is connected directly."""
+    told: list[LinksOpened] = []
+    end = events.subscribe(lambda event: told.append(event) if isinstance(event, LinksOpened) else None)
+    alone, relayed = ((0.0,) * 3,) * 3, ((0, 1, 0), (1, 0, 1 if rank == 2 else 0), (0, 1 if rank == 2 else 0, 0))
+    links = replace(Links.alike(alone, 8e6), relays=(RelayLine(7, rank, 8e6, 8e6),), relayed=relayed)
+    with Group(3) as group:
+        report_links(group.meshes[1], group.sockets[1], ["zero", "one", "two"], links)
+        end()
+    assert told[0].relays == {"zero": named}
 
 
 def test_a_forked_child_reads_nothing_of_its_parent() -> None:

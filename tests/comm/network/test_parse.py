@@ -8,6 +8,7 @@ import pytest
 from support.paths import EXAMPLES as ALL_EXAMPLES
 
 from gossamer.comm.network import Host, Network, Path, read_network
+from gossamer.comm.network.cost.message_simulator import SharedLines
 from gossamer.comm.network.parse import NetworkError
 
 EXAMPLES = sorted((ALL_EXAMPLES / "networks").glob("*.toml"))
@@ -109,6 +110,115 @@ def test_a_line_is_between_two_sites() -> None:
         Network(hosts=(), default=Path(bits_per_second=1e6))
     with pytest.raises(ValueError, match="positive number"):
         Path(bits_per_second=float("nan"))
+
+
+HOMES = """
+[default]
+round_trip = "40ms"
+[[hosts]]
+site = "office"
+rate = "1gbit"
+[[hosts]]
+count = 3
+site = "home"
+up = "20mbit"
+down = "100mbit"
+[[hosts]]
+site = "cabin"
+rate = "10mbit"
+"""
+
+
+def homes(folder: File, relays: str, workers: int = 5) -> Network:
+    file = folder / "homes.toml"
+    file.write_text(HOMES + relays)
+    return read_network(str(file), workers)
+
+
+def test_a_site_relays_by_its_first_host(tmp_path: File) -> None:
+    network = homes(tmp_path, '[[relays]]\nbetween = ["home", "cabin"]\nthrough = "office"\n')
+    assert network.relayed == {frozenset((home, 4)): 0 for home in (1, 2, 3)}
+    assert (network.relays, network.hubs) == ((), (0,))
+    assert network.path(1, 4).round_trip_seconds == pytest.approx(0.08)  # to the office, and from there
+    assert network.path(0, 1).round_trip_seconds == network.path(1, 2).round_trip_seconds == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize(
+    ("between", "pairs"),
+    [
+        ('["home"]', [(1, 2), (1, 3), (2, 3)]),
+        ('["home", "home"]', [(1, 2), (1, 3), (2, 3)]),
+        ('["home", "cabin", "home"]', [(1, 2), (1, 3), (2, 3), (1, 4), (2, 4), (3, 4)]),
+    ],
+)
+def test_a_site_that_is_listed_alone_or_twice_stands_for_pairs_of_its_own_hosts(
+    tmp_path: File, between: str, pairs: list[tuple[int, int]]
+) -> None:
+    network = homes(tmp_path, f'[[relays]]\nbetween = {between}\nthrough = "office"\n')
+    assert network.relayed == dict.fromkeys(map(frozenset, pairs), 0)
+
+
+def test_a_relay_without_a_worker_has_a_line_of_its_own(tmp_path: File) -> None:
+    network = homes(tmp_path, '[[relays]]\nbetween = ["home"]\nup = "5mbit"\ndown = "50mbit"\n')
+    assert network.relays == (Host(up_bits_per_second=5e6, down_bits_per_second=50e6),)
+    assert set(network.relayed.values()) == {5}
+    assert (network.hubs, network.bits_per_second(1, 2)) == ((), 5e6)
+    assert network.path(1, 2).round_trip_seconds == pytest.approx(0.04)  # the relay is on this path
+
+
+def test_a_relay_stays_if_there_are_fewer_workers_than_hosts(tmp_path: File) -> None:
+    """The relay is the host after the workers."""
+    file = tmp_path / "homes.toml"
+    hosts = HOMES.split("[[hosts]]")
+    relay = '[[relays]]\nbetween = ["home"]\nthrough = "office"\n'
+    file.write_text("[[hosts]]".join([hosts[0], hosts[2], hosts[1]]) + relay)
+    whole, fewer = read_network(str(file), 4), read_network(str(file), 3)
+    assert (whole.relays, whole.hubs) == ((), (3,))
+    assert (fewer.relays, fewer.hubs) == ((whole.hosts[3],), ())
+    assert set(fewer.relayed.values()) == {3}
+    assert fewer.path(0, 1) == whole.path(0, 1)
+
+
+def test_relayed_bytes_share_the_lines_of_both_legs(tmp_path: File) -> None:
+    """Of the lines between sites, they pass those to the relay and from it."""
+    relay = '[[relays]]\nbetween = ["home", "cabin"]\nthrough = "office"\n'
+    rates = {("home", "office"): "3mbit", ("office", "cabin"): "2mbit", ("home", "cabin"): "1mbit"}
+    paths = [f'[[paths]]\nbetween = ["{a}", "{b}"]\nrate = "{rate}"\n' for (a, b), rate in rates.items()]
+    network = homes(tmp_path, relay + "".join(paths))
+    assert network.path(1, 4).bits_per_second == network.bits_per_second(1, 4) == 2e6
+    lines = SharedLines(network)
+    both = lines.between(1, 4)
+    assert both == (lines.between(1, 0) + lines.between(0, 4))
+    assert [line.bits_per_second for line in both] == [3e6, 2e6]
+    assert lines.between(1, 0)[0] is both[0]  # the same line, not an equal one
+    assert lines.between(0, 4)[0] is both[1]
+
+
+RELAY = '[[relays]]\nbetween = ["home"]\n'
+
+
+@pytest.mark.parametrize(
+    ("relays", "parts"),
+    [
+        (RELAY, ["a relay without `through` needs", "1gbit"]),
+        (RELAY + 'through = "of"', ["through one of the sites", "'of'", "office"]),
+        (RELAY + "through = 3", ["through one of the sites", "got 3"]),
+        (RELAY + 'through = "office"\nrate = "1gbit"', ["the line of that host", "['rate']"]),
+        (RELAY + 'through = "office"\nhost = 1', ["unknown keys ['host']", "through"]),
+        (RELAY + 'through = "home"', ["without 'home', which relays", "between = "]),
+        ('[[relays]]\nthrough = "office"', ["a relay must be between", "got None"]),
+        ('[[relays]]\nbetween = []\nthrough = "office"', ["a relay must be between", "got []"]),
+        ('[[relays]]\nbetween = ["hoem"]\nthrough = "office"', ["a relay must be between", "hoem"]),
+        (RELAY + 'through = "office"\n' + RELAY + 'rate = "1gbit"', ["['home'] have two relays", "Remove one"]),
+        ('[relays]\nbetween = ["home"]', ["list of tables", "[[relays]]"]),
+        (RELAY + 'rate = "0mbit"', ["positive number"]),
+        (f'[[hosts]]\nrate = "1gbit"\ncount = 512\n{RELAY}through = "office"', ["at most 512 hosts, got 517"]),
+    ],
+)
+def test_invalid_relays_are_rejected_with_the_line_to_write(tmp_path: File, relays: str, parts: list[str]) -> None:
+    with pytest.raises(NetworkError) as refusal:
+        homes(tmp_path, relays)
+    assert all(part in str(refusal.value) for part in parts), refusal.value
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)

@@ -56,3 +56,18 @@ def test_links_of_another_launcher_come_to_the_ranks_of_the_first_store(db: sqli
         assert packed is not None
         BatchReader(db).read(packed, lambda number: number + 4, 0.0).write(db)
     assert pairs(db) == [(4, 0)]
+
+
+def test_a_relay_is_named_by_the_rank_on_its_machine(db: sqlite3.Connection) -> None:
+    rows = NewRows()
+    numbers = {"round_trip": 0.02, "bytes_per_second": None, "used_bytes": 9, "retransmits": 0}
+    relays = {"here 70": None, "there 71": "here 70", "there 72": "", "there 73": "elsewhere 9"}
+    links = [{"process": process, **numbers, "through": relay} for process, relay in relays.items()]
+    take_aside(rows, 0, "home", {"kind": "links", "moment": 5.0, "links": links})
+    for rank, process in enumerate(relays, start=1):
+        machine, pid = process.split()
+        rows.know(rank, machine=machine, pid=int(pid))
+    with db:
+        rows.write(db)
+    named = [tuple(row) for row in db.execute("SELECT target, through FROM link ORDER BY target")]
+    assert named == [(1, None), (2, "rank 1"), (3, "a relay without a worker"), (4, "a relay without a worker")]

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.virtual_traces import CLOCKS, Rounds
+from support.virtual_traces import CLOCKS, GATHER, RelayedGroup, Rounds
 
+from gossamer.base.spans.record_format import EVERYONE
+from gossamer.base.spans.recorder import SpanRecorder
 from gossamer.base.spans.step_range import StepRange
 from gossamer.errors import GossamerError
 from gossamer.observe.trace import timeline as timelines
@@ -89,3 +92,18 @@ def test_slices_that_overlap_in_part_have_lanes_of_their_own() -> None:
     assert lanes([(0, 4), (1, 3), (2, 5)], nests=True) == [[(0, 4), (1, 3)], [(2, 5)]]
     assert lanes([(0, 4), (1, 3)], nests=False) == [[(0, 4)], [(1, 3)]]
     assert lanes([(0, 4), (1, 3), (3, 4), (4, 5)], nests=True) == [[(0, 4), (1, 3), (3, 4), (4, 5)]]
+
+
+def test_operations_show_the_relays_of_their_time(tmp_path: Path) -> None:
+    recorder, group = SpanRecorder(tmp_path, 1, 4, StepRange()), RelayedGroup(1, 4)
+    for group.detours in ({}, {2: 0, 3: None}, {2: 0}, {}):
+        for _ in range(2):
+            began = time.perf_counter()
+            place = recorder.position(group)
+            recorder.operation(began, time.perf_counter(), place, GATHER, 40, EVERYONE)
+    recorder.close()
+    (process,) = build(read_run(tmp_path)).processes
+    (wire,) = [track for track in process.tracks if track.name == "wire"]
+    both = "to places 3 through a relay; to places 2 through place 0"
+    relays = [each.about.get("relayed links") for each in wire.slices]
+    assert relays == [None] * 2 + [both] * 2 + ["to places 2 through place 0"] * 2 + [None] * 2

@@ -60,6 +60,28 @@ def test_workers_show_their_part_of_the_work_by_speed(tmp_path: Path, page: Any)
         assert page.complaints == []
 
 
+def test_relayed_pairs_have_a_dot_and_the_name_of_their_relay(tmp_path: Path, page: Any) -> None:
+    run = made(tmp_path, KINDS["finished"])
+    for relay in (None, "rank 0"):
+        with closing(open_store(tmp_path / "run.sqlite")) as db, db:
+            db.execute("UPDATE link SET through = ? WHERE source + target = 3", (relay,))  # 1 and 2; 0 and 3
+        with PageServer([run]).in_thread() as link:
+            page.goto(f"{link}#network")
+            page.wait_for_selector("#content[data-shown=network] .heat canvas")
+            page.wait_for_selector("td.left")
+            dots = page.locator(".heat .dots i")
+            assert dots.count() == (4 if relay else 0)
+            assert page.get_by_text("A dot marks").is_visible() == bool(relay)
+            assert page.locator("td.left small").all_inner_texts() == ([" through rank 0"] * 4 if relay else [])
+            assert page.complaints == []
+    canvas, dot = page.locator(".heat .plane canvas").bounding_box(), dots.first.bounding_box()
+    middle = dot["x"] + dot["width"] / 2, dot["y"] + dot["height"] / 2
+    place = (middle[0] - canvas["x"]) / canvas["width"] * 4, (middle[1] - canvas["y"]) / canvas["height"] * 4
+    assert place == pytest.approx((3.5, 0.5), abs=0.1)  # the column of rank 3, the row of rank 0
+    page.mouse.move(*middle)
+    assert page.inner_text(".heat .told").endswith(", through rank 0")
+
+
 def test_markup_stays_text(tmp_path: Path, page: Any) -> None:
     with PageServer([hostile(tmp_path)]).in_thread() as link:
         page.goto(link)

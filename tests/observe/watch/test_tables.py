@@ -151,8 +151,18 @@ def test_pairs_show_the_latest_rate_at_which_they_were_full_and_sums(db: sqlite3
         "bytes_per_second": 4e6,
         "used_bytes": 35.0,
         "retransmits": 3.0,
+        "through": None,
         "rate_at_first": False,
     }
+
+
+def test_a_pair_shows_the_relay_of_its_newest_connection(db: sqlite3.Connection) -> None:
+    links = [{**ROW, "at": at, "bytes_per_second": 1e6, "through": relay} for at, relay in enumerate((None, "rank 2"))]
+    links += [{**each, "source": 1, "target": 0, "at": 5 - each["at"]} for each in links]
+    with db:
+        insert(db, "link", links)
+    pairs = read_network(db)["pairs"]
+    assert list(zip(pairs["source"], pairs["through"], strict=True)) == [(0, "rank 2"), (1, None)]
 
 
 RUN = SyntheticRun(ranks=3, steps=60)

@@ -103,5 +103,17 @@ def test_networks_keep_their_shape():
     assert nearer.hosts == SITES.hosts
 
 
+def test_networks_with_relays_keep_their_shape():
+    """The relay of hosts 0 and 1 is the slowest machine, and their path has two legs."""
+    slow, fast = (Host(up_bits_per_second=each, down_bits_per_second=each, site="a") for each in (1e7, 1e9))
+    path = Path(round_trip_seconds=0.02)
+    relayed = Network(hosts=(fast, fast), relays=(slow,), default=path, relayed={frozenset((0, 1)): 2})
+    faster = with_rate(relayed, 1e8)
+    assert slowest_bits_per_second(relayed) == 1e7
+    assert faster.bits_per_second(0, 1) == slowest_bits_per_second(faster) == pytest.approx(1e8)
+    assert longest_round_trip_seconds(relayed) == pytest.approx(0.04)
+    assert with_round_trip(relayed, 0.4).path(0, 1).round_trip_seconds == pytest.approx(0.4)
+
+
 def test_a_network_without_round_trips_is_given_them():
     assert longest_round_trip_seconds(with_round_trip(replace(SITES, default=Path(), paths={}), 0.05)) == 0.05

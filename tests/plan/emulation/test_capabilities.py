@@ -7,7 +7,7 @@ import pytest
 from gossamer.comm.network import Host, Network, read_network
 from gossamer.comm.network import Path as NetworkPath
 from gossamer.plan.emulation import capabilities
-from gossamer.plan.emulation.capabilities import EmulationPlan, needs_switch, plan, reentering
+from gossamer.plan.emulation.capabilities import NO_RELAYS, EmulationPlan, needs_switch, plan, reentering
 from gossamer.plan.emulation.namespaces import EmulationError, call
 
 RATES = read_network("100mbit", 2)
@@ -73,6 +73,14 @@ def test_a_missing_part_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
     monkeypatch.setattr(capabilities.system, "IS_LINUX", False)
     assert "need Linux" in plan(RATES).reason
+
+
+def test_relays_are_emulated_in_runs_that_relay() -> None:
+    hosts = (Host(up_bits_per_second=1e9, down_bits_per_second=1e9),) * 3
+    relayed = Network(hosts=hosts, relayed={frozenset((1, 2)): 0})
+    assert plan(relayed, relays=True) == plan(Network(hosts=hosts)) == EmulationPlan(emulation="kernel")
+    assert plan(relayed) == EmulationPlan(emulation="paced", reason=NO_RELAYS)
+    assert plan(Network(hosts=hosts), relays=True).emulation == "kernel"  # a relay that no pair needs
 
 
 def test_commands_that_fail_give_the_reason() -> None:

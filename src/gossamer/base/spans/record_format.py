@@ -48,9 +48,11 @@ class SpanKind(IntEnum):
     SERVE = 11  # a parameter server in this process answers; number: the worker
     CHANNEL = 10  # channel: its index; number: the first rank of its group; nbytes: group size, 0 if members change
     NOT_TRACED = 12  # number: an Untraced; activity of this process without spans
+    RELAYED = 13  # channel; number: the rank at a relay, NO_RANK without one; peers: those whose bytes it forwards
 
 
-ABOUT = (SpanKind.CHANNEL, SpanKind.NOT_TRACED)  # descriptive records, which are not spans
+NO_RANK = -1
+ABOUT = (SpanKind.CHANNEL, SpanKind.NOT_TRACED, SpanKind.RELAYED)  # descriptive records, which are not spans
 
 
 class Untraced(IntEnum):

@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
@@ -26,6 +26,7 @@ from gossamer.base.spans.record_format import (
     FIELDS,
     MAGIC,
     MOST_PEERS,
+    NO_RANK,
     RECORD,
     SUFFIX,
     VERSION,
@@ -39,6 +40,7 @@ CLOSE_SECONDS = 30.0  # timeout for the remaining writes
 MOST_BYTES = 2**30  # of a process's file: some twenty million spans
 MOST_WAITING = 2**18  # spans that are not written yet: some 60 MB of memory
 NO_STEPS = StepRange(-1, -1)
+NO_DETOURS: Mapping[int, int | None] = {}
 
 Numbers = tuple[float, float, int, int, int, int, int, int]  # one span, in the order of FIELDS
 MANY = 256
@@ -105,6 +107,7 @@ class SpanRecorder:
         self._all: list[SpanBuffer] = []
         self._channels: WeakKeyDictionary[NumberedGroup, int] = WeakKeyDictionary()
         self._counts: list[int] = []  # number of operations, by channel
+        self._detours = NO_DETOURS  # of the group of the last operation that has some, or had
         self._over = threading.Event()
         self._writer = threading.Thread(target=self._write_on, name="gossamer-spans", daemon=True)
         self._writer.start()
@@ -159,9 +162,24 @@ class SpanRecorder:
             now = time.perf_counter()
             keep = getattr(self._threads, "keep", None) or self._new_thread()
             keep((now, now, SpanKind.CHANNEL, channel, 0, first, world, 0))
+        detours: Mapping[int, int | None] = getattr(group, "detours", NO_DETOURS)
+        if detours is not self._detours and (detours or self._detours):
+            self._keep_detours(channel, detours)
         number = self._counts[channel] if operation_number is None else operation_number
         self._counts[channel] += 1
         return channel, number
+
+    def _keep_detours(self, channel: int, detours: Mapping[int, int | None]) -> None:
+        """Record which ranks are connected by relays from now on: a record for each relay, or one without ranks."""
+        self._detours, now = detours, time.perf_counter()
+        by_relay: dict[int, int] = {}
+        for peer, relay in detours.items():
+            if peer < MOST_PEERS:
+                number = NO_RANK if relay is None else relay
+                by_relay[number] = by_relay.get(number, 0) | 1 << peer
+        keep = getattr(self._threads, "keep", None) or self._new_thread()
+        for number, peers in sorted(by_relay.items()) or [(NO_RANK, 0)]:
+            keep((now, now, SpanKind.RELAYED, channel, 0, number, 0, peers))
 
     def lacks(self, what: Untraced) -> None:
         """Record that the process has activity without spans, so that readers can report it."""

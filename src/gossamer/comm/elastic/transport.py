@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -37,6 +37,7 @@ from gossamer.comm.elastic.recognition import InLockStep
 from gossamer.comm.elastic.value_transfer import broadcast_value
 from gossamer.comm.membership.view import View
 from gossamer.comm.mesh.collective_selector import settle_collectives
+from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.runtime.transaction import Regrouped, resolve
 from gossamer.errors import GossamerError, MismatchError, PeerLost, Stopped
 
@@ -83,6 +84,7 @@ class ElasticTransport(InLockStep):
         self._base: Base | None = None  # from which members move until they have completed another transaction
         self.members: tuple[int, ...] = (membership.number,)
         self.rank, self.world, self._links = 0, 1, ""
+        self._detours_of, self._detours = "", dict[int, int | None]()  # of these links
         self._left = self.awaited = self.released = False  # released: must leave while the others continue
         self.finished = False  # whether this worker leaves because its training is complete
         self.on_over: Callable[[], object] = lambda: None  # called by the thread that reports the end of a view
@@ -163,6 +165,14 @@ class ElasticTransport(InLockStep):
             "an elastic run has no sites: adjacent ranks change as workers join and leave. Use a recipe in "
             "which all workers average together, or start a fixed number of workers: gossamer run --workers 4."
         )
+
+    @property
+    def detours(self) -> Mapping[int, int | None]:
+        """Ranks that relays connect to this one, for traces: as Links.detours. The same object until the next group."""
+        if self._detours_of is not self._links:
+            self._detours_of = self._links
+            self._detours = Links.of(self._links).detours(self.rank) if self._links else {}
+        return self._detours
 
     @property
     def links(self) -> str:

@@ -182,6 +182,15 @@ class Links:
             lines += [] if relay.rank in (sender, receiver) else [relay.down, relay.up]
         return min(lines)
 
+    def detours(self, rank: int) -> dict[int, int | None]:
+        """Return the ranks to which a relay forwards the bytes of this rank: the rank on the relay's machine, or None
+        without one, by receiver. The relay on a rank's own machine is on the way to it, and no detour."""
+        found = {}
+        for peer, number in enumerate(self.relayed[rank] if self.relays else ()):
+            if number and (at := self.relays[number - 1].rank) not in (rank, peer):
+                found[peer] = at
+        return found
+
     def among(self, ranks: Sequence[int]) -> Links:
         """Return the links between some ranks. A relay whose rank is not among them continues to relay."""
         ranks = list(ranks)

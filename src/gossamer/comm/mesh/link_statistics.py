@@ -74,12 +74,14 @@ def report_links(mesh: Mesh, sockets: Sequence[socket.socket | None], processes:
     """Notify observers that a group's connections are open, with the measured links."""
     peers = {name: rank for rank, name in enumerate(processes) if rank != mesh.rank}
     if peers:
+        detours = links.detours(mesh.rank)
         statistics = LinkStatistics(sockets, processes)
         mesh.call_before_leaving(statistics.end)
         events.emit(
             LinksOpened(
                 round_trips={name: links.round_trips[mesh.rank][rank] for name, rank in peers.items()},
                 bytes_per_second={name: links.bits_per_second(mesh.rank, rank) / 8 for name, rank in peers.items()},
+                relays={processes[peer]: "" if at is None else processes[at] for peer, at in detours.items()},
                 read=statistics.read,
                 is_open=statistics.is_open,
             )

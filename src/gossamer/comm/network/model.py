@@ -90,20 +90,27 @@ class Network:
 
     def path(self, a: int, b: int) -> Path:
         """Return the path between hosts a and b. Two hosts of one site use the path of the site with itself. The path
-        by a host that relays has the round trip, jitter and loss of both legs."""
-        path = self.paths.get(frozenset((self.hosts[a].site, self.hosts[b].site)), self.default)
-        relay = self.relay(a, b)
-        if relay is None or relay >= len(self.hosts):
-            return path
-        one, other = (
-            self.paths.get(frozenset((self.hosts[end].site, self.hosts[relay].site)), self.default) for end in (a, b)
-        )
-        return replace(
-            path,
+        by a relay has the round trip, jitter and loss of both legs, and the slower of their shared lines."""
+        legs = [self.paths.get(frozenset(sites), self.default) for sites in self.legs(a, b)]
+        if len(legs) == 1:
+            return legs[0]
+        one, other = legs
+        rates = [leg.bits_per_second for leg in legs if leg.bits_per_second is not None]
+        return Path(
             round_trip_seconds=one.round_trip_seconds + other.round_trip_seconds,
             jitter_seconds=hypot(one.jitter_seconds, other.jitter_seconds),
             loss=1 - (1 - one.loss) * (1 - other.loss),
+            bits_per_second=min(rates, default=None),
         )
+
+    def legs(self, a: int, b: int) -> tuple[tuple[str, str], ...]:
+        """Return the sites (from, to) of each leg from host a to host b: one, or two by a relay. A relay on a machine
+        without a worker that has no site is somewhere on the path of the pair."""
+        here, there, relay = self.hosts[a].site, self.hosts[b].site, self.relay(a, b)
+        if relay is None or (relay >= len(self.hosts) and not self.line(relay).site):
+            return ((here, there),)
+        between = self.line(relay).site
+        return (here, between), (between, there)
 
     def line(self, number: int) -> Host:
         """Return a host or relay by its number."""
@@ -124,6 +131,8 @@ class Network:
 
     def among(self, numbers: Sequence[int]) -> Network:
         """Return the network of some hosts, in this order. A host that relays for them remains as a relay."""
+        if numbers == range(len(self.hosts)):
+            return self
         hosts, relays, relayed = tuple(self.hosts[each] for each in numbers), list[int](), dict[frozenset[int], int]()
         for a, b in combinations(range(len(numbers)), 2) if self.relayed else ():
             relay = self.relay(numbers[a], numbers[b])

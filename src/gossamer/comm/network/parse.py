@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, product
 from math import isfinite
 from pathlib import Path as File
 from typing import Any
@@ -17,12 +20,14 @@ from gossamer.errors import GossamerError
 
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 MOST_HOSTS = 100_000  # per description
+MOST_RELAYED_HOSTS = 512  # per description with relays, which are stored for each pair
 MOST_BYTES, MOST_DOTS = 2**22, 200  # of a file, and of one of its lines
 SHOWN_CHARACTERS = 100  # of invalid input in messages
 UNLIMITED_BITS_PER_SECOND = 100e9
 HOST_KEYS = {"count", "site", "rate", "up", "down"}
 DEFAULT_KEYS = {"round_trip", "jitter", "loss"}
 PATH_KEYS = DEFAULT_KEYS | {"between", "rate"}
+RELAY_KEYS = {"between", "through", "rate", "up", "down"}
 
 
 class NetworkError(GossamerError, ValueError):
@@ -46,7 +51,7 @@ def read_network(text: str, workers: int) -> Network:
             f"{text} has {len(network.hosts)} hosts, but {workers} workers need one each. Add hosts to it, or run "
             f"--workers {len(network.hosts)}."
         )
-    return Network(hosts=network.hosts[:workers], default=network.default, paths=network.paths, text=text)
+    return replace(network.among(range(workers)), text=text)
 
 
 def _from_spec(text: str, workers: int) -> Network:
@@ -73,8 +78,10 @@ def _from_toml(file: File) -> Network:
     except (OSError, ValueError, MemoryError) as error:  # ValueError: invalid text, TOML or numbers
         what = str(error)[:SHOWN_CHARACTERS] or type(error).__name__
         raise NetworkError(f"{str(file)[:SHOWN_CHARACTERS]} cannot be read as a network: {what}") from error
-    if unknown := table.keys() - {"hosts", "paths", "default"}:
-        raise NetworkError(f"{file} has unknown keys {sorted(unknown)}: use [[hosts]], [[paths]] and [default].")
+    if unknown := table.keys() - {"hosts", "paths", "relays", "default"}:
+        raise NetworkError(
+            f"{file} has unknown keys {sorted(unknown)}: use [[hosts]], [[paths]], [[relays]] and [default]."
+        )
     default = _table(table.get("default", {}), "[default]", file)
     if unknown := default.keys() - DEFAULT_KEYS - {"rate"}:  # Network rejects `rate` with its reason
         raise NetworkError(f"{file}: [default] has unknown keys {sorted(unknown)}: use {sorted(DEFAULT_KEYS)}")
@@ -85,7 +92,10 @@ def _from_toml(file: File) -> Network:
         if ends in paths:
             raise NetworkError(f"{file}: {sorted(ends)} have two paths, but a pair of sites has one. Remove one.")
         paths[ends] = path
-    network: Network = _checked(Network, hosts=tuple(hosts), default=_path(default), paths=paths)
+    relays, relayed = _relays(_tables(table, "relays", file), hosts, file)
+    network: Network = _checked(
+        Network, hosts=tuple(hosts), default=_path(default), paths=paths, relays=relays, relayed=relayed
+    )
     return network
 
 
@@ -120,26 +130,98 @@ def _table(entry: object, heading: str, file: File) -> Mapping[str, Any]:
 def _hosts(entry: Mapping[str, Any], file: File) -> Sequence[Host]:
     if unknown := entry.keys() - HOST_KEYS:
         raise NetworkError(f"{file}: hosts have unknown keys {sorted(unknown)}: use {sorted(HOST_KEYS)}")
-    up, down = entry.get("up", entry.get("rate")), entry.get("down", entry.get("rate"))
-    if up is None or down is None:
-        raise NetworkError(f'{file}: a host needs `rate = "1gbit"`, or `up` and `down`: {dict(entry)}')
-    host = _checked(
-        Host, up_bits_per_second=_rate(up), down_bits_per_second=_rate(down), site=str(entry.get("site", ""))
-    )
-    count = entry.get("count", 1)
+    host, count = _host(entry, "host", file), entry.get("count", 1)
     if type(count) is not int or not 1 <= count <= MOST_HOSTS:
         raise NetworkError(f"{file}: count is the number of equal hosts, from 1 to {MOST_HOSTS}, got {count!r}")
     return (host,) * count
+
+
+def _host(entry: Mapping[str, Any], what: str, file: File) -> Host:
+    up, down = entry.get("up", entry.get("rate")), entry.get("down", entry.get("rate"))
+    if up is None or down is None:
+        raise NetworkError(f'{file}: a {what} needs `rate = "1gbit"`, or `up` and `down`: {dict(entry)}')
+    host: Host = _checked(
+        Host, up_bits_per_second=_rate(up), down_bits_per_second=_rate(down), site=str(entry.get("site", ""))
+    )
+    return host
 
 
 def _between(entry: Mapping[str, Any], sites: set[str], file: File) -> tuple[frozenset[str], Path]:
     ends: Any = entry.get("between")
     if unknown := entry.keys() - PATH_KEYS:
         raise NetworkError(f"{file}: paths have unknown keys {sorted(unknown)}: use {sorted(PATH_KEYS)}")
-    named = isinstance(ends, list) and all(isinstance(end, str) and end in sites for end in ends)
-    if not named or len(ends) not in (1, 2):
+    if not _are_sites(ends, sites) or len(ends) not in (1, 2):
         raise NetworkError(f"{file}: a path must be between one or two of the sites {sorted(sites)}, got {ends!r}")
     return frozenset(ends), _path({key: value for key, value in entry.items() if key != "between"})
+
+
+def _are_sites(ends: Any, sites: Collection[str]) -> bool:
+    return isinstance(ends, list) and all(isinstance(end, str) and end in sites for end in ends)
+
+
+def _relays(
+    entries: Sequence[Mapping[str, Any]], hosts: Sequence[Host], file: File
+) -> tuple[tuple[Host, ...], dict[frozenset[int], int]]:
+    """Return the relays on machines of their own, and the relay of each pair of hosts, as in Network.
+
+    A relay connects hosts of different sites in `between`, and hosts of one site if it is listed twice or alone.
+    """
+    if entries and len(hosts) > MOST_RELAYED_HOSTS:
+        raise NetworkError(
+            f"{file}: a network with [[relays]] has at most {MOST_RELAYED_HOSTS} hosts, got {len(hosts)}. Describe "
+            "fewer hosts."
+        )
+    members: dict[str, list[int]] = {}
+    for number, host in enumerate(hosts):
+        members.setdefault(host.site, []).append(number)
+    relays, relayed = list[Host](), dict[frozenset[int], int]()
+    for entry in entries:
+        through = _relay_site(entry, members, file)
+        ends: Any = entry.get("between")
+        if not _are_sites(ends, members) or not ends or through in ends:
+            but = "" if through is None else f", without {through!r}, which relays"
+            raise NetworkError(
+                f"{file}: a relay must be between some of the sites {sorted(members)}{but}, got {ends!r}. Write "
+                'between = ["home 1", "home 2"], or a site twice for the pairs of its own hosts.'
+            )
+        if through is None:
+            relays.append(_host(entry, "relay without `through`", file))
+        number = members[through][0] if through is not None else len(hosts) + len(relays) - 1
+        for pair in _pairs(ends, members):
+            if pair in relayed:
+                named = sorted({hosts[each].site for each in pair})
+                raise NetworkError(f"{file}: hosts of {named} have two relays, but a pair has one. Remove one.")
+            relayed[pair] = number
+    return tuple(relays), relayed
+
+
+def _pairs(ends: Sequence[str], members: Mapping[str, Sequence[int]]) -> Iterator[frozenset[int]]:
+    """Pairs of hosts of two of these sites, and of one that is listed twice or alone."""
+    for site, times in Counter(ends).items():
+        if times > 1 or len(ends) == 1:
+            yield from map(frozenset, combinations(members[site], 2))
+    for one, other in combinations(dict.fromkeys(ends), 2):
+        yield from map(frozenset, product(members[one], members[other]))
+
+
+def _relay_site(entry: Mapping[str, Any], sites: Collection[str], file: File) -> str | None:
+    """Return the site whose first host relays; None for a machine of its own."""
+    if unknown := entry.keys() - RELAY_KEYS:
+        raise NetworkError(f"{file}: relays have unknown keys {sorted(unknown)}: use {sorted(RELAY_KEYS)}")
+    through: Any = entry.get("through")
+    if through is None:
+        return None
+    if not _are_sites([through], sites):
+        raise NetworkError(
+            f"{file}: a relay must be through one of the sites {sorted(sites)}, got {through!r}. The first host of "
+            'that site relays; for a machine without a worker write rate = "1gbit" instead.'
+        )
+    if given := entry.keys() & {"rate", "up", "down"}:
+        raise NetworkError(
+            f"{file}: a relay through {through!r} has the line of that host: remove {sorted(given)}, or `through` for "
+            "a machine without a worker."
+        )
+    return str(through)
 
 
 def _path(options: Mapping[str, str]) -> Path:

@@ -81,18 +81,25 @@ def _between_ranks(db: sqlite3.Connection, links: Sequence[Row]) -> list[Row]:
     """The links with a rank as target, reported as a process ("HOST PID" or "HOST PID RANK"); others are dropped.
 
     The store maps processes to ranks. For processes without rows, such as those of other machines of a fixed group, the
-    reported rank is used.
+    reported rank is used. A relay is named by its worker.
     """
     if not links:
         return []
     known = {f"{row['machine']} {row['pid']}": row["rank"] for row in db.execute("SELECT rank, machine, pid FROM rank")}
     found = []
     for row in links:
-        host, pid, *rank = str(row["target"]).split(" ")
-        target = known.get(f"{host} {pid}", int(rank[0]) if rank and rank[0].isdecimal() else None)
+        target, through = _rank_of(row["target"], known), row.get("through")
+        if through is not None:
+            relay = _rank_of(through, known)
+            row = {**row, "through": "a relay without a worker" if relay is None else f"rank {relay}"}
         if target is not None:
             found.append({**row, "target": target})
     return found
+
+
+def _rank_of(process: object, known: Mapping[str, int]) -> int | None:
+    host, pid, rank, *_ = [*str(process).split(" "), "", ""]
+    return known.get(f"{host} {pid}", int(rank) if rank.isdecimal() else None)
 
 
 def shortened(text: str) -> str:

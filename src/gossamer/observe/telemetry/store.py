@@ -59,9 +59,11 @@ CREATE INDEX tensor_series ON tensor(name, rank, step);
 
 -- The connection from rank `source` to rank `target`, as measured by the source's kernel. round_trip: smoothed, with
 -- queues; bytes_per_second: while bytes were in flight, NULL if too few; used_bytes (acknowledged) and retransmits
--- (segments); these three since the row before. The first row is the measurement at the group's begin
+-- (segments); these three since the row before. through: the relay, such as "rank 0"; NULL for a direct connection. The
+-- first row is the measurement at the group's begin
 CREATE TABLE link(
-    source INTEGER, target INTEGER, at REAL, round_trip REAL, bytes_per_second REAL, used_bytes REAL, retransmits REAL
+    source INTEGER, target INTEGER, at REAL, round_trip REAL, bytes_per_second REAL, used_bytes REAL, retransmits REAL,
+    through TEXT
 );
 CREATE INDEX link_series ON link(source, target, at);
 
@@ -265,7 +267,11 @@ THINNED = (
         series=("source", "target"),
         along="at",
         most=300_000,
-        merged=(*_each("AVG", "round_trip", "bytes_per_second"), *_each("SUM", "used_bytes", "retransmits")),
+        merged=(
+            *_each("AVG", "round_trip", "bytes_per_second"),
+            *_each("SUM", "used_bytes", "retransmits"),
+            *_each("MAX", "through"),
+        ),
     ),
     ThinnedTable(
         name="tensor",

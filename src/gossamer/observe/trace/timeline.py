@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gossamer.base.spans.record_format import ABOUT, EVERYONE, MOST_PEERS, SpanKind, operation_text
+from gossamer.base.spans.record_format import ABOUT, EVERYONE, MOST_PEERS, NO_RANK, SpanKind, operation_text
 from gossamer.base.spans.step_range import StepRange
 from gossamer.errors import GossamerError
 from gossamer.observe.trace.clock_alignment import AlignedClock, align, received_from
@@ -90,8 +90,8 @@ def build(processes: Sequence[ProcessSpans], steps: StepRange | None = None) -> 
         ]
         if len(served := _slices(recorded, (SpanKind.SERVE,), view)):
             tracks += [SpanTrack(name, slices) for name, slices in _lanes(SERVER, served, nests=True)]
-        operations = recorded[recorded["kind"] == SpanKind.OPERATION]
-        sent = [_operation(record, view) for record in operations]
+        operations, relayed = recorded[recorded["kind"] == SpanKind.OPERATION], each.of(SpanKind.RELAYED)
+        sent = [_operation(record, view, relayed) for record in operations]
         for record, each_slice in zip(operations, sent, strict=True):
             made[each.key_of(record)].append((each, each_slice))
         tracks += [SpanTrack(name, slices) for name, slices in _lanes("wire", sent, nests=False)]
@@ -168,12 +168,23 @@ def _name(record: Any) -> str:
     return f"step {record['number']}" if kind == SpanKind.STEP else NAMES.get(kind, kind.name.lower())
 
 
-def _operation(record: Any, view: _View) -> Slice:
+def _operation(record: Any, view: _View, relayed: Records) -> Slice:
+    """relayed: the process's records of relays, of which the newest before an operation's end apply to it."""
     peers, nbytes = int(record["peers"]), int(record["nbytes"])
     args: dict[str, int | str] = {"bytes sent": nbytes}
     if peers != EVERYONE:
         args["from places"] = ", ".join(str(place) for place in range(MOST_PEERS) if peers >> place & 1)
+    known = relayed[(relayed["channel"] == record["channel"]) & (relayed["begin"] <= record["end"])]
+    newest = known[known["begin"] == known["begin"].max()] if len(known) else known
+    if links := [_relayed(each) for each in newest if each["peers"]]:
+        args["relayed links"] = "; ".join(links)
     return Slice(operation_text(int(record["code"])), view(record["begin"]), view(record["end"]), args)
+
+
+def _relayed(record: Any) -> str:
+    places = ", ".join(str(place) for place in range(MOST_PEERS) if int(record["peers"]) >> place & 1)
+    relay = int(record["number"])
+    return f"to places {places} through {'a relay' if relay == NO_RANK else f'place {relay}'}"
 
 
 def _operator_tracks(each: ProcessSpans, window: Window | None, view: _View) -> Iterator[SpanTrack]:

@@ -13,7 +13,17 @@ from gossamer.algorithms.collectives import COLLECTIVES, Collective, Does
 from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.telemetry.store import NOT_ON_REQUEST
 
-PAIR = ("source", "target", "at", "round_trip", "bytes_per_second", "used_bytes", "retransmits", "rate_at_first")
+PAIR = (
+    "source",
+    "target",
+    "at",
+    "round_trip",
+    "bytes_per_second",
+    "used_bytes",
+    "retransmits",
+    "through",
+    "rate_at_first",
+)
 
 Row = dict[str, Any]
 MOST_DRAWINGS = 4
@@ -22,10 +32,11 @@ LONGEST_TEXT = 20_000  # characters of a traceback
 
 def read_network(db: sqlite3.Connection) -> Row:
     """Pairs of ranks (a list per column, since they may be many) with the latest round trip (s), the latest rate while
-    saturated (bytes/s), and all bytes sent; picked collectives, and their drawings. rate_at_first: the connection was
-    never saturated since the group began, and the rate is the initial measurement."""
+    saturated (bytes/s), all bytes sent, and the relay (null for a direct connection); picked collectives, and their
+    drawings. rate_at_first: the connection was never saturated since the group began, and the rate is the initial
+    measurement."""
     pairs = """SELECT source, target, max(at) AS at, round_trip, sum(used_bytes) AS used_bytes,
-        sum(retransmits) AS retransmits FROM link GROUP BY source, target"""
+        sum(retransmits) AS retransmits, through FROM link GROUP BY source, target"""
     full = """SELECT source, target, bytes_per_second, max(at) AS at FROM link WHERE bytes_per_second IS NOT NULL
         GROUP BY source, target"""
     began = "SELECT source, target, min(at) AS at FROM link GROUP BY source, target"

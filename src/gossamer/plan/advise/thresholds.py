@@ -10,7 +10,7 @@ from math import sqrt
 
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.comm.network import Network
-from gossamer.comm.network.model import Path
+from gossamer.comm.network.model import Host, Path
 from gossamer.plan.advise.prices import Prediction, StepPricer
 
 FACTORS = tuple(10 ** (exponent / 2) for exponent in range(-4, 5))  # 0.01 to 100, two per power of ten
@@ -41,7 +41,7 @@ def thresholds(
     expected_steps: steps of each finalist to a loss, relative to Dense()'s, as measured by a race; None for priors.
     """
     steps = [each.expected_steps for each in finalists] if expected_steps is None else expected_steps
-    there = replace(network, hosts=network.hosts[: pricer.workers])
+    there = network.among(range(pricer.workers))
 
     @cache
     def first(changed: Callable[[Network, float], Network], value: float) -> str:
@@ -93,31 +93,37 @@ def _edges(low: float, high: float, before: str, after: str, first: Callable[[fl
 
 
 def slowest_bits_per_second(network: Network) -> float:
-    """Minimum of all links, of hosts and shared ones."""
-    lines = [rate for host in network.hosts for rate in (host.up_bits_per_second, host.down_bits_per_second)]
+    """Minimum of all links, of hosts, relays and shared ones."""
+    machines = (*network.hosts, *network.relays)
+    lines = [rate for host in machines for rate in (host.up_bits_per_second, host.down_bits_per_second)]
     return min([*lines, *(path.bits_per_second for path in network.paths.values() if path.bits_per_second)])
 
 
 def longest_round_trip_seconds(network: Network) -> float:
-    return max(path.round_trip_seconds for path in (network.default, *network.paths.values()))
+    """Maximum of all paths, of which those by a relay have two legs."""
+    relayed = [network.path(*pair) for pair in network.relayed]
+    return max(path.round_trip_seconds for path in (network.default, *network.paths.values(), *relayed))
 
 
 def with_rate(network: Network, bits_per_second: float) -> Network:
     """The network with all links scaled so that the slowest has this rate."""
     factor = bits_per_second / slowest_bits_per_second(network)
-    hosts = tuple(
-        replace(
-            host,
-            up_bits_per_second=factor * host.up_bits_per_second,
-            down_bits_per_second=factor * host.down_bits_per_second,
+
+    def faster(machines: tuple[Host, ...]) -> tuple[Host, ...]:
+        return tuple(
+            replace(
+                each,
+                up_bits_per_second=factor * each.up_bits_per_second,
+                down_bits_per_second=factor * each.down_bits_per_second,
+            )
+            for each in machines
         )
-        for host in network.hosts
-    )
 
     def scaled(path: Path) -> Path:
         return replace(path, bits_per_second=factor * path.bits_per_second) if path.bits_per_second else path
 
-    return replace(network, hosts=hosts, paths={ends: scaled(path) for ends, path in network.paths.items()})
+    paths = {ends: scaled(path) for ends, path in network.paths.items()}
+    return replace(network, hosts=faster(network.hosts), relays=faster(network.relays), paths=paths)
 
 
 def with_round_trip(network: Network, seconds: float) -> Network:

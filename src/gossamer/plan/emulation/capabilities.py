@@ -14,6 +14,7 @@ from gossamer.base import system
 from gossamer.comm.network import Network, Path
 from gossamer.plan.emulation.tun_switch import PROGRAM
 
+NO_RELAYS = "it has relays, and only elastic runs relay: --workers MIN:MAX --relay"
 TUN = File("/dev/net/tun")
 COMMANDS = ("ip", "tc", "nsenter", "unshare")
 AS_ROOT = ("unshare", "--user", "--map-root-user", "--net", "--mount")
@@ -31,10 +32,15 @@ class EmulationPlan:
     reason: str = ""  # why it is "paced"
 
 
-def plan(network: Network) -> EmulationPlan:
-    """How this machine can emulate `network`: by the kernel if only hosts' rates are limited, else by the switch."""
+def plan(network: Network, *, relays: bool = False) -> EmulationPlan:
+    """How this machine can emulate `network`: by the kernel if only hosts' rates are limited, else by the switch.
+
+    relays: whether the run's own relay connects the pairs of hosts that a relay of the network connects.
+    """
     emulation = "switch" if needs_switch(network) else "kernel"
     reason = _missing() or (_missing_for_switch() if emulation == "switch" else "")
+    if network.relayed and not relays:
+        reason = NO_RELAYS
     if not reason and _works("unshare", "--net"):
         return EmulationPlan(emulation=emulation)
     if not reason and _works(*AS_ROOT):

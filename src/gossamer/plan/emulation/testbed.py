@@ -23,7 +23,8 @@ class EmulatedNetwork:
     """An emulated network that exists during the block: `with EmulatedNetwork(network) as testbed: ...`.
 
     Needs permission to create network namespaces (see `plan`). hosts: one for each of the network's; emulation:
-    "kernel" or "switch"; seed: of loss and jitter. Everything is removed at the end of the block, also after an error
+    "kernel" or "switch"; seed: of loss and jitter. Hosts that a relay of the network connects exchange no packets, as
+    behind routers: the workers must relay. Everything is removed at the end of the block, also after an error
     or SIGTERM; leftovers of a killed process are removed by the next testbed.
     """
 
@@ -43,6 +44,8 @@ class EmulatedNetwork:
             opening.enter_context(_orderly_end())
             opening.callback(self._remove_namespaces)
             self._fabric = opening.enter_context(contextlib.closing(self._build()))
+            for pair in self.network.relayed:
+                self._fabric.cut(*pair)
             self._open = opening.pop_all()
         return self
 
@@ -121,7 +124,8 @@ class EmulatedNetwork:
     def heal(self, host: int, other: int | None = None) -> None:
         """The opposite of `cut`."""
         for a, b in self._pairs(host, other):
-            self._fabric.heal(a, b)
+            if self.network.relay(a, b) is None:
+                self._fabric.heal(a, b)
 
     def slow(self, host: int, factor: float) -> None:
         """Divide a host's rates in the network by `factor`; 1 restores them."""

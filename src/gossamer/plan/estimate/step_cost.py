@@ -8,7 +8,7 @@ parameter server answers every worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gossamer.algorithms.collectives import Collective
 from gossamer.algorithms.collectives.base import Does
@@ -240,7 +240,7 @@ class _Tables:
 
     def _table(self, nbytes: int, itemsize: int, world: int) -> Collective:
         requested = "direct" if self.requested == "engine" else self.requested
-        there = replace(self.network, hosts=self.network.hosts[:world])
+        there = self.network.among(range(world))
         if is_alike(there):
             return chosen_on_uniform_links(requested, nbytes, itemsize, UniformNetwork.of(there))
         return chosen_collective(requested, nbytes, itemsize, there)

@@ -138,7 +138,7 @@ def estimate_step_time(
     stage = recipe.strategy.steady_stage
     recipe = replace(recipe, strategy=recipe.strategy.among(workers))
     works = rank_works(stage, measured, workers, shares)
-    there = replace(network, hosts=network.hosts[:workers])
+    there = network.among(range(workers))
     recipe = placed_on(recipe, there, workers)
     collective = requested_by(recipe)
     found = _per_step(recipe, measured, there, works, tcp, collective)
@@ -305,17 +305,16 @@ def _reductions(
 
 def _one_site(network: Network, size: int, tcp: Tcp, collective: str) -> RepresentativeCost:
     """Costs within one site, which represents all, of equal hosts."""
-    return representative_cost(replace(network, hosts=network.hosts[:size]), tcp, collective)
+    return representative_cost(network.among(range(size)), tcp, collective)
 
 
 class _Sites:
     """Costs of collectives within every site separately."""
 
     def __init__(self, network: Network, size: int, tcp: Tcp, collective: str) -> None:
-        ranks = [slice(first, first + size) for first in range(0, len(network.hosts), size)]
-        self._sites = [
-            (part, NetworkCost(replace(network, hosts=network.hosts[part]), tcp, collective)) for part in ranks
-        ]
+        numbers = range(len(network.hosts))
+        parts = [slice(first, first + size) for first in numbers[::size]]
+        self._sites = [(part, NetworkCost(network.among(numbers[part]), tcp, collective)) for part in parts]
 
     def answer(self, ops: Sequence[CollectiveOp], starts: Sequence[float]) -> list[float]:
         return [moment for part, site in self._sites for moment in site.answer(ops[part], starts[part])]

@@ -204,6 +204,22 @@ def test_the_requested_hub_is_the_rank_that_relays_or_has_the_fastest_line() -> 
     assert chosen_collective("hub", NBYTES, 4, Network(hosts=(HOME, OFFICE, FAST, FAST))) == HubAllReduce(hub=2)
 
 
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_half_precision_uses_the_hub_where_float32_does(itemsize: int) -> None:
+    """Its one owner rounds once. Without a rank at a relay only `direct` does."""
+    slow_uploads = behind_relay(4, HOME, FAST, 0.03)
+    assert chosen_collective("auto", NBYTES, itemsize, slow_uploads) == HubAllReduce()
+    assert chosen_collective("hub", NBYTES, itemsize, slow_uploads.among([1, 0, 2])) == HubAllReduce(hub=1)
+    assert chosen_collective(HubAllReduce(hub=3), NBYTES, itemsize, slow_uploads) == HubAllReduce(hub=3)
+
+
+def test_half_precision_is_exchanged_directly_elsewhere() -> None:
+    one_pair = Network(hosts=(HOME, *(FAST,) * 4), relayed={frozenset((1, 2)): 0})
+    for network in (one_pair, behind_lone_relay(4), Network(hosts=(HOME,) * 4)):
+        assert chosen_collective("auto", NBYTES, 2, network) == DirectAllReduce()
+    assert chosen_collective("ring", NBYTES, 2, behind_relay(4)) == DirectAllReduce()
+
+
 # -- all-gathers and broadcasts ----------------------------------------------------------------------------------------
 
 

@@ -32,7 +32,7 @@ from gossamer.comm.network.model import Host, Network, Path
 from gossamer.comm.network.tcp_model import ETHERNET, Tcp
 from gossamer.errors import require
 
-SUMMED_BYTES = 4  # smallest element size that may be summed at intermediate hops; smaller ones are summed by the owner
+SUMMED_BYTES = 4  # smallest element size that may be summed at intermediate hops; smaller ones are summed by one owner
 LONG_SECONDS = 0.005  # above this round trip, loss and jitter may limit a stream below the bandwidth of its line
 SECOND_MESSAGE_BYTES = 256  # upper bound for the overhead of a second message
 MOST_PLAYED = 32  # up to this many equal ranks, the messages of all are simulated; above, those of one
@@ -55,12 +55,13 @@ def chosen_collective(
 ) -> Collective:
     """Return the requested algorithm: "auto" selects the fastest.
 
-    Half precision always uses Direct: each owner sums in float32 and rounds once. A ring follows fast links.
-    "hierarchical(4)" has nodes of four consecutive ranks; without a number, nodes are as large as the first site. The
-    hub is the first rank that relays for others, or else the one with the fastest line.
+    Half precision uses Direct, or a hub that relays for others: each owner sums in float32 and rounds once, by rank, so
+    both have equal bits. A ring follows fast links. "hierarchical(4)" has nodes of four consecutive ranks; without a
+    number, nodes are as large as the first site. The hub is the first rank that relays for others, or else the one with
+    the fastest line.
     """
     if itemsize < SUMMED_BYTES:
-        return DirectAllReduce()
+        return _rounded_once(requested, nbytes, itemsize, network, tcp)
     if isinstance(requested, Collective):
         return requested
     name, _, node = requested.partition("(")
@@ -81,6 +82,16 @@ def chosen_collective(
             return HubAllReduce(hub=_hub(network))
         case _:
             return COLLECTIVES[name]()
+
+
+def _rounded_once(requested: RequestedCollective, nbytes: int, itemsize: int, network: Network, tcp: Tcp) -> Collective:
+    """Return the algorithm for elements that may be summed by one owner only."""
+    if requested == HubAllReduce.name:
+        return HubAllReduce(hub=_hub(network))
+    if isinstance(requested, HubAllReduce):
+        return requested
+    hubs = [HubAllReduce(hub=hub) for hub in network.hubs] if requested == "auto" else []
+    return fastest(nbytes, itemsize, network, [DirectAllReduce(), *hubs], tcp) if hubs else DirectAllReduce()
 
 
 def fastest(

@@ -71,13 +71,14 @@ class SharedLines:
     network: Network
     lines: dict[tuple[str, str], SharedLine] = field(default_factory=dict)
 
-    def between(self, sender: int, receiver: int) -> SharedLine | None:
-        """Return the line that two hosts share with others, or None."""
-        rate = self.network.path(sender, receiver).bits_per_second
-        if rate is None:
-            return None
-        sites = self.network.hosts[sender].site, self.network.hosts[receiver].site
-        return self.lines.setdefault(sites, SharedLine(rate))
+    def between(self, sender: int, receiver: int) -> tuple[SharedLine, ...]:
+        """Return the lines that two hosts share with others: one at most, or two by a relay."""
+        found = []
+        for sites in self.network.legs(sender, receiver):
+            rate = self.network.paths.get(frozenset(sites), self.network.default).bits_per_second
+            if rate is not None:
+                found.append(self.lines.setdefault(sites, SharedLine(rate)))
+        return tuple(found)
 
 
 @dataclass
@@ -88,7 +89,7 @@ class _Connection:
     path: Path
     bits_per_second: float
     latency_seconds: float
-    shared: SharedLine | None
+    shared: tuple[SharedLine, ...]
     relay: int | None  # number of the host or relay that forwards its messages
     queue: deque[Callable[[], None]] = field(default_factory=deque)
 
@@ -152,11 +153,11 @@ class Wires:
         Later messages on the connection are delayed equally, so that the senders that share a line alternate.
         """
         connection = self.connection(sender, receiver)
-        if connection.shared is None and connection.relay is None and receiver not in self._relaying:
+        if not connection.shared and connection.relay is None and receiver not in self._relaying:
             return begin, left
         bits, passed = 8 * self._tcp.wire_bytes(nbytes), left
-        if connection.shared is not None:
-            passed = max(left, connection.shared.carry(bits, begin))
+        for shared in connection.shared:
+            passed = max(passed, shared.carry(bits, begin + (passed - left)))
         if receiver in self._relaying:
             passed = self._reach(receiver, bits, begin + (passed - left), passed)
         if connection.relay is not None:
@@ -229,8 +230,8 @@ class Wires:
         """Return when a small message arrives: it waits in the queues of all lines except the receiver's."""
         connection = self.connection(sender, receiver)
         at = self._queued_until(now, self._up[sender], self._network.hosts[sender].up_bits_per_second)
-        if connection.shared is not None:
-            at = self._queued_until(at, connection.shared.free_at(at), connection.shared.bits_per_second)
+        for shared in connection.shared:
+            at = self._queued_until(at, shared.free_at(at), shared.bits_per_second)
         bits = 8 * self._tcp.wire_bytes(ENVELOPE_BYTES)
         return at + bits / connection.bits_per_second + connection.latency_seconds
 

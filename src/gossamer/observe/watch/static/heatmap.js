@@ -3,6 +3,7 @@ import { color, h } from "./dom.js";
 import { SHADES } from "./colors.js";
 
 const SQUARE = 72; // maximum pixels of a cell in a square map
+export const MOST_MARKED = 32; // rows; cells of larger maps are smaller than a dot
 
 function paint(canvas, cells, low, high) {
   const [rows, columns] = [cells.length, cells[0]?.length ?? 1];
@@ -30,8 +31,9 @@ function span(cells) {
   return [Math.min(0, values[0]), high, values.at(-1) > 1.01 * high];
 }
 
-// told(row, column, value) describes a cell; picked(first, last) is called with a selected range of columns.
-export function heatmap({ rowNames, columnNames, told, picked, format, square = false }) {
+// told(row, column, value) describes a cell; picked(first, last) is called with a selected range of columns;
+// marked(row, column) tells whether a cell has a dot.
+export function heatmap({ rowNames, columnNames, told, picked, format, marked, square = false }) {
   const canvas = h("canvas", { "aria-label": "heat map", role: "img" });
   const words = h("div", { className: "told" }, "Point at a cell to see its value.");
   const names = h("div", { className: "ranks" });
@@ -58,7 +60,8 @@ export function heatmap({ rowNames, columnNames, told, picked, format, square = 
   });
   canvas.addEventListener("dblclick", () => picked?.(null, null));
 
-  const element = h("div", { className: "heat" }, h("div", { className: "frame" }, names, canvas, times),
+  const dots = h("div", { className: "dots", "aria-hidden": "true" });
+  const element = h("div", { className: "heat" }, h("div", { className: "frame" }, names, h("div", { className: "plane" }, canvas, dots), times),
     h("div", { className: "row" }, words, h("span", { className: "spring" }), h("span", { className: "scale" }, least, legend, most)));
   return {
     element,
@@ -69,10 +72,12 @@ export function heatmap({ rowNames, columnNames, told, picked, format, square = 
       paint(legend, [Array.from({ length: 256 }, (_, shade) => shade)], 0, 255);
       least.textContent = format(low);
       most.textContent = clipped ? `${format(high)} or more` : format(high);
-      const height = square ? Math.min(560, SQUARE * cells.length, Math.max(160, canvas.parentElement.clientWidth - 60)) : Math.max(110, Math.min(380, cells.length * 22));
+      const dot = (row, column) => h("i", { style: { top: `${(100 * (row + 0.5)) / cells.length}%`, left: `${(100 * (column + 0.5)) / cells[row].length}%` } });
+      dots.replaceChildren(...cells.flatMap((values, row) => values.map((_, column) => (cells.length <= MOST_MARKED && marked?.(row, column) ? dot(row, column) : null)).filter(Boolean)));
+      const height = square ? Math.min(560, SQUARE * cells.length, Math.max(160, element.clientWidth - 60)) : Math.max(110, Math.min(380, cells.length * 22));
       canvas.style.height = `${height}px`;
-      canvas.style.maxWidth = square ? `${height}px` : "";
-      times.style.maxWidth = canvas.style.maxWidth;
+      canvas.parentElement.style.maxWidth = square ? `${height}px` : "";
+      times.style.maxWidth = canvas.parentElement.style.maxWidth;
       const every = Math.ceil(cells.length / Math.floor(height / 16));
       names.replaceChildren(...rowNames().map((name, row) => (row % every ? null : h("span", { style: { top: `${((row + 0.5) / cells.length) * height}px` } }, name))).filter(Boolean));
       times.replaceChildren(...columnNames().map((name) => h("span", {}, name)));
