@@ -113,7 +113,7 @@ def run_training(
         check_limits(limits, network, collective)
     if plot_file is not None:
         check_matplotlib()
-    planned = None if dry_run else enter(network, faults, relays=relay)
+    planned = None if dry_run else enter(network, faults, relays=elastic.relay)
     check_emulation(elasticity, planned)
     logs = logs or (next_logs() if dry_run else new_logs())
     job = Job(
