@@ -39,7 +39,7 @@ from support.sharded_training import (  # type: ignore[import-not-found]  # noqa
 )
 
 import gossamer  # noqa: E402  # after the path, so that this checkout is measured
-from gossamer.comm.elastic.joined_run import COORDINATOR  # noqa: E402
+from gossamer.comm.environment.run_settings import COORDINATOR  # noqa: E402
 from gossamer.errors import AttachError  # noqa: E402
 from gossamer.train.checkpoint import digest  # noqa: E402
 

@@ -38,6 +38,7 @@ for pid in family:
         pass
 print("first line", moment, used / os.sysconf("SC_CLK_TCK"))
 """
+COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}  # as installed packages are; the first round compiles sources
 TORCH = "import torch, time\nprint('first line', time.time(), time.process_time())\n"
 
 
@@ -47,7 +48,8 @@ def start(command: Sequence[str], lines: int, folder: Path, added: Mapping[str, 
     Raises RuntimeError unless the command prints as many.
     """
     began = time.time()
-    done = subprocess.run(command, cwd=folder, env={**os.environ, **added}, capture_output=True, text=True)
+    environment = {**os.environ, **COMPILED, **added}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     found = re.findall(r"first line ([\d.]+) ([\d.]+)", done.stdout)
     if done.returncode or len(found) != lines:
         raise RuntimeError(f"{shlex.join(command)} printed {len(found)} of {lines} lines:\n{done.stdout}{done.stderr}")
@@ -68,7 +70,7 @@ def measure(workers: int, rounds: int, before: Path | None) -> dict[str, list[tu
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(SCRIPT)
-        for number in range(-1, rounds):  # the first round fills the page cache
+        for number in range(-1, rounds):  # the first round compiles sources and fills the page cache
             for program, (command, lines, added) in programs.items():
                 figures = start(command, lines, folder, added)
                 if number >= 0:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gossamer.algorithms.strategies import GradientStage
-from gossamer.comm.elastic.joined_run import is_elastic
+from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.errors import AttachError, LayoutError
 from gossamer.keras import GossamerOptimizer, refuse_tf_strategy, refuse_uninitialized, refuse_xla
 from gossamer.train.engine.arrays import Array

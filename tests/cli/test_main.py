@@ -108,6 +108,21 @@ def test_the_launcher_of_a_plain_run_imports_no_module_for_other_runs() -> None:
     subprocess.run([sys.executable, "-c", PLAIN_RUN], check=True)
 
 
+PLAIN_WORKER = """
+import sys
+import gossamer.cli.worker, gossamer.train.session.attach
+wanted = ("comm.elastic", "comm.membership", "comm.rpc", "plan", "train.parameter_server")
+allowed = {"comm", "comm.elastic", "comm.elastic.recognition"}
+found = {name.removeprefix("gossamer.") for name in sys.modules if name.removeprefix("gossamer.").startswith(wanted)}
+assert found <= allowed, sorted(found - allowed)
+"""
+
+
+def test_a_worker_of_a_plain_run_imports_no_module_for_elastic_runs_servers_or_networks() -> None:
+    """The fork server imports what the workers of most runs need."""
+    subprocess.run([sys.executable, "-c", PLAIN_WORKER], check=True)
+
+
 @pytest.mark.parametrize("name", main.COMMANDS)
 def test_the_line_of_a_command_is_the_first_sentence_of_its_help(name: str) -> None:
     """Update COMMANDS in gossamer/cli/main.py."""

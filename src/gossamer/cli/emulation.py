@@ -12,12 +12,13 @@ from pathlib import Path
 
 from gossamer.base import system
 from gossamer.base.run_files import RunFiles
+from gossamer.comm.environment.run_settings import HEADER_BYTES
 from gossamer.comm.network import Network
 from gossamer.launcher.job import Job
 from gossamer.observe.record import NO_NETWORK, Record
 from gossamer.plan.emulation import EmulatedNetwork, EmulationPlan, Fault, Schedule, plan
 from gossamer.plan.emulation.capabilities import reentering
-from gossamer.plan.emulation.namespaces import HEADER_BYTES, EmulationError
+from gossamer.plan.emulation.namespaces import EmulationError
 
 PACED = "GOSSAMER_PACED"
 REENTERED = "GOSSAMER_LAB_REENTERED"

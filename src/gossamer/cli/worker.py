@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gossamer import events
 from gossamer.base.run_files import RUN_DIRECTORY, RunFiles
-from gossamer.comm.environment.run_settings import restarts_alone
+from gossamer.comm.environment.run_settings import HEADER_BYTES, restarts_alone
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.launcher import worker
 from gossamer.launcher.stack_dumps import DumpOnSignal
@@ -17,7 +17,6 @@ from gossamer.launcher.startup import StageMarks
 from gossamer.observe.aside_log import Aside
 from gossamer.observe.recorder import Recorder
 from gossamer.observe.target import TargetWatch, read_target
-from gossamer.plan.emulation.namespaces import HEADER_BYTES, sent_bytes
 
 UNTIL, SECONDS = "GOSSAMER_UNTIL", "GOSSAMER_SECONDS"
 
@@ -58,7 +57,11 @@ def _others_report() -> bool:
 
 def _counter(header_bytes: str | None) -> Callable[[], int] | None:
     """A counter of the bytes that this worker's emulated host has sent; None without one."""
-    return None if header_bytes is None else partial(sent_bytes, int(header_bytes))
+    if header_bytes is None:
+        return None
+    from gossamer.plan.emulation.namespaces import sent_bytes  # most runs have no emulated network, and start sooner
+
+    return partial(sent_bytes, int(header_bytes))
 
 
 def _watch_for_the_end(rank: int) -> None:

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from gossamer import events
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base.transport import Transport
-from gossamer.comm.elastic.joined_run import is_elastic
+from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
 from gossamer.errors import AttachError, PeerLost
 from gossamer.horovod.calls import BarrierCall, CollectiveCall, ReductionOp

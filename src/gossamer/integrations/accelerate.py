@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gossamer import attach as attach_session
-from gossamer.comm.elastic.joined_run import is_elastic
+from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.errors import AttachError, CheckpointError
 from gossamer.integrations.library_versions import require_library
 from gossamer.train.session.recipe_choice import Written

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from gossamer.base import system
 from gossamer.base.run_files import RUN_DIRECTORY, RunFiles, Stage, write_json
+from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.comm.runtime import interruption
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.comm.runtime.uncaught_errors import is_users, shortened
@@ -78,8 +79,10 @@ def wait_for_place(arguments: list[str] = sys.argv) -> bool:
 
 def warm_up() -> None:
     """Import what a session needs, and what torch imports at the first step of an optimizer. It draws no number."""
-    import gossamer.train.session.attach  # noqa: F401
+    import gossamer.train.session.attach
 
+    if is_elastic():
+        import gossamer.comm.elastic.joined_run  # noqa: F401
     weight = torch.nn.Parameter(torch.zeros(1))
     weight.grad = torch.zeros(1)
     torch.optim.AdamW([weight]).step()

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from gossamer import events
 from gossamer.base.run_files import RUN_DIRECTORY
 from gossamer.base.units import bytes_text, seconds_text, share_text, short
-from gossamer.comm.elastic.joined_run import is_elastic
+from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.errors import AttachError
 from gossamer.events import Attached, AttachRequest, Closed, Ended, Event, Logged, RecordOption, StepEnded
 from gossamer.observe import record as records

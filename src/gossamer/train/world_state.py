@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 from gossamer import events
 from gossamer.base.transport import Transport
 from gossamer.comm import environment
-from gossamer.comm.elastic.joined_run import is_elastic, join_run
+from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.comm.runtime import uncaught_errors
 from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
 from gossamer.comm.simulated import SimulatedGroup
@@ -378,6 +378,8 @@ def _launched_world() -> WorldState:
 
 
 def _elastic_world() -> WorldState:
+    from gossamer.comm.elastic.joined_run import join_run  # most runs are not elastic, and start sooner
+
     run = join_run()
     events.emit(events.Joined())
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))

@@ -170,11 +170,7 @@ def test_too_many_workers_are_refused_as_they_attach(monkeypatch: pytest.MonkeyP
     with pytest.raises(AttachError, match=r"12 batches of 2 samples, too few for 13 workers.*MAX of --workers"):
         refuse_small_batch(resolve(WRITTEN), 13)
 
-    class Run:
-        most = 16
-
-    monkeypatch.setattr(attaching, "is_elastic", lambda: True)
-    monkeypatch.setattr(attaching, "join_run", Run)
+    monkeypatch.setattr(attaching, "most_workers", lambda size: 16)
     model = nn.Linear(3, 2)
     with pytest.raises(AttachError, match=r"too few for 16 workers.*start at most 12 workers"):
         gossamer.attach(model, SGD(model.parameters(), 0.1), global_batch=24, batch=2)

@@ -6,6 +6,7 @@ newcomer_state      transfers the members' state to newcomers, in the background
 interrupted_operations  results of the last transaction, for ranks that lost some of them
 value_transfer      sends tensors and texts from ranks that have them to ranks that do not
 change              description of a change of view, and protocols that the transport uses
+recognition         recognizes these transports without importing them
 joined_run          this process's membership: its agent, its listener, the mesh of each view
 view_engines        this process's engines between GPUs: one per view, if every member has a GPU
 agent               a worker's connection to the coordinator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -18,7 +18,13 @@ from gossamer.comm.elastic.served_member import ServedMember
 from gossamer.comm.elastic.transport import ElasticTransport
 from gossamer.comm.elastic.view_engines import ViewEngines, nccl_group
 from gossamer.comm.elastic.view_listener import ViewListener
-from gossamer.comm.environment.run_settings import adopt_servers, local_relay, own_address, own_ipv6_addresses
+from gossamer.comm.environment.run_settings import (
+    COORDINATOR,
+    adopt_servers,
+    local_relay,
+    own_address,
+    own_ipv6_addresses,
+)
 from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.environment.wait_timeout import coordinator_seconds, timeout_seconds
 from gossamer.comm.membership.messages import RELAY_SERVER
@@ -35,17 +41,11 @@ from gossamer.comm.mesh.transport import refuse_unlimited
 from gossamer.comm.tls_contexts import run_tls
 from gossamer.errors import AttachError, ConnectError, PeerLost
 
-COORDINATOR = "GOSSAMER_COORDINATOR"
 MOST_ORDERS = 2**20  # of data, among which each newcomer to a run with servers draws one
 ONE_SESSION = (
     "an elastic run supports one session, because newcomers receive one session's state, but this process attaches a "
     "second one. Attach one model that contains both, or run a fixed number of workers: gossamer run --workers 4."
 )
-
-
-def is_elastic(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process was started as a worker of an elastic run."""
-    return bool(environ.get(COORDINATOR))
 
 
 class JoinedRun:

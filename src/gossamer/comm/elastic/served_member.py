@@ -6,11 +6,12 @@ from contextlib import suppress
 
 from gossamer.comm.detached import DetachedTransport
 from gossamer.comm.elastic.agent import MembershipAgent
+from gossamer.comm.elastic.recognition import WithServers
 from gossamer.comm.membership.view import View
 from gossamer.errors import GossamerError, LoopError, Stopped
 
 
-class ServedMember(DetachedTransport):
+class ServedMember(DetachedTransport, WithServers):
     """A session's place in the run: a transport without collective operations, since no other worker is in step.
 
     Views follow each other in the agent's thread, and connect nothing; `look` returns the newest one.

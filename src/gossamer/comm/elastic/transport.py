@@ -33,6 +33,7 @@ from gossamer.comm.elastic.change import (
 )
 from gossamer.comm.elastic.interrupted_operations import OperationLog, handed_out
 from gossamer.comm.elastic.newcomer_state import Admission, Admitted
+from gossamer.comm.elastic.recognition import InLockStep
 from gossamer.comm.elastic.value_transfer import broadcast_value
 from gossamer.comm.membership.resolution import resolve
 from gossamer.comm.membership.view import View
@@ -44,7 +45,7 @@ OVER = "another view was created"
 SETTLED_AFTER = 64  # transactions of a view, in which a background thread simulates its collectives
 
 
-class ElasticTransport:
+class ElasticTransport(InLockStep):
     """One member's access to an elastic group: a session's transport and its Recovery.
 
     Args:
@@ -401,8 +402,3 @@ class ElasticTransport:
         self._install(admitted.group, replace(admitted.view, newcomers=frozenset()))
         self._settles_at = self._completed + SETTLED_AFTER
         self._become(admitted.member_bases, Resolved(admitted.view.numbers, admitted.began))
-
-
-def elastic(transport: Transport) -> ElasticTransport | None:
-    """Return the transport if it is elastic, else None."""
-    return transport if isinstance(transport, ElasticTransport) else None

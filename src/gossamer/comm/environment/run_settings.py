@@ -7,6 +7,8 @@ import os
 from gossamer.comm.environment.network_interfaces import global_ipv6_addresses, interfaces
 from gossamer.errors import ConnectError
 
+COORDINATOR = "GOSSAMER_COORDINATOR"
+HEADER_BYTES = "GOSSAMER_LAB_HEADER_BYTES"  # of workers on emulated hosts
 LARGEST_FRAME_BYTES = 2**31  # for servers, which begin to listen before they know the model
 Address = tuple[str, int]
 
@@ -31,6 +33,11 @@ def adopt_servers(addresses: str, order: int) -> None:
     """Set variables of this process that depend on its run: the addresses of the servers, as a launcher sets them in a
     fixed run, and the number of the order in which it draws data, see rendezvous.data_order."""
     os.environ["GOSSAMER_SERVERS"], os.environ["GOSSAMER_DATA_ORDER"] = addresses, str(order)
+
+
+def is_elastic() -> bool:
+    """Whether this process was started as a worker of an elastic run."""
+    return bool(os.environ.get(COORDINATOR))
 
 
 def run_name() -> str:

@@ -15,7 +15,7 @@ from jax.experimental import io_callback
 
 from gossamer.algorithms.strategies import GradientStage
 from gossamer.base.transport import Transport
-from gossamer.comm.elastic.joined_run import is_elastic
+from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.errors import AttachError, LoopError, MismatchError
 from gossamer.integrations.jax.session import PytreeSession
 from gossamer.train.session.recipe_choice import Written

@@ -14,7 +14,7 @@ from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.layout import dtype_of
 from gossamer.base.runner import broadcast
 from gossamer.base.transport import Transport
-from gossamer.comm.elastic.joined_run import is_elastic
+from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.errors import AttachError
 from gossamer.integrations.jax.leaves import Leaves, Taken, part_name
 from gossamer.train.session.arrays import ArraySession

@@ -12,8 +12,8 @@ from lightning.fabric.plugins.environments import ClusterEnvironment
 from torch import Tensor
 
 from gossamer import attach
-from gossamer.comm.elastic.joined_run import is_elastic
 from gossamer.comm.environment import JobEnvironment, device_for, here
+from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.errors import AttachError
 from gossamer.events import RecordOption
 from gossamer.integrations.lightning import collectives

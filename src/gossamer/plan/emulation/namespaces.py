@@ -42,7 +42,6 @@ class EmulationError(GossamerError):
 
 
 COUNTERS = Path("/proc/self/net/dev")
-HEADER_BYTES = "GOSSAMER_LAB_HEADER_BYTES"  # variable of workers on emulated hosts
 SENT_BYTES, SENT_PACKETS = 8, 9  # after eight columns of received data
 
 

@@ -11,7 +11,7 @@ from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.compressors.ownership import Ownership, UpdateRule
 from gossamer.algorithms.strategies import Strategy
 from gossamer.base.transport import Transport
-from gossamer.comm.elastic.transport import elastic
+from gossamer.comm.elastic.recognition import elastic
 from gossamer.errors import AttachError
 from gossamer.events import notice
 from gossamer.train.engine.bucket import slot_of

@@ -16,8 +16,7 @@ from queue import Empty, SimpleQueue
 
 from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import WORKER, Arrived, Await, Peer, PeerLeft, PeerScript, Push, Receipt, Reply, Stamp
-from gossamer.comm.elastic.joined_run import is_elastic
-from gossamer.comm.environment.run_settings import LARGEST_FRAME_BYTES, returns
+from gossamer.comm.environment.run_settings import LARGEST_FRAME_BYTES, is_elastic, returns
 from gossamer.comm.environment.wait_timeout import timeout_seconds, waiting_for
 from gossamer.comm.process_group import ProcessGroupTransport
 from gossamer.comm.runtime.peer_thread import PeerEndpoint

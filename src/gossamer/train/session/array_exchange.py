@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.comm.elastic.joined_run import is_elastic
-from gossamer.comm.elastic.transport import ElasticTransport
+from gossamer.comm.elastic.recognition import elastic
+from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.errors import Stopped
 from gossamer.train.engine.arrays import Array, as_tensor
 from gossamer.train.session import startup_checks
@@ -71,7 +71,7 @@ class ArrayExchange:
     ) -> None:
         self.names = list(variables)
         self.began = False
-        self.is_elastic = is_elastic() or isinstance(options.get("transport"), ElasticTransport)
+        self.is_elastic = is_elastic() or elastic(options.get("transport")) is not None
         self.held: dict[str, Tensor] = {}
         if self.is_elastic:
             held = self.held

@@ -23,9 +23,8 @@ from gossamer.base import rng
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import dtype_name, dtype_of
 from gossamer.base.transport import Transport
-from gossamer.comm.elastic.joined_run import is_elastic, join_run
-from gossamer.comm.elastic.served_member import ServedMember
-from gossamer.comm.elastic.transport import elastic
+from gossamer.comm.elastic.recognition import elastic, served
+from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.errors import AttachError, CheckpointError, LayoutError, LoopError
 from gossamer.events import RecordOption
 from gossamer.train.checkpoint.reshard import agreed
@@ -41,7 +40,7 @@ from gossamer.train.session import lifecycle_events, session_checkpoint, startup
 from gossamer.train.session.recipe_choice import Written, chosen_recipe, placed_in, refuse_small_batch
 from gossamer.train.session.session_base import SessionBase
 from gossamer.train.session.session_status import SessionStats
-from gossamer.train.session.transport_setup import begin_reports, model_group, transport_for
+from gossamer.train.session.transport_setup import begin_reports, model_group, most_workers, transport_for
 from gossamer.train.sharding.model_group import ModelGroup
 from gossamer.train.sharding.replica_mesh import refuse_apart
 from gossamer.train.synchronizers.stages import bucket_fragments
@@ -125,7 +124,7 @@ class ArraySession(SessionBase):
             self._world = world = current()
             written, size = chosen_recipe(recipe, world), world.size if replicas is None else len(replicas)
             resolved = resolve(written, None if is_elastic() else size)
-            refuse_small_batch(resolved, join_run().most if is_elastic() else size)
+            refuse_small_batch(resolved, most_workers(size))
             if replicas is not None:
                 refuse_apart(resolved)
             transport = transport_for(world, resolved, replicas)
@@ -438,7 +437,7 @@ class ArraySession(SessionBase):
 
 
 def _refuse_servers(transport: Transport) -> None:
-    if isinstance(transport, ServedMember):
+    if served(transport) is not None:
         raise AttachError(
             "in an elastic run with servers the session must own the parameters, since each worker adopts those of the "
             "servers between two steps. Use gossamer.attach with a torch model, or run a fixed number of workers: "

@@ -11,7 +11,7 @@ from gossamer import events
 from gossamer.algorithms.recipes.recipe import automatic, resolve
 from gossamer.base.compiled import reported_by_launcher
 from gossamer.base.kernels.library import missing_kernels
-from gossamer.comm.elastic.joined_run import is_elastic, join_run
+from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.errors import AttachError
 from gossamer.events import RecordOption
 from gossamer.train.checkpoint.state import Stateful
@@ -21,7 +21,7 @@ from gossamer.train.session.model_parts import ModelParts
 from gossamer.train.session.recipe_choice import Written, chosen_recipe, refuse_small_batch, with_global_batch
 from gossamer.train.session.session import Session
 from gossamer.train.session.step_spans import begin_tracing
-from gossamer.train.session.transport_setup import begin_reports, model_group, transport_for
+from gossamer.train.session.transport_setup import begin_reports, model_group, most_workers, transport_for
 from gossamer.train.session.validation import (
     check_devices,
     innermost,
@@ -139,7 +139,7 @@ def attach(
         written = first_recipe(auto, model, optimizer, size)
     resolved = resolve(written, None if is_elastic() else size)
     resolved = with_global_batch(resolved, global_batch, batch, balance=balance)
-    refuse_small_batch(resolved, join_run().most if is_elastic() else size)
+    refuse_small_batch(resolved, most_workers(size))
     refuse_sparse_gradients(model, resolved)
     refuse_swapping(optimizer, resolved)
     if ranks is not None:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from gossamer.algorithms.recipes.auto import Auto
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.comm.elastic.joined_run import is_elastic
+from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.errors import AttachError
 from gossamer.train.auto.decision import RungChange, decide
 from gossamer.train.auto.ladder import LadderRung, admitted, beginning, is_adaptive

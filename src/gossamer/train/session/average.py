@@ -19,8 +19,8 @@ from gossamer.base.layout import FlatTensors, Layout, Slot
 from gossamer.base.ops import AllGather, CollectiveOp, Script
 from gossamer.base.runner import run_script
 from gossamer.base.transport import Transport
-from gossamer.comm.elastic.joined_run import is_elastic
 from gossamer.comm.environment.roll_call import RollCall
+from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.comm.mesh.collective_selector import requested_collective
 from gossamer.errors import CheckpointError, LayoutError, LoopError, MismatchError
 from gossamer.train.checkpoint.files import MALFORMED

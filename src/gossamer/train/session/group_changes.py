@@ -20,7 +20,7 @@ from itertools import compress
 from math import inf
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,10 +29,6 @@ from gossamer import events
 from gossamer.algorithms.strategies import GradientStage
 from gossamer.base.run_files import RUN_DIRECTORY, RunFiles
 from gossamer.base.units import ranks_text
-from gossamer.comm.elastic.change import Change
-from gossamer.comm.elastic.served_member import ServedMember
-from gossamer.comm.elastic.transport import ElasticTransport
-from gossamer.comm.membership.view import View
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import CheckpointError, GossamerError, LoopError, Stopped
 from gossamer.train import checkpoint
@@ -43,6 +39,12 @@ from gossamer.train.session.tracked_parts import explained
 from gossamer.train.synchronizers.base import Synchronizer
 from gossamer.train.synchronizers.in_flight import norm_of
 from gossamer.train.synchronizers.stages import StageSequence
+
+if TYPE_CHECKING:
+    from gossamer.comm.elastic.change import Change
+    from gossamer.comm.elastic.served_member import ServedMember
+    from gossamer.comm.elastic.transport import ElasticTransport
+    from gossamer.comm.membership.view import View
 
 LARGE_BYTES = 1024  # of a tensor of a worker's own state, which newcomers may have from an earlier moment
 PATIENCE_SECONDS = 1.0  # for the current step; afterwards the others repeat its exchange without this worker

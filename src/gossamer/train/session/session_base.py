@@ -22,8 +22,7 @@ from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.former_names import former_attribute
 from gossamer.base.kernels import buffer_pool
 from gossamer.base.transport import Transport
-from gossamer.comm.elastic.served_member import ServedMember
-from gossamer.comm.elastic.transport import elastic
+from gossamer.comm.elastic.recognition import elastic, served
 from gossamer.comm.runtime import interruption, open_sessions
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import MismatchError, Stopped
@@ -108,7 +107,7 @@ class SessionBase(ABC):
     def _join(self, transports: Sequence[Transport] = ()) -> CommThread:
         """Start the communication thread. transports: further transports to close together with the session's."""
         transport, devices = self._transport, [each.device for each in self._parameters.values()]
-        fixed = False if isinstance(transport, ServedMember) else None
+        fixed = None if served(transport) is None else False
         comm_thread = CommThread(devices, transport.make_progress, elastic(transport), fixed)
         self._group = GroupCalls(transport, comm_thread)
         self._leave = weakref.finalize(self, leave, comm_thread, (transport, *transports), self._group.pid)  # at exit
@@ -135,8 +134,8 @@ class SessionBase(ABC):
         """Compare the ranks and begin the first stage; a newcomer to an elastic run joins the others instead."""
         group = self._group
         around = weakref.proxy(self), group.comm_thread, self._extensions
-        if isinstance(self._transport, ServedMember):
-            self._changes: GroupChanges = ServedChanges(self._transport, *around)
+        if (member := served(self._transport)) is not None:
+            self._changes: GroupChanges = ServedChanges(member, *around)
             self._changes.admit(self._newcomers_fingerprint())
         else:
             self._changes = GroupChanges(elastic(self._transport), *around)

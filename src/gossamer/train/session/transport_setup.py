@@ -11,9 +11,8 @@ from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import GossipStage, ServerStage, Stage
 from gossamer.base.transport import Transport
 from gossamer.comm.detached import DetachedTransport
-from gossamer.comm.elastic.joined_run import is_elastic, join_run
 from gossamer.comm.environment import choose_interface, here, interfaces
-from gossamer.comm.environment.run_settings import dedicated_servers, own_address, returns
+from gossamer.comm.environment.run_settings import dedicated_servers, is_elastic, own_address, returns
 from gossamer.comm.mesh.collective_selector import requested_collective
 from gossamer.comm.mesh.encrypted import encrypted_mesh
 from gossamer.comm.mesh.sealing import mesh_tls
@@ -33,11 +32,13 @@ def transport_for(world: WorldState, recipe: Recipe, ranks: Sequence[int] | None
     """The transport of a new session, among `ranks` of the job; None means all. Raises AttachError for a restarted
     worker with a recipe in lock step."""
     if is_elastic():
+        from gossamer.comm.elastic.joined_run import join_run  # most runs are not elastic, and start sooner
+
         run = join_run()
         refuse_inelastic(recipe, run.sizes, servers=len(dedicated_servers()))
         if run.agent.servers:
             return run.served_member()
-        return join_run().transport(requested_collective(recipe.topology.collective), world.device)
+        return run.transport(requested_collective(recipe.topology.collective), world.device)
     if (own := world.own_transport()) is not None:
         return own
     if returns():
@@ -52,6 +53,15 @@ def transport_for(world: WorldState, recipe: Recipe, ranks: Sequence[int] | None
     requested = requested_collective(recipe.topology.collective)
     transport = group_transport(world, requested, ranks)
     return ThrottledTransport(transport, read_network(paced, transport.world), requested) if paced else transport
+
+
+def most_workers(size: int) -> int:
+    """The largest number of workers that this run can have. size: number of workers of a fixed run."""
+    if not is_elastic():
+        return size
+    from gossamer.comm.elastic.joined_run import join_run
+
+    return join_run().most
 
 
 def model_group(ranks: Sequence[int], size: int) -> ModelGroup:

@@ -20,7 +20,7 @@ from gossamer.algorithms.strategies.parameter_server import ASYNC
 from gossamer.base.layout import Layout
 from gossamer.base.spans import active
 from gossamer.base.spans.record_format import SpanKind
-from gossamer.comm.elastic.served_member import ServedMember
+from gossamer.comm.elastic.recognition import served
 from gossamer.comm.environment.run_settings import dedicated_servers
 from gossamer.comm.environment.survivor_calls import session_calls
 from gossamer.comm.runtime.peer_thread import RunningScript, run_peer_script
@@ -62,8 +62,9 @@ class ServerSynchronizer(Synchronizer):
         self._buckets, self._parameters, self._loop, self._rank = buckets, parameters, loop, transport.rank
         self._all_gather_text, self._world = all_gather_text, transport.world
         # The servers know a worker that may come and go by its number, which no other process ever has
-        self._elastic = isinstance(transport, ServedMember)
-        self._number = transport.number if isinstance(transport, ServedMember) else transport.rank
+        member = served(transport)
+        self._elastic = member is not None
+        self._number = transport.rank if member is None else member.number
         self._servers_saved: dict[int, Any] = {}  # state by number of server, of this worker's share
         self._saved_at = -1  # the step at which it was fetched
         self._synchronous = strategy.mode != ASYNC

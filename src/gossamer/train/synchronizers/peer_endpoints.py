@@ -14,11 +14,11 @@ from typing import Protocol
 from gossamer.base.peer_ops import SERVER, WORKER, Await, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft, PeerScript
 from gossamer.base.spans import active
 from gossamer.base.spans.record_format import Untraced
-from gossamer.comm.elastic.joined_run import is_elastic
 from gossamer.comm.environment.run_settings import (
     LARGEST_FRAME_BYTES,
     Address,
     dedicated_servers,
+    is_elastic,
     own_address,
     run_name,
 )
