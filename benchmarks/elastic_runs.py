@@ -110,8 +110,10 @@ class DrivenRun:
         self._listener.start()
 
     def _listen(self) -> None:
-        for line in self.process.stdout or ():
-            self.said.append((time.monotonic(), line.rstrip()))
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self.said.append((time.monotonic(), line.rstrip()))
 
     @property
     def text(self) -> str:
@@ -178,6 +180,8 @@ class DrivenRun:
                 with suppress(subprocess.TimeoutExpired):
                     self.process.wait(20)
                 self.process.kill()
+        self.process.wait()
+        self._listener.join(1.0)
 
 
 def command(

@@ -2,10 +2,11 @@
 
 All arms make the same training loop: examples/bytelm.py's model, the same random batches, AdamW at the same learning
 rate, one emulated host for every worker. They take turns, and each trains for the same seconds. Writes
-a page into docs/benchmarks.
+a page into docs/benchmarks; with --kills another one, of what follows when a worker is killed.
 
     make bench-peers                            # installs torchft and hivemind into .venv-peers
     python benchmarks/peers.py [--network SPEC] [--seconds 90] [--rounds 3] [--arms NAME ...]
+    python benchmarks/peers.py --kills [--seconds 20] [--rounds 3] [--arms NAME ...]
     python benchmarks/peers.py --quick          # a minute, into runs/quick, to see that it runs
 """
 
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import psutil
 import torch
@@ -40,16 +42,19 @@ from examples.bytelm import SIZES, ByteLM
 from gossamer.base.units import bytes_text
 from gossamer.comm.environment import interfaces
 
+PAGE: Path = ROOT / "docs" / "benchmarks" / "peers.md"
 LEARNING_RATE, OUTER_RATE, OUTER_MOMENTUM = 1e-3, 0.7, 0.9  # outer: as torchft's example of DiLoCo has them
 PERIOD = 20  # steps between two exchanges of torchft's periodic arms
 MEETING_SECONDS = 3.0  # in which hivemind's peers form a group; its guide recommends 3 to 5 on small local runs
 EXCHANGE_SECONDS = 120.0
+SHORT_SECONDS = 10.0  # of an exchange of torchft's where replicas are killed
 START_SECONDS = 120.0
 EVALUATE_SECONDS = 3.0
 RESULT = "result.json"
 
-Step = Callable[[], object]
+Step = Callable[[], object]  # False: the step was not committed, or not with the other workers' parameters
 Arm = Callable[["Worker"], Iterator[tuple[nn.Module, Step]]]
+Found = TypeVar("Found")
 
 
 class Outcome(TypedDict):
@@ -66,7 +71,7 @@ class Worker:
     """A worker's place in the job, its model, and its inner optimizer's factory."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.rank, self.size = int(os.environ["RANK"]), int(args.workers)
         self.batch: int = args.batch
         self.folder: Path = args.folder
         self.interface, self.address = next(each for each in interfaces().items() if each[0] != "lo")
@@ -115,28 +120,45 @@ def of_gossamer(worker: Worker, recipe: str) -> Iterator[tuple[nn.Module, Step]]
         yield worker.model, optimizer.step
 
 
-def of_torchft(worker: Worker, way: str) -> Iterator[tuple[nn.Module, Step]]:
-    """torchft on Gloo, a replica group of one process on every host. way: ddp, local or diloco."""
+def of_torchft(worker: Worker, way: str, least: int | None = None) -> Iterator[tuple[nn.Module, Step]]:
+    """torchft on Gloo, a replica group of one process on every host.
+
+    Args:
+        way: ddp, local or diloco.
+        least: replicas that train without the others, with ddp only; None: training needs all, and none recovers.
+    """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
     from torchft.coordination import LighthouseServer
     from torchft.local_sgd import DiLoCo, LocalSGD
 
     os.environ["GLOO_SOCKET_IFNAME"] = worker.interface
+    socket.gethostname = lambda: (
+        worker.address
+    )  # torchft's checkpoints are served under it; emulated hosts have no name
     servers = list[Any]()
+    seconds = EXCHANGE_SECONDS if least is None else SHORT_SECONDS
+    patience = {"join_timeout_ms": 10_000}
+    if least is not None:  # as benchmarks/lost_workers_torchft.py
+        patience = {"join_timeout_ms": 2000, "heartbeat_timeout_ms": 1000, "quorum_tick_ms": 50}
 
     def lighthouse() -> str:
-        servers.append(LighthouseServer(bind="0.0.0.0:29400", min_replicas=worker.size, join_timeout_ms=10_000))
+        servers.append(LighthouseServer(bind="0.0.0.0:29400", min_replicas=least or worker.size, **patience))
         return f"http://{worker.address}:29400"
 
     address = worker.shared("lighthouse", lighthouse)
     store = TCPStore(worker.address, 0, is_master=True, wait_for_workers=False)
     inner = worker.adamw()
+
+    def load(state: dict[str, Any]) -> None:
+        worker.model.load_state_dict(state["model"])
+        inner.load_state_dict(state["optimizer"])
+
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=EXCHANGE_SECONDS)),
-        load_state_dict=worker.model.load_state_dict,
-        state_dict=worker.model.state_dict,
-        min_replica_size=worker.size,
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=seconds)),
+        load_state_dict=load,
+        state_dict=lambda: {"model": worker.model.state_dict(), "optimizer": inner.state_dict()},
+        min_replica_size=least or worker.size,
         use_async_quorum=way != "diloco",
         replica_id=f"replica{worker.rank}",
         lighthouse_addr=address,
@@ -145,17 +167,20 @@ def of_torchft(worker: Worker, way: str) -> Iterator[tuple[nn.Module, Step]]:
         store_port=store.port,
         rank=0,
         world_size=1,
-        init_sync=False,  # all begin with the same seed
-        timeout=timedelta(seconds=EXCHANGE_SECONDS),
+        init_sync=least is not None,  # all begin with the same seed
+        timeout=timedelta(seconds=2 * seconds),
         quorum_timeout=timedelta(seconds=EXCHANGE_SECONDS),
     )
     if way == "ddp":
         optimizer = Optimizer(manager, inner)
         model = DistributedDataParallel(manager, worker.model)
 
-        def take_step() -> None:
+        def take_step() -> bool:
+            before = manager.current_step()
             optimizer.step()
+            committed = bool(manager.current_step() > before)
             optimizer.zero_grad()  # begins the next quorum
+            return committed
 
         optimizer.zero_grad()
         yield model, take_step
@@ -192,7 +217,16 @@ def of_hivemind(worker: Worker, local_steps: int) -> Iterator[tuple[nn.Module, S
         averaging_timeout=EXCHANGE_SECONDS,
         state_averaging_compression=hivemind.compression.Uniform8BitQuantization(),
     )
-    yield worker.model, optimizer.step
+    joined = False
+
+    def take_step() -> bool:
+        nonlocal joined
+        had_joined = joined
+        optimizer.step()  # a peer that is late loads the others' state here, or trains alone until it knows of them
+        joined = joined or optimizer.local_epoch >= optimizer.tracker.global_epoch
+        return had_joined
+
+    yield worker.model, take_step
 
 
 ALIGNED = "every 4 steps, 1 bit, momentum aligned"
@@ -267,6 +301,7 @@ def measure(arm: str, args: argparse.Namespace) -> Outcome | str:
         options = ["--network", args.network, "--workers", str(args.workers), "--grace-seconds", "0"]
         options += ["--logs", str(folder / "logs")]
         script = [__file__, "--role", arm, "--folder", name, "--size", args.size, "--batch", str(args.batch)]
+        script += ["--workers", str(args.workers)]
         command = [sys.executable, "-m", "gossamer", "run", *options, *script, "--seconds", str(args.seconds)]
         with (folder / "output").open("w+") as output:
             run = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
@@ -285,8 +320,13 @@ def measure(arm: str, args: argparse.Namespace) -> Outcome | str:
         return found
     if args.verbose:
         print(said, file=sys.stderr)
+    return failure_of(said) or f"no result within {3 * args.seconds + START_SECONDS:.0f} s"
+
+
+def failure_of(said: str) -> str:
+    """The last line that names an error; empty if there is none."""
     telling = [line.strip() for line in said.splitlines() if "Error" in line or "error" in line]
-    return telling[-1][:120] if telling else f"no result within {3 * args.seconds + START_SECONDS:.0f} s"
+    return telling[-1][:120] if telling else ""
 
 
 def spread(values: Sequence[float], unit: str = "", digits: int = 0) -> str:
@@ -311,12 +351,23 @@ def row(arm: str, outcomes: Sequence[Outcome], goal: float | None) -> dict[str, 
 
 def table(found: Mapping[str, Sequence[Outcome | str]]) -> str:
     """A row for every arm that trained; below it, why the others did not."""
-    trained = {arm: [each for each in outcomes if not isinstance(each, str)] for arm, outcomes in found.items()}
-    ends = [each["curve"][-1][2] for each in trained.get(DDP, [])]
+    ends = [each["curve"][-1][2] for each in found.get(DDP, []) if not isinstance(each, str)]
     goal = statistics.median(ends) if ends else None
-    rows = [row(arm, outcomes, goal) for arm, outcomes in trained.items() if outcomes]
-    reasons = [f"{arm}: {each}." for arm, outcomes in found.items() for each in outcomes if isinstance(each, str)]
-    return "\n\n".join([markdown(rows)] * bool(rows) + (["Did not train. " + " ".join(reasons)] if reasons else []))
+    return table_with_failures(found, partial(row, goal=goal), "Did not train.")
+
+
+def table_with_failures(
+    found: Mapping[str, Sequence[Found | str]], row: Callable[[str, list[Found]], dict[str, str]], failed: str
+) -> str:
+    """A row for every arm with results; below it, after the text `failed`, the reasons of those without."""
+    good = {arm: [each for each in results if not isinstance(each, str)] for arm, results in found.items()}
+    rows = [row(arm, results) for arm, results in good.items() if results]
+    reasons = [f"{arm}: {each}." for arm, results in found.items() for each in results if isinstance(each, str)]
+    return "\n\n".join([markdown(rows)] * bool(rows) + ([f"{failed} {' '.join(reasons)}"] if reasons else []))
+
+
+def parameters_of(size: str) -> int:
+    return sum(each.numel() for each in ByteLM(*SIZES[size]).parameters())
 
 
 def versions() -> str:
@@ -338,15 +389,14 @@ def main(args: argparse.Namespace) -> None:
             outcomes.append(outcome := measure(arm, args))
             shown = outcome if isinstance(outcome, str) else f"{outcome['steps']} steps, {outcome['curve'][-1][2]:.3f}"
             print(f"round {number + 1} of {args.rounds}: {arm}: {shown}", file=sys.stderr, flush=True)
-    parameters = sum(each.numel() for each in ByteLM(*SIZES[args.size]).parameters())
     parts = [
         "# Peers on one job",
         "How fast do recipes train on one slow network, compared with DDP, its hooks, torchft and hivemind?",
-        f"examples/bytelm.py, {args.size} ({parameters:,} parameters), batch {args.batch}, {args.workers} workers, "
-        f"each an emulated host on {args.network}. Every arm trains for {args.seconds:g} s with AdamW at "
-        f"{LEARNING_RATE:g}; rounds take turns: {args.rounds}. Figures are medians, with the least and the most. Loss: "
-        "of the first worker's model, on held-out text; evaluations do not count as time. DDP's loss is the median of "
-        "its final losses; a run that ends above it has not reached it. Bytes: on the first worker's "
+        f"examples/bytelm.py, {args.size} ({parameters_of(args.size):,} parameters), batch {args.batch}, "
+        f"{args.workers} workers, each an emulated host on {args.network}. Every arm trains for {args.seconds:g} s "
+        f"with AdamW at {LEARNING_RATE:g}; rounds take turns: {args.rounds}. Figures are medians, with the least and "
+        "the most. Loss: of the first worker's model, on held-out text; evaluations do not count as time. DDP's loss "
+        "is the median of its final losses; a run that ends above it has not reached it. Bytes: on the first worker's "
         "network interface, both directions, headers included. Memory: of its process and its children.",
         f"torchft averages by Gloo. hivemind's peers look for each other for {MEETING_SECONDS:g} s before an average, "
         "and train meanwhile. Arms are not tuned: the learning rate is the same, and outer rates are those of the "
@@ -361,16 +411,28 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--network", default="20mbit,20ms", metavar="SPEC")
-    options.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="NAME")
+    options.add_argument("--kills", action="store_true", help="kill a worker, and measure when the others train again")
+    options.add_argument("--arms", nargs="+", metavar="NAME", help="default: all")
     options.add_argument("--workers", type=int, default=4)
     options.add_argument("--size", choices=SIZES, default="small")
     options.add_argument("--batch", type=int, default=8)
     options.add_argument("--seconds", type=float, default=90.0, help="of training, for every arm and round")
     options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks" / "peers.md")
+    options.add_argument("--output", type=Path)
     options.add_argument("--verbose", action="store_true", help="print the output of an arm that does not train")
     options.add_argument("--quick", action="store_true", help="a few seconds of a small model, in a file of their own")
-    options.add_argument("--role", dest="arm", choices=ARMS, help=argparse.SUPPRESS)
+    options.add_argument("--role", dest="arm", help=argparse.SUPPRESS)
     options.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options.add_argument("--place", help=argparse.SUPPRESS)
+    options.add_argument("--agent", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
-    (work if given.arm else main)(given)
+    names, page, run_worker, run_all = list(ARMS), PAGE, work, main
+    if given.kills:
+        from benchmarks import peers_kills
+
+        names, page = list(peers_kills.ARMS), peers_kills.PAGE
+        run_worker, run_all = peers_kills.work, peers_kills.main
+    given.arms, given.output = given.arms or names, given.output or page
+    if unknown := set(given.arms) - set(names):
+        options.error(f"no such arm: {', '.join(unknown)}; choose from {', '.join(names)}")
+    (run_worker if given.arm else run_all)(given)

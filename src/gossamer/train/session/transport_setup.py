@@ -56,7 +56,7 @@ def transport_for(world: WorldState, recipe: Recipe, ranks: Sequence[int] | None
 
 
 def most_workers(size: int) -> int:
-    """The largest number of workers that this run can have. size: of workers that take part in a fixed run."""
+    """The largest number of workers that this run can have. size: number of workers of a fixed run."""
     if not is_elastic():
         return size
     from gossamer.comm.elastic.joined_run import join_run
