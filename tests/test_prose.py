@@ -56,7 +56,7 @@ def test_every_area_has_files() -> None:
 
 
 # Identifiers of src/ with a banned word, of which some are fields of files or of messages. The number may only fall.
-MOST_BANNED_IDENTIFIERS = 13
+MOST_BANNED_IDENTIFIERS = 11
 BANNED_TOKENS = re.compile(
     r"(?:^|_)(?:says?|said|tells?|told|hears?|heard|ow(?:e|es|ed|ing)|foret(?:ell|old|elling)|beside|nobody|who|whose|whom"
     r"|what|wish(?:es|ed)?|stands?|lies?|lay|talks?|speaks?|mine|theirs|ours|anew)(?:_|$)",

@@ -46,6 +46,10 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch
     for content in ("first: µ", b"second"):
         bounded_file.write_whole(path, content)
         assert path.read_bytes() == (content if isinstance(content, bytes) else content.encode())
+    with path.open("rb") as reader:
+        bounded_file.write_whole(path, b"other")
+        assert reader.read() == b"second", "an open file keeps its content"
+    bounded_file.write_whole(path, b"second")
 
     def full(draft: Path, content: bytes) -> int:
         draft.touch()

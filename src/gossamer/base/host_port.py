@@ -40,6 +40,6 @@ def read_host_port(text: str, *, least: int = 1) -> Address:
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach `host`: an address of loopback, or "localhost". Names are not resolved."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host.partition("%")[0]).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

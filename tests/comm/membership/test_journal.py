@@ -89,6 +89,18 @@ def test_after_a_torn_line_it_continues(tmp_path: Path) -> None:
     assert (read(path).most, read(path).ended) == (7, "")
 
 
+def test_a_damaged_last_line_counts_as_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    expected = Remembered()
+    for entry in ENTRIES[:-1]:
+        expected = expected.after(entry)
+    assert read(path) == expected
+
+
 def test_damage_before_the_end_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     written(path)
