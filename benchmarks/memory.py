@@ -47,7 +47,7 @@ from gossamer.train.engine.bucket_reduction import StepReduction
 
 WIDTH, LAYERS, STEPS, TINY = 1536, 8, 5, 64  # 19 million parameters: 75 MB
 FIXED = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
-RESIDUALS, OWED, OTHER, BUFFERS, SHARED = "residuals", "owed parts", "other state", "buffers", "shared"
+RESIDUALS, OWED, OTHER, BUFFERS, SHARED = "residuals", "shard residuals", "other state", "buffers", "shared"
 IN_FLIGHT = "in flight"
 ALIVE = (RESIDUALS, OWED, OTHER, IN_FLIGHT)
 NARROW = ("Feedback(TopK(0.01), dtype='bfloat16')", "Feedback(Sharded(Int8()), dtype='bfloat16')")

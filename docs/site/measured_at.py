@@ -34,6 +34,7 @@ MEASURES: dict[str, tuple[str, ...]] = {  # packages whose changes can change a 
     "long-links": ("comm",),
     "lost-workers": (*STEP, "launcher"),
     "many-members": ("algorithms/gossip", "algorithms/topologies", "comm/elastic", "comm/membership", "comm/rpc"),
+    "memory": STEP,
     "named_stragglers": (*STEP, "observe"),
     "network": STEP,
     "pace": STEP,

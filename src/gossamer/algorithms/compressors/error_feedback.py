@@ -48,12 +48,12 @@ class Feedback(Wrapper):
     momentum=0) with it, and for momentum=0.1 ten times the lr of SGD with its own momentum of 0.9. Adam smooths the
     result again.
 
-    dtype="bfloat16" keeps the residual in half its memory: N instead of 2 N in units of float32, and a float32 buffer
-    for each bucket that is being sent, so a model of few buckets saves less. With TopK(0.01) and 19 million parameters,
-    four workers had a peak of 2.13 N over DistributedDataParallel instead of 2.56 N (benchmarks/memory.py). The
-    residual is rounded once per step to 8 significant bits, and the rounding error is lost: in the law above, sums are
-    equal up to 2^-8 of each residual, and an input below 2^-9 of its residual can be lost entirely. If `inner` sends
-    its whole input, nothing is lost. The effect on the loss is not measured.
+    dtype="bfloat16" keeps the residual in half its memory: N instead of 2 N in units of float32. Codecs and Sharded
+    widen it part by part while they encode; other compressors hold a float32 buffer for each bucket that is being sent.
+    Sharded keeps its own residual in bfloat16 as well. The residual is rounded once per step to 8 significant bits, and
+    the rounding error is lost: in the law above, sums are equal up to 2^-8 of each residual, and an input below 2^-9 of
+    its residual can be lost entirely. If `inner` sends its whole input, nothing is lost. docs/benchmarks/memory.md has
+    the effect on the loss of one task.
 
     Measured under AdamW (examples/digits.py, conv; 200 steps, four workers, two seeds), the final loss is higher with
     "ef21" than with classic feedback, also with a momentum of 0.1 or 0.3:

@@ -15,10 +15,11 @@ select       selection of entries and coding of their places, compiled
 crc, finite  checksums; whether numbers can be added up
 polyval      a keyed hash of messages, compiled
 threads      how many threads share a call's work, also in threads that the library makes
-blocks       checks of buffers before a compiled loop runs
+blocks       checks of buffers before a compiled loop runs; narrow residuals, widened for it
 buffer_pool  large buffers that are reused between steps
 """
 
+from gossamer.base.kernels.blocks import widened
 from gossamer.base.kernels.buffer_pool import scratch_for, scratch_like
 from gossamer.base.kernels.finite import summable, within_range
 from gossamer.base.kernels.hadamard import hadamard
@@ -50,7 +51,7 @@ from gossamer.base.kernels.reference.finite import HEADROOM, all_finite, expect_
 from gossamer.base.kernels.reference.index_coding import coded_bytes
 from gossamer.base.kernels.reference.levels import level_bytes
 from gossamer.base.kernels.reference.low_rank import Factoring
-from gossamer.base.kernels.reference.residual import Residual, widened
+from gossamer.base.kernels.reference.residual import Residual
 from gossamer.base.kernels.select import (
     above,
     decode_places,

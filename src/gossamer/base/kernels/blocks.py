@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from gossamer.base.kernels.buffer_pool import ALIGNMENT, empty
+from gossamer.base.kernels.buffer_pool import ALIGNMENT, empty, scratch_like
 from gossamer.base.kernels.finite import summable
 from gossamer.base.kernels.library import MALFORMED, address, addresses, counts_array, serves
 from gossamer.base.kernels.reference.bits import refused
@@ -96,6 +97,20 @@ def decodable(
 
 def buffers(x: Tensor, residual: Residual | None) -> tuple[int | None, ...]:
     return (address(x), *map(address, both(residual) or (None, None)))
+
+
+@contextmanager
+def widened(residual: Residual | None) -> Iterator[Residual | None]:
+    """Context manager: a residual for an encoder. One that is narrower than float32 is widened into scratch memory,
+    times its factor, and rounded when the encoder is done."""
+    if residual is None or residual.before.dtype.itemsize >= torch.float32.itemsize:
+        yield residual
+        return
+    wide = scratch_like(residual.before, torch.float32).copy_(residual.before)
+    if residual.factor != 1:
+        wide.mul_(residual.factor)
+    yield Residual(wide, wide)
+    residual.after.copy_(wide)
 
 
 def columns(payloads: Sequence[tuple[Tensor, Tensor]]) -> tuple[object, object, int]:
