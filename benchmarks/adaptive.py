@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.kept import read, rows, verify_rows, write  # found only after the line above
+from benchmarks.kept import read, verify_rows, write  # found only after the line above
 from benchmarks.losses import Losses, number
+from benchmarks.markdown_tables import named_rows
 from benchmarks.page import PAGE, put_between
 from benchmarks.provenance import QUICK, provenance, scratch
 from benchmarks.side_by_side import done, one_thread
@@ -208,7 +209,7 @@ def main(args: argparse.Namespace) -> None:
     found = page_part(train_all(args), args)
     print(found)
     if args.verify:
-        verify_rows(args.page, "adaptive", rows(found))
+        verify_rows(args.page, "adaptive", named_rows(found))
         return
     if args.page:
         put_between(args.page, "adaptive", found)

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.closing import closing_part  # found only after the line above
-from benchmarks.kept import read, rows, verify_rows, write
+from benchmarks.kept import read, verify_rows, write
+from benchmarks.markdown_tables import named_rows
 from benchmarks.page import PAGE, around, between, put_between
 from benchmarks.picture import plot
 from benchmarks.provenance import QUICK, provenance, scratch
@@ -115,7 +116,7 @@ def main(args: argparse.Namespace) -> None:
     runs = train_all(jobs(args), record, args)
     found = PARTS[args.study](runs, [provenance()])
     if args.verify:
-        verify_rows(args.page, args.study, rows(found))
+        verify_rows(args.page, args.study, named_rows(found))
         return
     print(found)
     for sentence in sentences(runs):

@@ -24,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import kept
+from benchmarks.markdown_tables import named_rows
 from benchmarks.page import put_between
 from benchmarks.provenance import QUICK, ROOT, commit, scratch
 
@@ -211,7 +212,7 @@ def main(args: argparse.Namespace) -> None:
     trained = [row for row in rows if finals(record, row)]
     if args.verify:
         kept.verify_rows(
-            args.page, "federated", kept.rows(write_part(record, trained)), ignored=["rate", "times fewer"]
+            args.page, "federated", named_rows(write_part(record, trained)), ignored=["rate", "times fewer"]
         )
     elif args.page:
         page = scratch(args.page) if args.quick else args.page

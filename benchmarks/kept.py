@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from benchmarks.markdown_tables import named_rows
 from benchmarks.page import between, put_between
 from benchmarks.provenance import source_commit
 
@@ -135,50 +136,20 @@ def verify_runs(
 # -- rows of a page, where the runs are not stored ---------------------------------------------------------------------
 
 
-def rows(text: str, names: int = 0) -> dict[str, dict[str, str]]:
-    """Rows of all tables of a Markdown text.
-
-    Args:
-        text: Markdown.
-        names: columns at the left that name a row; 0 for those before the first one that is aligned to the right.
-
-    Returns:
-        Cells by column, for each row. A row has the name "heading | first cells". The name of a row that begins with
-        "..." includes that of the last row that does not.
-    """
-    found: dict[str, dict[str, str]] = {}
-    heading, head, named, above = "", list[str](), names, ""
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip()[1:-1].split("|")] if line.startswith("|") else []
-        if line.startswith("#"):
-            heading = line.strip("# ")
-        if not cells:
-            head = []
-        elif not head:
-            head = cells
-        elif set(line) <= set("|-: "):
-            named = names or next((place for place, cell in enumerate(cells) if cell.endswith(":")), 1)
-        else:
-            name = " | ".join(filter(None, [heading, *cells[:named]]))
-            above = above if cells[0].startswith("...") else name
-            found[name if name == above else f"{above} {cells[0]}"] = dict(zip(head, cells, strict=True))
-    return found
-
-
 def verify_rows(page: Path, part: str, made: Table, names: int = 0, ignored: Sequence[str] = ()) -> None:
     """Compare rows that were trained again with those of the page, digit for digit, and write the result there.
 
     Args:
         page, part: as for put_line().
-        made: cells of the rows that were trained again, named as rows() does.
-        names: as for rows().
+        made: cells of the rows that were trained again, named as named_rows() does.
+        names: as for named_rows().
         ignored: columns that are not compared.
 
     Raises:
         SystemExit: the page has no such row, so nothing was compared.
     """
     text = between(page, part) if part else page.read_text(encoding="utf-8")
-    known = rows(text, names)
+    known = named_rows(text, names)
     if missing := [name for name in made if name not in known]:
         sys.exit(f"{page} has no row {missing[0]!r}, so there is nothing to compare with it. Rows: {[*known]}")
     changed: dict[str, list[str]] = {}

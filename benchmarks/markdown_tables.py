@@ -42,6 +42,36 @@ def rows(text: str) -> Iterator[Cells]:
             yield dict(zip(header, cells, strict=True))
 
 
+def named_rows(text: str, names: int = 0) -> dict[str, Cells]:
+    """Rows of all tables of a Markdown text.
+
+    Args:
+        text: Markdown.
+        names: columns at the left that name a row; 0 for those before the first one that is aligned to the right.
+
+    Returns:
+        Cells by column, for each row. A row has the name "heading | first cells". The name of a row that begins with
+        "..." includes that of the last row that does not.
+    """
+    found: dict[str, Cells] = {}
+    heading, head, named, above = "", list[str](), names, ""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip()[1:-1].split("|")] if line.startswith("|") else []
+        if line.startswith("#"):
+            heading = line.strip("# ")
+        if not cells:
+            head = []
+        elif not head:
+            head = cells
+        elif set(line) <= set("|-: "):
+            named = names or next((place for place, cell in enumerate(cells) if cell.endswith(":")), 1)
+        else:
+            name = " | ".join(filter(None, [heading, *cells[:named]]))
+            above = above if cells[0].startswith("...") else name
+            found[name if name == above else f"{above} {cells[0]}"] = dict(zip(head, cells, strict=True))
+    return found
+
+
 def loss(cell: str) -> Loss:
     """Of "1.874 ± 0.008", or of what diverged."""
     numbers = [float(each) for each in NUMBER.findall(cell)]

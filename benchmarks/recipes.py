@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.kept import rows, verify_rows  # found only after the line above
+from benchmarks.kept import verify_rows  # found only after the line above
+from benchmarks.markdown_tables import named_rows
 from benchmarks.provenance import ROOT, provenance, scratch
 from benchmarks.report import markdown
 
@@ -155,7 +156,7 @@ def trained_by(name: str, steps: int) -> tuple[str, int]:
 
 def verify(args: argparse.Namespace) -> None:
     """Rows of the fewest steps first; of equal ones in the order of the page."""
-    known = [name.partition(" | ")[2] for name in rows(args.output.read_text(encoding="utf-8"))]
+    known = [name.partition(" | ")[2] for name in named_rows(args.output.read_text(encoding="utf-8"))]
     chosen = sorted(known, key=lambda name: trained_by(name, args.steps)[1])[: args.verify]
     made: dict[str, dict[str, str]] = {}
     for name in chosen:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from benchmarks import kept
+from benchmarks.markdown_tables import named_rows
 from benchmarks.provenance import source_commit
 from docs.site.measured_at import commits
 
@@ -123,7 +124,7 @@ def test_line_is_put_into_its_part_of_a_page(page: Path) -> None:
 
 
 def test_rows_have_the_heading_and_their_names() -> None:
-    found = kept.rows(PAGE + "\n## Two\n\n| a | b | c |\n| --- | --- | ---: |\n| x | y | 1 |\n")
+    found = named_rows(PAGE + "\n## Two\n\n| a | b | c |\n| --- | --- | ---: |\n| x | y | 1 |\n")
     assert [*found] == [
         "Losses | `Dense()`",
         "Losses | `Dense()` ... without feedback",
@@ -131,7 +132,7 @@ def test_rows_have_the_heading_and_their_names() -> None:
         "Two | x | y",
     ]
     assert found["Two | x | y"] == {"a": "x", "b": "y", "c": "1"}
-    assert next(iter(kept.rows(PAGE, names=2))) == "Losses | `Dense()` | 1.874 ± 0.008"
+    assert next(iter(named_rows(PAGE, names=2))) == "Losses | `Dense()` | 1.874 ± 0.008"
 
 
 def test_equal_rows_give_the_page_a_line(page: Path) -> None:

@@ -59,6 +59,14 @@ def test_lock_step_is_one_worker_with_all_samples() -> None:
     assert run(DENSE)["held_out"] == pytest.approx(PLAIN.loss(model, *EXAM).item(), rel=1e-9)
 
 
+@pytest.mark.parametrize("recipe", [DENSE, "LocalSGD(period=4) + Int8()"])
+def test_a_training_that_is_left_early_has_the_first_points_of_the_whole_curve(recipe: str) -> None:
+    paced = replace(PLAIN, pace=lambda made: 1 - made)  # a schedule over all steps
+    whole, begun = (train(paced, EXAM, recipe, 0.5, 0, 40, 4, until) for until in (0, 12))
+    assert begun["curve"] == whole["curve"][:3]
+    assert (begun["steps"], len(whole["curve"])) == (40, 10)
+
+
 def test_averages_in_every_step_are_lock_step() -> None:
     assert run("LocalSGD(period=1)")["held_out"] == pytest.approx(run(DENSE)["held_out"], rel=1e-9)
     assert run("LocalSGD(period=4)")["held_out"] != pytest.approx(run(DENSE)["held_out"], rel=1e-4)

@@ -8,8 +8,8 @@ from functools import cache
 from typing import NamedTuple
 
 import pytest
-from benchmarks.kept import rows
 from benchmarks.ladder_arms import ONE_BIT
+from benchmarks.markdown_tables import named_rows
 from support.paths import ROOT
 
 SHARE = re.compile(r"-?\d+ % \(-?\d+ to -?\d+\)")
@@ -43,7 +43,7 @@ class Measured(NamedTuple):
 def ladder() -> dict[tuple[str, str], Measured]:
     """By rung and recipe."""
     found: dict[tuple[str, str], Measured] = {}
-    for name, cells in rows(raw("docs/benchmarks/ladder.md")).items():
+    for name, cells in named_rows(raw("docs/benchmarks/ladder.md")).items():
         share = SHARE.match(cells.get("retained", ""))
         if share and cells.get("times fewer"):
             rung, _, recipe = name.split(" | ")
@@ -85,7 +85,7 @@ def shares_by_rung(cell: str) -> dict[str, str]:
 
 def how_to_choose(page: str) -> Iterator[Quote]:
     """Rows of the table of recipes that have a retained benefit with an interval."""
-    for cells in rows(page).values():
+    for cells in named_rows(page).values():
         shares = shares_by_rung(cells.get("retained benefit", ""))
         if shares:
             yield Quote(cells["recipe"].split("`")[1], cells["bytes"].removeprefix("1/"), shares)
@@ -93,7 +93,9 @@ def how_to_choose(page: str) -> Iterator[Quote]:
 
 def which_recipe(page: str) -> Iterator[Quote]:
     """The README's table of recipes."""
-    cells = {name.removeprefix("Which recipe | "): row["recipe"] for name, row in rows(page).items() if "recipe" in row}
+    cells = {
+        name.removeprefix("Which recipe | "): row["recipe"] for name, row in named_rows(page).items() if "recipe" in row
+    }
     ten, hundred, thousand, home = (
         cells[name]
         for name in (
@@ -163,7 +165,7 @@ def time_to_loss(network: str, row: str) -> dict[str, str]:
     """Cells of a row that begins so, in the section of a network."""
     (found,) = (
         cells
-        for name, cells in rows(raw("docs/benchmarks/time-to-loss.md")).items()
+        for name, cells in named_rows(raw("docs/benchmarks/time-to-loss.md")).items()
         if name == f"{network} | {row}" or name.startswith(f"{network} | {row} |")
     )
     return found
@@ -174,7 +176,7 @@ def sooner(network: str) -> str:
 
 
 def test_readme_has_the_times_to_a_loss() -> None:
-    table = {name: list(cells.values()) for name, cells in rows(raw("README.md")).items() if "network" in cells}
+    table = {name: list(cells.values()) for name, cells in named_rows(raw("README.md")).items() if "network" in cells}
     assert len(table) == 3
     for told, *times in table.values():
         network = told.replace("bit/s", "bit").lower().replace(" ", "")
@@ -198,7 +200,7 @@ def test_guides_have_the_steps_and_the_gain_of_the_page() -> None:
 
 
 def test_readme_has_the_seconds_per_step_of_a_larger_model() -> None:
-    table = rows(raw("docs/benchmarks/network.md").split("The same, over plain DDP")[0])
+    table = named_rows(raw("docs/benchmarks/network.md").split("The same, over plain DDP")[0])
 
     def seconds(row: str, network: str, digits: int = 1) -> str:
         cell = next(cells[network] for name, cells in table.items() if name.endswith(f"| {row}"))
@@ -213,7 +215,7 @@ def test_readme_has_the_seconds_per_step_of_a_larger_model() -> None:
 
 
 def test_readme_has_the_gain_of_the_demo() -> None:
-    (cells,) = (cells for name, cells in rows(raw("docs/benchmarks/demo.md")).items() if "local steps" in name)
+    (cells,) = (cells for name, cells in named_rows(raw("docs/benchmarks/demo.md")).items() if "local steps" in name)
     middle, least, most = re.findall(r"[\d.]+", cells["speedup"])
     assert f"reaches the final loss of plain DDP {middle}x faster ({least} to {most}," in text("README.md")
     assert f"reaches DDP's final loss {middle}x faster" in text("docs/benchmarks/demo.md")
@@ -221,7 +223,7 @@ def test_readme_has_the_gain_of_the_demo() -> None:
 
 def test_federated_page_begins_with_the_figures_of_its_table() -> None:
     page = text("docs/benchmarks/federated-compression.md")
-    table = rows(raw("docs/benchmarks/federated-compression.md"))
+    table = named_rows(raw("docs/benchmarks/federated-compression.md"))
     sparse = "`Route(Chain(TopK(density=0.01), Int8()), rest=Chain(TopK(density=0.01), Int8()))`"
     dense, fewer = (table[f"Results | FedAvg | {name}"] for name in ("`Dense()`", sparse))
     rounds = [cells["rounds"].split(" ")[0] for cells in (fewer, dense)]
