@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.many_members_run import ManyMembers, shared_parsing  # found only after the line above
+from benchmarks.many_members_run import ManyMembers, rounds_completed, shared_parsing  # found only after the line above
 from benchmarks.page import put_between
 from benchmarks.provenance import ROOT, provenance, scratch
 
@@ -40,9 +40,12 @@ from gossamer.comm.rpc_protocol.messages import PING
 
 PAGE = ROOT / "docs" / "benchmarks" / "many-members.md"
 CHURN_A_MINUTE = 0.1
+LOCK_STEP = "needs all members"
 FINGERPRINT = '{"recipe": "LocalSGD(period=100) + Groups(size=8)", "torch": "2.13.0"}'
 CHANGES = ("first view", "one join", "one loss")
-CHURN_SECONDS = 20.0
+CHURN_SECONDS = 60.0
+SYNC_SECONDS = (0.1, 1.0)  # of a step that needs all members
+LOCAL_SECONDS = 10.0  # of local steps between two synchronizations
 DEAD_AFTER_SECONDS = 5.0
 
 
@@ -67,6 +70,8 @@ class Churn:
     nbytes: int
     cpu_seconds: float
     active_share: float
+    steps: dict[float, float]  # by seconds of a step that needs all members: completed ones, as a share of the time
+    rounds: dict[float, float]  # by seconds of a synchronization: rounds with local steps, as a share of those in time
     settled_seconds: float  # until all agree, after the last change
 
 
@@ -119,11 +124,19 @@ def churned(run: ManyMembers, seconds: float) -> Churn:
     run.run(seconds=seconds)
     found = run.rule.view.number - view, run.messages - messages, run.bytes.total() - nbytes
     share = (run.active_seconds - active) / seconds
+    spans, end = run.agreements_until_now(), run.now
+
+    def completed(local: float, sync: float) -> float:
+        """The rounds of this time, relative to a run without changes."""
+        return rounds_completed(spans, end - seconds, end, local, sync) / int(seconds / (local + sync))
+
+    steps = {sync: completed(0.0, sync) for sync in SYNC_SECONDS}
+    rounds = {sync: completed(LOCAL_SECONDS, sync) for sync in SYNC_SECONDS}
     cpu = run.cpu_seconds - cpu
     settled = run.run(lambda: _settled(run), 600)
     if not _settled(run):
         raise SystemExit(f"{run.rule.initial} members do not agree 600 s after the last change")
-    return Churn(found[0], seconds, found[1], found[2], cpu, share, settled)
+    return Churn(found[0], seconds, found[1], found[2], cpu, share, steps, rounds, settled)
 
 
 def _settled(run: ManyMembers) -> bool:
@@ -222,7 +235,10 @@ def change_table(sizes: dict[int, Size]) -> Iterator[str]:
 
 
 def churn_table(sizes: dict[int, Size]) -> Iterator[str]:
-    heads = ("virtual seconds", "views", "messages/s", "bytes/s", "coordinator's CPU", "view is active", "agree after")
+    steps = [f"steps of {each:g} s" for each in SYNC_SECONDS]
+    rounds = [f"{LOCAL_SECONDS:g} s of local steps + {each:g} s" for each in SYNC_SECONDS]
+    heads = ["virtual seconds", "views", "messages/s", "bytes/s", "coordinator's CPU", "view is active"]
+    heads += [*steps, *rounds, "agree after"]
     yield f"| members | step | {' | '.join(heads)} |"
     yield f"|---:|---|{'---:|' * len(heads)}"
     every = [(members, step, each) for members, found in sizes.items() for step, each in found.churn.items()]
@@ -236,6 +252,7 @@ def churn_table(sizes: dict[int, Size]) -> Iterator[str]:
             bytes_text(each.nbytes / each.seconds),
             f"{each.cpu_seconds / each.seconds:.1%} of a core",
             f"{each.active_share:.0%} of the time",
+            *(f"{share:.0%}" if step == LOCK_STEP else "-" for share in (*each.steps.values(), *each.rounds.values())),
             f"{each.settled_seconds:.2f} s",
         ]
         yield f"| {' | '.join(cells)} |"
@@ -270,7 +287,7 @@ def size(members: int, seeds: int) -> Size:
             run, costs = changes(members, seed)
             found.append(costs)
             print(members, seed, costs, file=sys.stderr, flush=True)
-        churn = {"needs all members": churned(run, CHURN_SECONDS)}
+        churn = {LOCK_STEP: churned(run, CHURN_SECONDS)}
         churn["needs servers only"] = churned(begun(members, lock_step=False), CHURN_SECONDS)
     print(members, churn, file=sys.stderr, flush=True)
     return Size(found, churn, memory(members))

@@ -11,7 +11,7 @@ import heapq
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -92,6 +92,18 @@ class Worker:
         return self.is_alive and not self.scripts.out and view is not None and self.scripts.over < view.number
 
 
+def rounds_completed(
+    agreements: Sequence[tuple[float, float]], began: float, ended: float, local_seconds: float, sync_seconds: float
+) -> int:
+    """Number of rounds that end within a time: local steps, which no view interrupts, then a synchronization, which
+    needs all members and begins again after each change."""
+    done, ready = 0, began + local_seconds
+    for begin, end in agreements:
+        while (synchronized := max(begin, ready) + sync_seconds) <= min(end, ended):
+            done, ready = done + 1, synchronized + local_seconds
+    return done
+
+
 class ManyMembers:
     """A run with `count` workers at first.
 
@@ -129,6 +141,8 @@ class ManyMembers:
         self._askers: dict[int, Worker] = {}  # by token
         self._lock_step = lock_step
         self.active_seconds = 0.0  # in which the newest view was active
+        self.agreements = list[tuple[float, float]]()  # begin and end of each time in which all members agreed
+        self._agreed_since: float | None = None
         self._lost_in = 0  # newest view in which a worker was lost
         self.holders = Counter[int]()  # members that have received a view, by its number
         for _ in range(count):
@@ -200,7 +214,21 @@ class ManyMembers:
             else:
                 self.now, _, act = heapq.heappop(self._queue)
                 act()
+            self._look()
         return self.now - began
+
+    def agreements_until_now(self) -> list[tuple[float, float]]:
+        """Times in which all members agreed; the last one may continue."""
+        open_ = [] if self._agreed_since is None else [(self._agreed_since, self.now)]
+        return [*self.agreements, *open_]
+
+    def _look(self) -> None:
+        """Record the end of an agreement."""
+        if not self.agreed and self._agreed_since is not None:
+            self.agreements.append((self._agreed_since, self.now))
+            self._agreed_since = None
+        elif self.agreed and self._agreed_since is None:
+            self._agreed_since = self.now
 
     @property
     def members(self) -> list[Worker]:

@@ -14,7 +14,7 @@ from gossamer.comm.membership import next_view
 from gossamer.comm.membership.coordinator import Coordinator
 from gossamer.comm.membership.known_worker import KnownWorkers, ReportedWorker
 from gossamer.comm.membership.messages import WorkerReport
-from gossamer.comm.membership.next_view import FREE_MEMBERS
+from gossamer.comm.membership.next_view import FREE_MEMBERS, NEWCOMERS_PACES
 from gossamer.comm.membership.view import View
 
 PATIENCE_SECONDS = 60.0
@@ -181,7 +181,48 @@ def test_large_views_follow_each_other_at_a_bounded_rate(monkeypatch: pytest.Mon
 
 def test_small_views_follow_each_other_without_a_pause() -> None:
     run = begun(30)
-    assert run.rule._next_view_from == run.rule._view_since
+    assert run.rule._next_view_from() == run.rule._next_view_from(NEWCOMERS_PACES) == run.rule._view_since
+
+
+def seconds_until_admitted(run: ManyMembers, act: Callable[[], object]) -> float:
+    """From the newest view until a newcomer of this moment is in one."""
+    since, newcomer = run.rule._view_since, run.arrive()
+    act()
+    run.run(lambda: run.rule.view is not None and run.rule.view.holds(newcomer.number), PATIENCE_SECONDS)
+    return run.rule._view_since - since
+
+
+def test_newcomers_of_a_large_view_wait_for_a_loss_or_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(next_view, "SECONDS_A_MEMBER", 0.05)  # a pace of 1.5 s
+    run = begun(FREE_MEMBERS + 30)
+    run.run(seconds=10.0)
+    began = run.now
+    first = run.arrive()
+    run.run(lambda: run.rule.view is not None and run.rule.view.holds(first.number), PATIENCE_SECONDS)
+    assert run.now < began + 0.5  # the first newcomer after a quiet time does not wait
+    assert NEWCOMERS_PACES * 1.5 <= seconds_until_admitted(run, lambda: None) < NEWCOMERS_PACES * 1.6 + 0.5
+    assert 1.5 <= seconds_until_admitted(run, lambda: run.after(1.0, lambda: run.lose(run.members[3]))) < 2.2
+
+
+def ended_without_a_loss(run: ManyMembers, seconds: float) -> int:
+    """Views that newcomers alone have ended, while members are lost and started."""
+    ended, seen = 0, run.rule.view
+    run.churn(per_minute=2.0, seconds=seconds)
+    until = run.now + seconds
+    while run.now < until:
+        run.run(seconds=0.05)  # shorter than any view
+        if seen is not None and run.rule.view is not None and run.rule.view is not seen:
+            ended += set(seen.numbers) <= set(run.rule.view.numbers)
+        seen = run.rule.view
+    return ended
+
+
+def test_under_churn_views_end_by_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss every 0.3 s, and a pace of 0.3 s. Negative control: newcomers end views as soon as losses may."""
+    monkeypatch.setattr(next_view, "SECONDS_A_MEMBER", 0.01)
+    waits = ended_without_a_loss(begun(FREE_MEMBERS + 30), 20.0)
+    monkeypatch.setattr(next_view, "NEWCOMERS_PACES", 1.0)
+    assert 2 * waits < ended_without_a_loss(begun(FREE_MEMBERS + 30), 20.0)
 
 
 def test_known_workers_are_lost_at_their_deadline_unless_they_reconnect() -> None:

@@ -340,3 +340,17 @@ def test_a_host_that_relays_meets_unclear_hosts_last():
     found = [find([list(range(5))], seconds, Meeting(network), None, spokes) for spokes in ([], [(0, 3), (0, 4)])]
     assert min(found[0].down(rank) for rank in (3, 4)) == pytest.approx(20e6, rel=0.06)
     assert min(found[1].down(rank) for rank in (3, 4)) == pytest.approx(100e6, rel=0.06)
+
+
+def seconds_to_measure(lines):
+    """Two workers in an office that relays between two homes."""
+    network = network_of((1000, 1000), (1000, 1000), (20, 100), (20, 100))
+    meeting = Meeting(replace(network, relayed={frozenset((2, 3)): 0}))
+    rates = find([[0, 1, 2, 3]], round_trips(network), meeting, lines)
+    assert rates.up(2) == pytest.approx(20e6, rel=0.15)
+    return meeting.now
+
+
+def test_slow_pairs_begin_with_small_messages_after_fast_ones_if_pairs_are_relayed():
+    """The pair of the office needs 4 MB to be measured, which take 3 s from a home."""
+    assert seconds_to_measure(lambda a, b: {a, b} if {a, b} != {2, 3} else {0, 2, 3}) < 2.0

@@ -124,6 +124,7 @@ NOTICE_SECONDS = 10.0  # between messages about a waiting run
 SOON_SECONDS = 1.0  # before the first message: at the end of a run, members leave one after another
 NO_SECRET = bytes(SECRET_BYTES)  # of a view that was read from a journal
 FREE_MEMBERS, SECONDS_A_MEMBER = 64, 5e-4  # a view is followed by the next one after this time for each further member
+NEWCOMERS_PACES = 4.0  # and after this many times as long, if there are newcomers only
 MOST_OUTS = 2**14  # reasons that are kept for evicted workers; an older one receives a general reason
 MOST_NAMED = 8  # workers in a message to the user
 RUN_BYTES = 16  # of a run's identity
@@ -240,7 +241,8 @@ class ViewPolicy:
             self._note_at,
             self.first_here + self.options.patience_seconds,
         ]
-        moments += [self.workers.next_deadline, self._losses.next_opening(self.now), self._next_view_from]
+        moments += [self.workers.next_deadline, self._losses.next_opening(self.now)]
+        moments += map(self._next_view_from, (1.0, NEWCOMERS_PACES))
         moments += [self._over_since + self.options.dead_after_seconds, self._not_before] if self.is_over else []
         return min(moment for moment in moments if moment > self.now)
 
@@ -375,7 +377,7 @@ class ViewPolicy:
             self._uncompared.clear()
         if self.view is None:
             self._begin()
-        elif not self.is_over and self.now >= self._next_view_from and self._change_is_due():
+        elif not self.is_over and self.now >= self._next_view_from() and self._change_is_due():
             self.declare_over()
         if self.is_over:
             self._decide()
@@ -405,16 +407,15 @@ class ViewPolicy:
 
     def _change_is_due(self) -> bool:
         assert self.view is not None
-        return (
-            any(map(self.view.holds, self.workers.lost))
-            or self.view.world > self.most
-            or (self.view.world < self.most and self._all_have_state() and bool(self._newcomers()))
-        )
+        if any(map(self.view.holds, self.workers.lost)) or self.view.world > self.most:
+            return True
+        may_admit = self.view.world < self.most and self.now >= self._next_view_from(NEWCOMERS_PACES)
+        return may_admit and self._all_have_state() and bool(self._newcomers())
 
     def declare_over(self) -> None:
         if not self.is_over:
             self.is_over, self._recorded, self._excused = True, False, False
-            self._over_since, self._not_before = self.now, max(self.now, self._next_view_from)
+            self._over_since, self._not_before = self.now, max(self.now, self._next_view_from())
             self._waits_since, self._undecided_rank = inf, 0
 
     def _decide(self) -> None:
@@ -452,12 +453,11 @@ class ViewPolicy:
                 return True
         return False
 
-    @property
-    def _next_view_from(self) -> float:
-        """Earliest time of the next view: large views follow each other at a rate that all members can follow, and a
-        view takes up all changes since the last one."""
+    def _next_view_from(self, paces: float = 1.0) -> float:
+        """Earliest time of the next view: large views follow each other at a rate that all members can follow. A view
+        takes up all changes since the last one, so newcomers wait for a loss, for NEWCOMERS_PACES at most."""
         world = 0 if self.view is None else self.view.world
-        return self._view_since + SECONDS_A_MEMBER * max(0, world - FREE_MEMBERS)
+        return self._view_since + paces * SECONDS_A_MEMBER * max(0, world - FREE_MEMBERS)
 
     def _remember_how_it_broke(self, *, explained: bool) -> None:
         if self._recorded or not self._broken:

@@ -82,12 +82,13 @@ def find(
         pairs = first_pairs(sites, meeting) if meeting < 2 else next_pairs(rates, sites)
         for some in apart(pairs, lines) if lines is not None else [pairs]:
             if flows := [flow for a, b in some for flow in ((a, b), (b, a))]:
-                seen, nbytes = see(flows, round_trips, meet, nbytes)
+                seen, enough_bytes = see(flows, round_trips, meet, nbytes)
                 rates.seen |= seen
+                if lines is None:  # else the next pairs may be much slower, after two workers of one machine
+                    nbytes = enough_bytes
     unmet = [pair for pair in spokes if pair not in rates.seen and not rates.is_clear(pair[1])]
     for a, b in unmet[:MOST_APART]:
-        seen, nbytes = see([(a, b), (b, a)], round_trips, meet, nbytes)
-        rates.seen |= seen
+        rates.seen |= see([(a, b), (b, a)], round_trips, meet, nbytes)[0]
     return rates
 
 
