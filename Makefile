@@ -62,9 +62,9 @@ test-engines: export PYTHONDONTWRITEBYTECODE :=
 test-engines: $(ENGINED) ## run jobs on Slurm, MPI, Ray and Flower that lose a worker and resume
 	.venv-engines/bin/python -m pytest --durations=10 $(ENGINE_TESTS)
 
-# Longer by a third, and without what tests/eager puts in the compiler's place: once a day is enough.
+# Twice as long, without forks and without what tests/eager puts in the compiler's place: once a day is enough.
 test-plain: export PYTHONDONTWRITEBYTECODE :=
-test-plain: $(READY) ## run the tests of processes and networks with the real torch._dynamo
+test-plain: $(READY) ## run the tests of processes and networks with new programs and the real torch._dynamo
 	$(BIN)/pytest -m "processes or namespaces" --plain
 
 check: $(READY) ## formatting, lint, types, architecture, words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
+from support.forked_programs import end_servers, forked_programs
 
 settings.register_profile("any machine", deadline=None)  # how long an example takes says nothing on a busy one
 settings.load_profile("any machine")
@@ -39,6 +41,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a script's `pytest &`; 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 STARTS_PROCESSES, IN_TURN = ("processes", "namespaces"), ("measures", "namespaces")
+NEW_PROGRAMS = ("new_programs", "measures")
 EAGER = str(Path(__file__).parent / "eager")
 
 
@@ -88,8 +91,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Processes that a test starts find eager/sitecustomize.py; this one, whose tests compile models, does not."""
-    with pytest.MonkeyPatch.context() as patch:
+    """Processes that a test starts find eager/sitecustomize.py; this one, whose tests compile models, does not.
+
+    Most of them are forks of a process that has imported torch, which computes with one thread.
+    """
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         if marked(item, STARTS_PROCESSES) and not item.config.getoption("plain"):
             patch.setenv("PYTHONPATH", EAGER, prepend=os.pathsep)
+            if not marked(item, NEW_PROGRAMS):
+                patch.setenv("OMP_NUM_THREADS", "1")
+                stack.enter_context(forked_programs())
         return (yield)
+
+
+def pytest_unconfigure() -> None:
+    end_servers()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from support.planted_races import Planted, PlantedField
 
 from gossamer.cli import advise
 from gossamer.cli.advise import _confirm, advise_command
+from gossamer.cli.explain import explain
 from gossamer.plan.advise.advice_file import read_advice
 from gossamer.plan.advise.advisor import affordable
 from gossamer.plan.advise.answer import Setting
@@ -129,18 +127,16 @@ def test_the_best_and_dense_are_run_for_real(
 def test_from_a_script_to_a_recipe_that_can_be_run(tmp_path: Path, script: Path) -> None:
     """End to end: profile, estimate, race, answer; then the file names the recipe."""
     files = {name: tmp_path / f"advice.{name}" for name in ("json", "html")}
-    gossamer = [sys.executable, "-m", "gossamer"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*gossamer, "advise", "--workers", "2", "--network", "1mbit,20ms", "--minutes", "0.1", "--most", "4"]
-    command += ["--json", str(files["json"]), "--page", str(files["html"]), str(script)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    limits = ["--workers", "2", "--network", "1mbit,20ms", "--minutes", "0.1", "--most", "4"]
+    written = ["--json", str(files["json"]), "--page", str(files["html"])]
+    code, said = output_of(advise_command, *limits, *written, str(script))
+    assert code == 0, said
     for stage in ("profile ", "estimate ", "race "):
-        assert f"\n{stage}" in f"\n{ended.stdout}"
+        assert f"\n{stage}" in f"\n{said}"
     advice = read_advice(files["json"])
-    assert advice.recipe in ended.stdout
+    assert advice.recipe in said
     assert advice.contenders[0].recipe == "Dense()"
     assert advice.command in files["html"].read_text() or "&#x27;" in files["html"].read_text()
-    explain = [*gossamer, "explain", f"@{files['json']}", "--workers", "2"]
-    told = subprocess.run(explain, env=environment, capture_output=True, text=True, timeout=200, check=True).stdout
+    code, told = output_of(explain, f"@{files['json']}", "--workers", "2")
+    assert code == 0, told
     assert "bytes per worker" in told

@@ -138,6 +138,7 @@ print(Path("/proc/self/cmdline").read_bytes().split(b"\\0")[2:])
 
 @pytest.mark.skipif(sys.platform != "linux", reason="arguments can be overwritten on Linux only")
 @pytest.mark.processes
+@pytest.mark.new_programs
 def test_a_link_disappears_from_the_list_of_processes() -> None:
     Path("hides.py").write_text(HIDES)
     done = subprocess.run([sys.executable, "hides.py", LINK, "train.py"], capture_output=True, text=True, check=True)

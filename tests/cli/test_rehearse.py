@@ -1,12 +1,13 @@
 import json
 import re
-import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from support.command_line import refusal
+from support.processes import engine_files_left_open
 from support.rehearsals import record
 
 from gossamer.algorithms.recipes.recipe import resolve
@@ -26,14 +27,20 @@ def shapes(tmp_path):
     return path
 
 
+def rehearsed(shapes, folder, recipes):
+    """A rehearsal of ten steps, whose report is out.json in the folder."""
+    sizes = ["--step-seconds", "0.05", "--workers", "2", "--steps", "10"]
+    with chdir(folder), engine_files_left_open():
+        done = CliRunner().invoke(
+            gossamer, ["rehearse", "--shapes", str(shapes), *sizes, "--json", "out.json", *recipes]
+        )
+    assert done.exit_code == 0, done.output
+    return done
+
+
 @pytest.mark.processes
 def test_recipes_are_rehearsed_with_real_bytes(shapes, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "gossamer", "rehearse", "--shapes", shapes, "--step-seconds", "0.05", "--workers", "2"]
-        + ["--recipe", "Dense()", "--recipe", "TopK(density=0.01)", "--steps", "10", "--json", "out.json"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = rehearsed(shapes, tmp_path, ["--recipe", "Dense()", "--recipe", "TopK(density=0.01)"])
     report = json.loads((tmp_path / "out.json").read_text())
     dense, topk = report["rows"]
     assert (report["parameters"], report["tensors"], report["workers"]) == (NUMEL, 3, 2)
@@ -112,12 +119,7 @@ def test_whole_periods_are_rehearsed(text: str, fewest: int, steps: int) -> None
 def test_recipes_that_communicate_less_are_rehearsed(shapes, tmp_path):
     recipes = ["DiLoCo(4, fragments=2, delay=1) + Int8()", "EveryStep(accumulate=2)"]
     options = [op for recipe in recipes for op in ("--recipe", recipe)]
-    done = subprocess.run(
-        [sys.executable, "-m", "gossamer", "rehearse", "--shapes", shapes, "--step-seconds", "0.05", "--workers", "2"]
-        + [*options, "--steps", "10", "--json", "out.json"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    rehearsed(shapes, tmp_path, options)
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert all(row["record"]["workers_agree"] and row["seconds_per_step"] >= 0.0499 for row in rows)
     assert rows[0]["bytes_sent_per_step"] == pytest.approx(NUMEL / 4, rel=0.05)  # a byte each, once in four passes

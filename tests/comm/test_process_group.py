@@ -48,7 +48,7 @@ CHECKS = [
 @pytest.mark.processes
 @pytest.mark.parametrize("world", [2, *nightly(4)])
 def test_real_workers(world: int) -> None:
-    said = succeed([str(SUPPORT / "worker_checks.py"), *CHECKS], world)
+    said = succeed([str(SUPPORT / "worker_checks.py"), *CHECKS], world, preload=["laws.subjects"])
     for text in said:
         assert [line for line in text.splitlines() if line.startswith("passed")] == [f"passed {c}" for c in CHECKS]
 

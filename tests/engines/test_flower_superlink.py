@@ -168,6 +168,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
 
 
 @pytest.mark.processes
+@pytest.mark.new_programs
 @pytest.mark.timeout(3 * SECONDS)
 def test_a_compressed_app_survives_the_loss_of_a_supernode(federation: Federation, tmp_path: Path) -> None:
     result = tmp_path / "result.json"

@@ -16,6 +16,7 @@ pytest.importorskip("pyarrow")  # of ray[train]
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.new_programs,
     pytest.mark.timeout(1800),  # Ray starts thirty processes, more slowly than they train
     pytest.mark.filterwarnings(  # Ray's own
         "ignore::pytest.PytestUnraisableExceptionWarning",

@@ -16,6 +16,7 @@ def invented(**sent: float) -> Measured:
 
 
 @pytest.mark.processes
+@pytest.mark.new_programs
 @pytest.mark.timeout(900)
 def test_every_framework_sends_the_bytes_of_torch() -> None:
     for library in ("keras", "jax", "tensorflow"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.processes import of_this_checkout
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.new_programs, pytest.mark.timeout(400)]
 
 BEGIN = """
 import os, signal, sys, zlib

@@ -24,7 +24,8 @@ def said_by(texts: list[str]) -> Said:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    return said_by(succeed([WORKER, str(tmp_path_factory.mktemp("lightning"))], 2, timeout_seconds=PATIENCE))
+    words = [WORKER, str(tmp_path_factory.mktemp("lightning"))]
+    return said_by(succeed(words, 2, preload=["gossamer.integrations.lightning"], timeout_seconds=PATIENCE))
 
 
 def test_fits_have_the_bits_of_a_plain_loop_with_the_same_batches(said: Said) -> None:

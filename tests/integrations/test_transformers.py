@@ -33,7 +33,7 @@ def fresh_accelerate() -> Iterator[None]:
 @pytest.mark.timeout(500)  # most of it imports, which take minutes where twenty others do the same
 def test_two_workers(tmp_path: Path) -> None:
     program = str(ROOT / "tests" / "support" / "hugging_face_worker.py")
-    said = succeed([program, str(tmp_path)], 2, timeout_seconds=480)
+    said = succeed([program, str(tmp_path)], 2, preload=["gossamer.integrations.transformers"], timeout_seconds=480)
     first, second = (_together(findings(text)) for text in said)
 
     trainer, other = first["by_trainer"], second["by_trainer"]

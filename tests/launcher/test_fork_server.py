@@ -16,7 +16,10 @@ from gossamer.base import system
 from gossamer.launcher.fork_server import fork_server
 from gossamer.launcher.job import spawn
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems start workers as new programs")
+pytestmark = [
+    pytest.mark.new_programs,
+    pytest.mark.skipif(sys.platform != "linux", reason="other systems start workers as new programs"),
+]
 
 # Its argument: what another program does first
 GOSSAMER = "import sys; exec(sys.argv.pop(1)); from gossamer.cli.main import main; main()"

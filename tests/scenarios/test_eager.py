@@ -57,6 +57,7 @@ def check_the_compiler_comes_when_asked_for(script: str, expected: dict[str, Any
 
 @pytest.mark.nightly
 @pytest.mark.processes
+@pytest.mark.new_programs
 def test_the_compiler_is_loaded_by_those_that_compile(request: pytest.FixtureRequest) -> None:
     """With --plain by all of them."""
     plain = request.config.getoption("plain")
@@ -68,6 +69,7 @@ def test_the_compiler_is_loaded_by_those_that_compile(request: pytest.FixtureReq
 
 @pytest.mark.nightly
 @pytest.mark.processes
+@pytest.mark.new_programs
 def test_recipes_are_priced_without_algebra_and_symbols_bring_it(request: pytest.FixtureRequest) -> None:
     plain = request.config.getoption("plain")
     ways = [TopK(density=0.01), SparseSum(TopK(density=0.01)), PowerSGD(rank=2)]

@@ -52,6 +52,7 @@ def test_the_tree_of_the_page_has_the_names_of_a_torch_model() -> None:
 
 @pytest.mark.parametrize("command", [("jax_flax.py", "--epochs", "2"), ("jax_equinox.py", "--steps", "40")])
 @pytest.mark.processes
+@pytest.mark.new_programs
 def test_the_examples_learn(command: tuple[str, ...]) -> None:
     pytest.importorskip(command[0].removeprefix("jax_").removesuffix(".py"))
     run = [sys.executable, str(ROOT / "examples" / command[0]), *command[1:]]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forked_programs import preloaded
 
 TESTS = Path(__file__).parents[1]
 
@@ -67,11 +68,15 @@ def run_workers(
     *,
     extra: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
+    preload: Sequence[str] = (),
     timeout_seconds: float = 200,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run `python ARGUMENTS` once per rank; returns what each did, by rank. None outlives the call."""
+    """Run `python ARGUMENTS` once per rank; returns what each did, by rank. None outlives the call.
+
+    preload: modules that all ranks import; where they are forks of one process, it imports them once.
+    """
     port = free_port()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, preloaded(*preload):
         logs = [open(Path(folder) / str(rank), "w+") for rank in range(world)]  # noqa: SIM115  # closed below
         workers = [
             subprocess.Popen(

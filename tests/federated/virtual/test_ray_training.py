@@ -36,6 +36,7 @@ def test_an_unknown_engine_is_refused() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.new_programs
 @pytest.mark.timeout(900)  # starts Ray
 @pytest.mark.filterwarnings(  # Ray's own
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning", "ignore::FutureWarning"

@@ -79,6 +79,7 @@ def test_each_module_has_the_layer_of_its_package() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.new_programs
 def test_the_layer_is_that_of_tf_keras_where_tensorflow_uses_it() -> None:
     pytest.importorskip("tf_keras")
     script = (

@@ -10,7 +10,7 @@ import pytest
 from support.keras_results import Results, results_of
 from support.keras_torch import torch_run
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.new_programs, pytest.mark.timeout(600)]
 BACKENDS = ("torch", "jax", "tensorflow")
 
 

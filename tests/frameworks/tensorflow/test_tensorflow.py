@@ -13,7 +13,7 @@ from support.keras_results import Results, results_of
 from support.keras_torch import torch_run
 from support.processes import free_port, of_this_checkout
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.new_programs, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

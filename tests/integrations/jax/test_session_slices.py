@@ -147,6 +147,7 @@ def test_parts_that_processes_of_a_slice_share_become_those_of_the_first() -> No
 
 
 @pytest.mark.processes
+@pytest.mark.new_programs
 def test_two_slices_of_two_processes_end_with_one_model() -> None:
     script = str(ROOT / "examples" / "jax_slices.py")
     command = [sys.executable, "-m", "gossamer", "run", "--workers", "4", "--recipe", "DiLoCo(period=2) + Int8()"]

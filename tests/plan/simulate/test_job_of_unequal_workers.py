@@ -161,7 +161,7 @@ def test_recipes_by_speed_win_a_race_of_unequal_workers(file: Path) -> None:
         return SimulatedJob(file, ["100000"], recipe, WORKERS, clock=seen, learning_rate_factor=factor)
 
     names = ["LocalSGD(8, balance=True)", "LocalSGD(8)", LOCK_STEP]
-    found = Race(start=start, baseline="Dense()", challengers=names, budget_seconds=3600.0, most_steps=1500).run()
+    found = Race(start=start, baseline="Dense()", challengers=names, budget_seconds=3600.0, most_steps=800).run()
     assert not any(each.failure for each in found.contenders)
     paces = {each.recipe: each.steps / each.seconds for each in found.contenders}
     assert paces["LocalSGD(8, balance=True)"] == pytest.approx(1 / PART, rel=0.1)
@@ -176,7 +176,7 @@ def test_recipes_that_wait_for_none_are_raced_with_the_others(file: Path) -> Non
         return SimulatedJob(file, ["100000"], recipe, WORKERS, clock=seen, learning_rate_factor=factor)
 
     found = Race(
-        start=start, baseline="Dense()", challengers=list(WITHOUT_WAITING), budget_seconds=3600.0, most_steps=400
+        start=start, baseline="Dense()", challengers=list(WITHOUT_WAITING), budget_seconds=3600.0, most_steps=200
     ).run()
     assert not any(each.failure for each in found.contenders)
     assert {each.recipe for each in found.contenders} == {"Dense()", *WITHOUT_WAITING}

@@ -7,6 +7,7 @@ from support.pipeline_worker import BATCH, IDS, INPUTS, MICROBATCHES, STEPS, TAR
 from support.processes import findings, succeed
 from support.two_stages import GPIPE, ONE_F_ONE_B, TwoStages, halves
 
+PRELOAD = ["torch.distributed.pipelining"]
 ORDERS = {"ScheduleGPipe": GPIPE, "Schedule1F1B": ONE_F_ONE_B}
 
 
@@ -18,7 +19,8 @@ ORDERS = {"ScheduleGPipe": GPIPE, "Schedule1F1B": ONE_F_ONE_B}
 def test_torchs_pipelining_over_gloo_sends_few_bytes_and_trains_the_same_bits(
     codec: str, feedback: str, schedule: str
 ) -> None:
-    first, second = (findings(said)[0] for said in succeed([pipeline_worker.__file__, codec, feedback, schedule], 2))
+    words = [pipeline_worker.__file__, codec, feedback, schedule]
+    first, second = (findings(said)[0] for said in succeed(words, 2, preload=PRELOAD))
     edge = edge_of(codec, feedback)
     assert edge is not None
     stages = TwoStages(*halves(width=WIDTH), edge)
@@ -41,6 +43,6 @@ def test_torchs_pipelining_over_gloo_sends_few_bytes_and_trains_the_same_bits(
 
 @pytest.mark.processes
 def test_several_stages_a_rank_train_the_same_bits() -> None:
-    said = "".join(succeed([interleaved_worker.__file__], 2))
+    said = "".join(succeed([interleaved_worker.__file__], 2, preload=PRELOAD))
     for schedule, places in interleaved_worker.PLACES.items():
         assert all(f"equal {schedule} {one} {other}\n" in said for one, other in places)

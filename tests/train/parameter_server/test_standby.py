@@ -40,6 +40,7 @@ print(*counts, len(sys.modules))
 
 
 @pytest.mark.processes
+@pytest.mark.new_programs
 def test_a_warmed_up_spare_has_imported_what_torch_imports_late() -> None:
     done = subprocess.run([sys.executable, "-c", MODULES], capture_output=True, text=True, timeout=200, check=True)
     imported, warmed_up, served = map(int, done.stdout.split())

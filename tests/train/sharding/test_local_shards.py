@@ -31,7 +31,13 @@ SHARED = (
 @pytest.mark.timeout(620)
 def test_four_real_workers(tmp_path: Path) -> None:
     """The checks in SHARED, one after the other in the same four processes."""
-    said = succeed([str(CHECKS), *SHARED], 4, extra={"CHECKS_FOLDER": str(tmp_path)}, timeout_seconds=600)
+    said = succeed(
+        [str(CHECKS), *SHARED],
+        4,
+        extra={"CHECKS_FOLDER": str(tmp_path)},
+        preload=["torch.distributed.fsdp", "torch.distributed.pipelining"],
+        timeout_seconds=600,
+    )
     for text in said:
         assert [line for line in text.splitlines() if line.startswith("passed")] == [f"passed {c}" for c in SHARED]
 
