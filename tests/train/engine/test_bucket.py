@@ -16,7 +16,7 @@ from gossamer.algorithms.strategies import EveryStep
 from gossamer.base.aggregation import AggregationContext
 from gossamer.errors import LayoutError
 from gossamer.train.engine import bucket as module
-from gossamer.train.engine.bucket import EARLY_BYTES, Bucket, KeptInputs, assign_buckets
+from gossamer.train.engine.bucket import EARLY_BYTES, Bucket, KeptInputs
 
 LARGE = EARLY_BYTES // 4
 STEPS, WORLD = 3, 2
@@ -47,21 +47,6 @@ def test_a_large_gradient_lies_there_at_once_and_its_own_memory_is_free() -> Non
     new, held = bucket.new_gradients()
     assert [view.numel() for view, _ in new] == [LARGE - 1]
     assert not held
-
-
-def test_the_first_bucket_of_each_dtype_is_small_and_the_others_are_not() -> None:
-    """In reverse order: one of 1 MiB, that a slow link carries during backward, then some of 25 MiB."""
-    quarter = 2**18 // 4  # elements of a quarter of a MiB
-    wide = {f"wide {number}": Parameter(torch.empty(quarter)) for number in range(4 + 100 + 1)}
-    narrow = {f"narrow {number}": Parameter(torch.empty(2 * quarter, dtype=torch.bfloat16)) for number in range(5)}
-    found = assign_buckets({**wide, **narrow})
-    assert [len(each) for each in found] == [4, 4, 100, 1, 1]
-    assert [next(iter(each)) for each in found] == ["narrow 4", "wide 104", "wide 100", "narrow 0", "wide 0"]
-
-
-def test_a_model_below_the_size_of_the_first_bucket_has_one() -> None:
-    parameters = {f"{number}": Parameter(torch.empty(2**10)) for number in range(255)}
-    assert [len(each) for each in assign_buckets(parameters)] == [255]
 
 
 def test_a_gradient_that_lay_there_before_the_pass_is_told_from_one_that_came_in_it() -> None:

@@ -411,26 +411,21 @@ class KeptInputs:
 
 
 BUCKET_BYTES = 25 * 2**20
-FIRST_BYTES = 2**20  # a later part of the backward pass overlaps with the first bucket, as in torch's DDP
 
 
 def assign_buckets(parameters: Mapping[str, Parameter], bucket_bytes: int = BUCKET_BYTES) -> list[dict[str, Parameter]]:
     """Assign parameters to buckets, in reverse order, since gradients are computed roughly from the last to the first.
 
-    A bucket holds one device and dtype and is full at `bucket_bytes`, the first of each kind at FIRST_BYTES if that is
-    less: it is sent early in the backward pass, so that a slow link is not idle until the end of the pass. Larger
-    tensors are not split. A second bucket costs no further round trip, since operations of two buckets overlap.
+    A bucket holds one device and dtype and is full at `bucket_bytes`; larger tensors are not split.
     """
     done: list[dict[str, Parameter]] = []
     filling: dict[tuple[torch.device, torch.dtype], dict[str, Parameter]] = {}
-    full: dict[tuple[torch.device, torch.dtype], int] = {}
     for name, parameter in reversed(list(parameters.items())):
         kind = (parameter.device, parameter.dtype)
         bucket = filling.setdefault(kind, {})
         bucket[name] = parameter
-        if sum(p.nbytes for p in bucket.values()) >= full.setdefault(kind, min(FIRST_BYTES, bucket_bytes)):
+        if sum(p.nbytes for p in bucket.values()) >= bucket_bytes:
             done.append(filling.pop(kind))
-            full[kind] = bucket_bytes
     return done + list(filling.values())
 
 
