@@ -20,7 +20,9 @@ Meet = Callable[[Sequence[Flow], int], Mapping[Flow, float]]
 """Runs all flows at once, two messages of the given size each; returns the seconds between the arrivals of the two."""
 
 FIRST_BYTES, MOST_BYTES, GROWTH = 2**14, 2**22, 3
+LATER_BYTES = 2**17  # the most with which later pairs begin; they may be much slower than two workers of one machine
 LONG_ENOUGH_SECONDS = 0.02  # the overhead of a message is negligible in a measurement of this length
+TOO_LONG_SECONDS = 1.0  # concurrent flows that one of them would hold up for longer are long enough
 LONG_ENOUGH_ROUND_TRIPS = 1.5  # a shorter transfer may measure the TCP window instead of the line
 MORE_MEETINGS = 1  # for hosts that are unclear after the first two
 MOST_APART = 8  # groups of pairs that share lines
@@ -84,8 +86,7 @@ def find(
             if flows := [flow for a, b in some for flow in ((a, b), (b, a))]:
                 seen, enough_bytes = see(flows, round_trips, meet, nbytes)
                 rates.seen |= seen
-                if lines is None:  # else the next pairs may be much slower, after two workers of one machine
-                    nbytes = enough_bytes
+                nbytes = min(enough_bytes, LATER_BYTES)
     unmet = [pair for pair in spokes if pair not in rates.seen and not rates.is_clear(pair[1])]
     for a, b in unmet[:MOST_APART]:
         rates.seen |= see([(a, b), (b, a)], round_trips, meet, nbytes)[0]
@@ -202,11 +203,15 @@ def find_total(flows: Sequence[Flow], round_trips: Sequence[Sequence[float]], me
 
 
 def _fill(flows: Sequence[Flow], round_trips: Sequence[Sequence[float]], meet: Meet) -> int:
-    """Find a message size for which all concurrent flows take long enough; this also opens their TCP windows."""
+    """Find a message size for which all concurrent flows take long enough; this also opens their TCP windows.
+
+    A slow flow bounds the size, since its next message would take too long; it limits what the flows reach together.
+    """
     nbytes = FIRST_BYTES
     while True:
         seconds = meet(flows, nbytes)
-        if nbytes * GROWTH > MOST_BYTES or all(seconds[flow] >= _enough_seconds(flow, round_trips) for flow in flows):
+        enough = all(seconds[flow] >= _enough_seconds(flow, round_trips) for flow in flows)
+        if enough or nbytes * GROWTH > MOST_BYTES or max(seconds.values()) * GROWTH > TOO_LONG_SECONDS:
             return nbytes
         nbytes *= GROWTH
 
