@@ -262,7 +262,7 @@ def test_a_mutant_that_starts_it_again_is_found(tmp_path: Path, monkeypatch: pyt
         ({"recipe": "ParameterServer()", "workers": 2}, False),
         ({"recipe": "Nonsense()", "workers": 2}, False),
         ({"recipe": None, "workers": 2}, False),
-        ({"recipe": RECIPE, "workers": 2, "prefix": ("env",)}, False),
+        ({"recipe": RECIPE, "workers": 2, "hosts": (Path("host-0"), Path("host-1"))}, False),
         ({"recipe": RECIPE, "workers": 2, "rendezvous": "127.0.0.1:1"}, False),
     ],
 )

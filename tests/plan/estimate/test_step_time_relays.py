@@ -89,7 +89,7 @@ def by_explain(network: str) -> float:
     file = Path(network).with_suffix(".json")
     found = CliRunner().invoke(explain, ["Dense()", "--network", network, *options, "--json", str(file)])
     assert found.exit_code == 0, found.output
-    return float(json.loads(file.read_text())["foretold"]["step_seconds"])
+    return float(json.loads(file.read_text())["estimate"]["step_seconds"])
 
 
 def by_simulate(network: str) -> float:
