@@ -27,7 +27,7 @@ def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
 
 @pytest.mark.nightly  # make test-notebooks
 @pytest.mark.processes
-@pytest.mark.new_programs  # of kernels
+@pytest.mark.new_programs
 @pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore")  # of the packages of Jupyter
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
