@@ -74,12 +74,15 @@ def test_relayed_pairs_have_a_dot_and_the_name_of_their_relay(tmp_path: Path, pa
             assert page.get_by_text("A dot marks").is_visible() == bool(relay)
             assert page.locator("td.left small").all_inner_texts() == ([" through rank 0"] * 4 if relay else [])
             assert page.complaints == []
-    canvas, dot = page.locator(".heat .plane canvas").bounding_box(), dots.first.bounding_box()
-    middle = dot["x"] + dot["width"] / 2, dot["y"] + dot["height"] / 2
-    place = (middle[0] - canvas["x"]) / canvas["width"] * 4, (middle[1] - canvas["y"]) / canvas["height"] * 4
-    assert place == pytest.approx((3.5, 0.5), abs=0.1)  # the column of rank 3, the row of rank 0
-    page.mouse.move(*middle)
-    assert page.inner_text(".heat .told").endswith(", through rank 0")
+            if relay is None:
+                page.goto("about:blank")  # or it would ask the closed server once more, and complain
+                continue
+            canvas, dot = page.locator(".heat .plane canvas").bounding_box(), dots.first.bounding_box()
+            middle = dot["x"] + dot["width"] / 2, dot["y"] + dot["height"] / 2
+            place = (middle[0] - canvas["x"]) / canvas["width"] * 4, (middle[1] - canvas["y"]) / canvas["height"] * 4
+            assert place == pytest.approx((3.5, 0.5), abs=0.1)  # the column of rank 3, the row of rank 0
+            page.mouse.move(*middle)
+            page.locator(".heat .told", has_text=", through rank 0").wait_for()
 
 
 def test_markup_stays_text(tmp_path: Path, page: Any) -> None:
