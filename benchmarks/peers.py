@@ -380,15 +380,28 @@ def versions() -> str:
     return ", ".join(found)
 
 
-def main(args: argparse.Namespace) -> None:
+def in_turns(
+    args: argparse.Namespace,
+    measure: Callable[[str, argparse.Namespace], Found | str],
+    text: Callable[[Found | str], object],
+) -> dict[str, list[Found | str]]:
+    """Measure every arm once a round, and print each result. With --quick: one short round, for a page of its own."""
     if args.quick:
         args.seconds, args.rounds, args.size, args.output = 4.0, 1, "tiny", scratch(args.output)
-    found: dict[str, list[Outcome | str]] = {arm: [] for arm in args.arms}
+    found: dict[str, list[Found | str]] = {arm: [] for arm in args.arms}
     for number in range(args.rounds):
-        for arm, outcomes in found.items():
-            outcomes.append(outcome := measure(arm, args))
-            shown = outcome if isinstance(outcome, str) else f"{outcome['steps']} steps, {outcome['curve'][-1][2]:.3f}"
-            print(f"round {number + 1} of {args.rounds}: {arm}: {shown}", file=sys.stderr, flush=True)
+        for arm, results in found.items():
+            results.append(result := measure(arm, args))
+            print(f"round {number + 1} of {args.rounds}: {arm}: {text(result)}", file=sys.stderr, flush=True)
+    return found
+
+
+def summary(outcome: Outcome | str) -> str:
+    return outcome if isinstance(outcome, str) else f"{outcome['steps']} steps, {outcome['curve'][-1][2]:.3f}"
+
+
+def main(args: argparse.Namespace) -> None:
+    found = in_turns(args, measure, summary)
     parts = [
         "# Peers on one job",
         "How fast do recipes train on one slow network, compared with DDP, its hooks, torchft and hivemind?",

@@ -36,6 +36,7 @@ from benchmarks.peers import (
     Step,
     Worker,
     failure_of,
+    in_turns,
     of_hivemind,
     of_torchft,
     parameters_of,
@@ -43,7 +44,7 @@ from benchmarks.peers import (
     table_with_failures,
     versions,
 )
-from benchmarks.provenance import ROOT, provenance, scratch
+from benchmarks.provenance import ROOT, provenance
 from benchmarks.report import write_page
 from torch import nn
 
@@ -271,13 +272,7 @@ def table(found: Mapping[str, Sequence[Recovery | str]]) -> str:
 
 
 def main(args: argparse.Namespace) -> None:
-    if args.quick:
-        args.seconds, args.rounds, args.size, args.output = 4.0, 1, "tiny", scratch(args.output)
-    found: dict[str, list[Recovery | str]] = {arm: [] for arm in args.arms}
-    for number in range(args.rounds):
-        for arm, recoveries in found.items():
-            recoveries.append(each := measure(arm, args))
-            print(f"round {number + 1} of {args.rounds}: {arm}: {each}", file=sys.stderr, flush=True)
+    found = in_turns(args, measure, str)
     parts = [
         "# A killed worker, with each peer",
         "How soon do the other workers train after one is killed, and when do all train again?",
