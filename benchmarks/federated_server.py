@@ -258,7 +258,7 @@ def faults(args: argparse.Namespace, folder: Path) -> None:
         def start(host: int) -> None:
             join = ["join", script, "--server", address, "--token-file", token, "--number", host - 1,
                     "--state", folder / f"device-{host}", *program]  # fmt: skip
-            running[host] = gossamer(serve if host == 0 else join, folder / f"log-{host}", testbed.prefix(host))
+            running[host] = gossamer(serve if host == 0 else join, folder / f"log-{host}", testbed.hosts[host].prefix)
 
         try:
             start(0)

@@ -122,7 +122,7 @@ def measure(spec: str, args: argparse.Namespace) -> dict[tuple[str, str], list[f
 
         workers = []
         for rank, host in enumerate(hosts):
-            command = [*testbed.prefix(rank), sys.executable, __file__, "--work", str(rank), hosts[0].address]
+            command = [*host.prefix, sys.executable, __file__, "--work", str(rank), hosts[0].address]
             worker = stack.enter_context(
                 subprocess.Popen(
                     [*command, "--seconds", str(args.seconds)],
@@ -164,9 +164,9 @@ def read(stream: IO[str] | None, expected: str = "") -> str:
 
 def iperf(testbed: Any, streams: int, seconds: float) -> float:
     """Megabits per second from host 0 to host 1, as the receiver counts them."""
-    with subprocess.Popen([*testbed.prefix(1), "iperf3", "-s", "-1"], stdout=subprocess.DEVNULL) as server:
+    with subprocess.Popen([*testbed.hosts[1].prefix, "iperf3", "-s", "-1"], stdout=subprocess.DEVNULL) as server:
         options = ["-P", str(streams), "-t", str(round(seconds)), "-O", str(WARM_SECONDS), "-J"]
-        command = [*testbed.prefix(0), "iperf3", "-c", testbed.hosts[1].address, *options]
+        command = [*testbed.hosts[0].prefix, "iperf3", "-c", testbed.hosts[1].address, *options]
         try:
             for _ in range(100):
                 run = subprocess.run(command, capture_output=True, text=True, timeout=10 * (seconds + WARM_SECONDS))

@@ -67,7 +67,7 @@ def test_promise_6_every_rank_ends_and_the_one_that_is_cut_off_is_named(tmp_path
     with EmulatedNetwork(read_network("100mbit", WORLD)) as lab, ExitStack() as stack:
         ranks = []
         for rank, host in enumerate(lab.hosts):
-            command = [*lab.prefix(rank), sys.executable, "-c", STEPPING, str(rank), host.address, str(tmp_path)]
+            command = [*host.prefix, sys.executable, "-c", STEPPING, str(rank), host.address, str(tmp_path)]
             ranks.append(stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)))
             stack.callback(ranks[-1].kill)
         outputs = [each.stdout for each in ranks if each.stdout is not None]

@@ -78,10 +78,6 @@ class EmulatedNetwork:
         """Bytes per packet in interface counters, in addition to IP."""
         return self._fabric.header_bytes
 
-    def prefix(self, number: int) -> tuple[str, ...]:
-        """Prefix of a command that runs it on a host."""
-        return self.hosts[number].prefix
-
     @property
     def _bridge(self) -> str:
         return f"{self._tag}-bridge"
