@@ -9,8 +9,9 @@ from random import Random
 import pytest
 import torch
 from support.elastic_groups import ElasticRun, Loss
-from support.elastic_training import STEPS, Told, check_run, each_recipe, operations, trained
-from support.virtual_workers import Worker
+from support.elastic_training import STEPS, Told, check_run, each_recipe, operations, told, trained
+from support.sessions import sgd
+from support.virtual_workers import Worker, loss_of, network
 
 from gossamer.comm.elastic.transport import ElasticTransport
 from gossamer.errors import GossamerError
@@ -60,6 +61,26 @@ def test_a_world_of_one_continues(recipe: str) -> None:
     op = Random(recipe).randrange(operations(recipe) - 1)
     assert len(check_run(recipe, 2, [loss(1, op, "by nobody", 2)])) == 1
     assert len(check_run(recipe, 2, [loss(0, op, "by some", 2)])) == 1
+
+
+def with_unused_passes(recipe: str, worker: Worker) -> Told:
+    """After every step a pass whose average no optimizer uses, and an exchange as for a checkpoint. The next pass
+    returns to the state before the average, which is as old as the group then."""
+    model, optimizer, session = worker.start(network(worker.rank), sgd, recipe)
+    while session.steps < STEPS:
+        for unused in (0, 50):
+            loss_of(model, unused + session.steps, worker.rank).backward()
+            if not unused:
+                optimizer.step()
+            optimizer.zero_grad()
+        session._synchronizer.meet_to_save()
+    return told(session)
+
+
+@pytest.mark.parametrize("recipe", ["Feedback(Sharded(Int8()))", "Feedback(TopK(0.2))"])
+def test_what_an_unused_average_had_left_moves_with_the_parts(recipe: str) -> None:
+    for op in range(6, 16):
+        check_run(recipe, 3, [loss(op % 3, op, "by nobody")], work=with_unused_passes)
 
 
 # -- broken twins ------------------------------------------------------------------------------------------------------

@@ -19,7 +19,13 @@ from torch import Tensor
 from gossamer.train.session.session import Session
 
 STEPS = 6
-GRADIENTS = [*RECIPES, "EveryStep(accumulate=2) + TopK(0.2)"]
+GRADIENTS = [
+    *RECIPES,
+    "EveryStep(accumulate=2) + TopK(0.2)",
+    "Feedback(Sharded(Int8()))",
+    "Feedback(Sharded(Int8()), rule='ef21')",
+    "Feedback(SparseSum(TopK(0.2)))",
+]
 ROUNDS = [
     "EveryStep(delay=1)",
     "EveryStep(delay=1) + TopK(0.2)",
@@ -28,6 +34,8 @@ ROUNDS = [
     "DiLoCo(2) + Int8()",
     "DiLoCo(4, fragments=2)",
     "DiLoCo(4, fragments=2, delay=1)",
+    "DiLoCo(4, fragments=2, delay=1) + Feedback(Sharded(OneBit()))",
+    "LocalSGD(2) + Feedback(Sharded(OneBit()))",
     "DelayedAveraging(2)",
     "DelayedAveraging(2) + TopK(0.2)",
     "PostLocalSGD(start=2, period=2)",
@@ -43,10 +51,11 @@ REPRESENTATIVES = [
     "TopK(0.1)",
     "PowerSGD(rank=2)",
     "SharedMask(density=0.1)",
+    "Feedback(Sharded(Int8()))",
     "EveryStep(accumulate=2) + TopK(0.2)",
     "EveryStep(delay=1) + TopK(0.2)",
     "LocalSGD(2) + TopK(0.1)",
-    "DiLoCo(4, fragments=2, delay=1)",
+    "DiLoCo(4, fragments=2, delay=1) + Feedback(Sharded(OneBit()))",
     "DelayedAveraging(2) + TopK(0.2)",
     "Gossip(period=2) + TopK(0.2) + Ring()",
 ]

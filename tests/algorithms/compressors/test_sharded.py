@@ -16,7 +16,7 @@ from gossamer.algorithms.compressors import Codec, Compressor, Feedback, OneBit,
 from gossamer.algorithms.compressors.error_feedback import RESIDUAL
 from gossamer.algorithms.compressors.int8 import Int8
 from gossamer.algorithms.compressors.qsgd import QSGD
-from gossamer.algorithms.compressors.sharded import UNSENT, settle
+from gossamer.algorithms.compressors.sharded import UNSENT, redivide, settle
 from gossamer.base.aggregation import Aggregation, AggregationContext, State
 from gossamer.base.kernels import Residual
 from gossamer.base.layout import FlatTensors, Layout
@@ -109,6 +109,24 @@ def test_settled_debts_lie_in_the_residuals(compressor: Compressor) -> None:
     for rank, state in enumerate(group.states):
         settle(state, group.at(rank))
         assert not any(packed.flat.any() for key, packed in state.items() if key.endswith(UNSENT))
+    torch.testing.assert_close(outstanding(group), before, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "compressor", [Feedback(Sharded(Int8(block=16))), Route(Feedback(Sharded(OneBit())))], ids=repr
+)
+def test_debts_survive_that_parts_get_other_workers(compressor: Compressor) -> None:
+    group = Group(compressor, 4)
+    for _ in range(3):
+        group.aggregate(group.gradients())
+    before = outstanding(group)
+    like = FlatTensors.zeros(LAYOUT, dtype=torch.float64, device=torch.device("cpu"))
+    for rank, state in enumerate(group.states):
+        redivide(state, compressor, like, group.at(rank), replace(group.at(rank), rank=3 - rank))
+        fresh = compressor.init(like, replace(group.at(rank), rank=3 - rank))
+        assert {key: packed.layout for key, packed in state.items()} == {
+            key: packed.layout for key, packed in fresh.items()
+        }
     torch.testing.assert_close(outstanding(group), before, rtol=1e-13, atol=1e-13)
 
 

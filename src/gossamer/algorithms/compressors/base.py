@@ -18,7 +18,7 @@ from gossamer.base.aggregation import FORM, Aggregation, AggregationContext, Agg
 from gossamer.base.kernels import Residual, all_finite, scratch_for, scratch_like, widened
 from gossamer.base.layout import FlatTensors, Layout, Slot, accumulation_dtype
 from gossamer.base.ops import AllGather, Payload
-from gossamer.base.term import Inelastic, Term
+from gossamer.base.term import Term
 from gossamer.errors import MalformedError, NotFinite, OutOfRange
 
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)  # of the host, of a device
@@ -173,16 +173,6 @@ class Compressor(Term, ABC):
     def owns_momentum(self, slot: Slot) -> Ownership | None:
         """Return the optimizers that hand their momentum to this compressor for the tensor, or None."""
         return None
-
-
-def owned_parts(compressor: Compressor) -> Inelastic:
-    """Return why a compressor with a part of the tensors for each worker is not elastic."""
-    name = type(compressor).__name__
-    return Inelastic(
-        f"with {name} each worker keeps undelivered values for a part of the tensors, and parts would move with every "
-        "worker that joins or leaves",
-        f"Leave out {name}",
-    )
 
 
 class GatheredCompressor(Compressor):

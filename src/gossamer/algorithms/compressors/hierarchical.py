@@ -14,7 +14,6 @@ from gossamer.algorithms.compressors.base import (
     Compressor,
     aggregate_finite,
     mean_buffer_like,
-    owned_parts,
     with_mean_in,
 )
 from gossamer.algorithms.compressors.decoding import expect_tensors, sent_by
@@ -66,7 +65,11 @@ class Hierarchical(Compressor):
 
     @property
     def inelastic(self) -> Inelastic:
-        return owned_parts(self)
+        return Inelastic(
+            "nodes, and the part of the tensors that each of their workers handles, would change with every worker "
+            "that joins or leaves",
+            "Leave out Hierarchical",
+        )
 
     @property
     def handles_every_shape(self) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.algorithms.compressors.base import Codec, mean_buffer_like, owned_parts, with_mean_in
+from gossamer.algorithms.compressors.base import Codec, Compressor, mean_buffer_like, with_mean_in
 from gossamer.algorithms.compressors.decoding import decode_mean, decode_received, expect_tensors
 from gossamer.algorithms.compressors.feedback_rules import RESIDUAL, debtor
 from gossamer.algorithms.compressors.per_worker import PerWorker, by_rank
@@ -23,7 +23,6 @@ from gossamer.base.kernels import Residual, scratch_like, widened
 from gossamer.base.kernels.reference.segments import expect
 from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.base.ops import AllGather, AllToAll, Form, Payload, TensorForm
-from gossamer.base.term import Inelastic
 from gossamer.errors import NotFinite
 
 UNSENT = "owed"
@@ -52,6 +51,28 @@ def settle(state: State, at: AggregationContext) -> None:
         undelivered.zero_()
 
 
+def redivide(
+    state: State, compressor: Compressor, like: FlatTensors, before: AggregationContext, now: AggregationContext
+) -> None:
+    """Settle residuals of the second encoding, and begin empty ones for the parts of another rank or group size.
+
+    Args:
+        state: of one bucket; changed in place.
+        compressor: of the state.
+        like: the bucket's tensors.
+        before: has the rank and the group size of the state.
+        now: has the new ones.
+    """
+    keys = [*filter(is_group_residual, state)]
+    if not keys:
+        return
+    settle(state, before)
+    blank = compressor.init(FlatTensors(torch.empty_like(like.flat, device="meta"), like.layout), now)
+    for key in keys:
+        old = state[key].flat
+        state[key] = FlatTensors.zeros(blank[key].layout, dtype=old.dtype, device=old.device)
+
+
 @dataclass(frozen=True, repr=False)
 class Sharded(Wrapper):
     """Compressed reduce-scatter and all-gather: worker j averages the j-th part and encodes the mean again.
@@ -63,7 +84,8 @@ class Sharded(Wrapper):
 
     Tang et al. call C(m + e) the server compression and e the server error. Parts have ceil(N / workers)
     entries; messages are padded to the size of the largest. The worker of a part keeps its server error: memory of
-    2 N / workers numbers of at least float32, double-buffered.
+    2 N / workers numbers of at least float32, double-buffered. When workers join or leave, e moves into that worker's
+    own residual, and the parts are divided again.
 
     Args:
         inner: the codec, such as Int8() or Float4(), or a PerWorker of such codecs.
@@ -74,10 +96,6 @@ class Sharded(Wrapper):
     """
 
     inner: Codec | PerWorker
-
-    @property
-    def inelastic(self) -> Inelastic:
-        return owned_parts(self)
 
     @property
     def wants_feedback(self) -> bool:

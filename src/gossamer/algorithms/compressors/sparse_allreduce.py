@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.algorithms.compressors.base import mean_buffer_like, owned_parts, with_mean_in
+from gossamer.algorithms.compressors.base import mean_buffer_like, with_mean_in
 from gossamer.algorithms.compressors.decoding import decode_received, expect_tensors, sent_by
 from gossamer.algorithms.compressors.dense import Dense
 from gossamer.algorithms.compressors.topk import Sparse, dearer_than_dense, expect_values, require_places
@@ -31,7 +31,6 @@ from gossamer.base.kernels import (
 )
 from gossamer.base.layout import FlatTensors, accumulation_dtype
 from gossamer.base.ops import AllGather, AllToAll, Payload
-from gossamer.base.term import Inelastic
 from gossamer.errors import MalformedError, NotFinite, OutOfRange, require
 
 # -- the region of each entry: the worker that sums it -----------------------------------------------------------------
@@ -186,10 +185,6 @@ class SparseSum(Wrapper):
             f"SparseSum needs a compressor that selects a fixed number of entries, got {self.inner!r}. "
             "Write SparseSum(TopK(density=0.01)).",
         )
-
-    @property
-    def inelastic(self) -> Inelastic:
-        return owned_parts(self)
 
     @property
     def wants_feedback(self) -> bool:

@@ -108,6 +108,9 @@ class Trainee(Protocol):
     def moved(self, change: Change) -> None:
         """Apply a change of view. The training thread is parked."""
 
+    def take_place(self, rank: int, world: int) -> None:
+        """Follow a change of this member's rank or of the number of members, before `rescale`."""
+
     def rescale(self, before: int, now: int) -> None:
         """Rescale pending contributions, which will be divided by another number of workers."""
 

@@ -288,6 +288,7 @@ class ElasticTransport(InLockStep):
         self._place(members)
         if self._trainee is None or all(each and tuple(each[1]) == members for each in bases):
             return
+        self._trainee.take_place(self.rank, self.world)
         if count != len(members):
             self._trainee.rescale(count, len(members))
         if self._base is not None and self._base.standing is None:

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.compressors.feedback_rules import begins_from
-from gossamer.algorithms.compressors.sharded import is_unsent
+from gossamer.algorithms.compressors.sharded import is_unsent, redivide
 from gossamer.base.aggregation import AggregationContext, State
 from gossamer.base.kernels import scratch_like
 from gossamer.base.layout import FlatTensors, Layout, Slot, dense_stride, dtype_name
@@ -35,6 +35,7 @@ class Bucket:
         self.views = dict(self.packed.items())
         self._rows = [(name, each, self.views[name], self.views[name].shape) for name, each in self.parameters.items()]
         self.state: State = compressor.init(self.packed, at)
+        self._compressor, self._at = compressor, at
         self._before: State | None = None  # the state that the last commit replaced
         self._rooms: list[Tensor] = []  # buffers for means, used in turn
         large = (name for name, view in self.views.items() if view.is_cpu and view.nbytes >= EARLY_BYTES)
@@ -125,6 +126,14 @@ class Bucket:
     def unsent(self) -> list[Tensor]:
         """Values that the compressor has still to send (residuals)."""
         return [packed.flat for key, packed in self.state.items() if is_unsent(key)]
+
+    def take_place(self, at: AggregationContext) -> None:
+        """Keep all unsent values after this worker's rank or the number of workers changed."""
+        if (at.rank, at.world) == (self._at.rank, self._at.world):
+            return
+        for state in filter(None, (self.state, self._before)):
+            redivide(state, self._compressor, self.packed, self._at, at)
+        self._at = at
 
     def rescale(self, factor: float) -> None:
         """Scale unsent values, after the number of workers that they are divided by changed by `factor`. For

@@ -234,6 +234,7 @@ class GroupChanges(Extension):
         self._session._world.watch(_progress_of(self._session))
         if self._group is None:
             return
+        self.take_place(self._group.rank, self._group.world)  # the group may have changed since buckets were made
         text = json.dumps(fingerprint)
         if self.joins:
             with explained():
@@ -336,6 +337,9 @@ class GroupChanges(Extension):
             stage = self._session._stages.now
             if isinstance(stage, GradientStage) and (notice := stage.crowded(len(change.now))):
                 events.notice(notice)
+
+    def take_place(self, rank: int, world: int) -> None:
+        self._session._synchronizer.take_place(rank, world)
 
     def rescale(self, before: int, now: int) -> None:
         self._session._synchronizer.rescale(now / before)

@@ -191,6 +191,11 @@ class Synchronizer(ABC):
     def joined(self) -> None:  # noqa: B027 - most have taken up all of it
         """Called on a worker that has joined, on its training thread, before its loop begins."""
 
+    def take_place(self, rank: int, world: int) -> None:
+        """Keep all unsent residuals after this worker's rank or the number of workers changed."""
+        for bucket in self.buckets:
+            bucket.take_place(AggregationContext(rank=rank, world=world))
+
     def rescale(self, factor: float) -> None:
         """Scale unsent residuals, after the number of workers that they are divided by changed by `factor`."""
         for bucket in self.buckets:

@@ -244,6 +244,9 @@ class GossipAveraging(Synchronizer):
             self._awaited = False
             self._run(self._admission, admits=admits)
 
+    def take_place(self, rank: int, world: int) -> None:
+        """Each worker compresses independently, so no state depends on its place."""
+
     def joined(self) -> None:
         for part in self._run(self._admission):
             self._write(part, part.x.flat)
