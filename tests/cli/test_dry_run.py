@@ -54,6 +54,7 @@ def test_machines_servers_networks_and_elastic_workers_are_in_the_plan() -> None
     second = planned("--workers", "1", "--nnodes", "2", "--node-rank", "1", "--rendezvous", "first:29617")
     assert second["workers"] == ["1 on this machine, rank 1 of 2"]
     assert second["hosts"][0].endswith("machine 1 of 2, rendezvous at first:29617")
+    assert second["encryption"] == ["of all connections between workers"]
     served = planned("--servers", "2", "--logs", "here")
     assert served["servers"] == [f"2: {sys.executable} -u -m gossamer.train.parameter_server"]
     assert served["files"] == ["here: rank-0.log, rank-1.log, server-0.log, server-1.log, record.json, run.sqlite"]
@@ -62,6 +63,26 @@ def test_machines_servers_networks_and_elastic_workers_are_in_the_plan() -> None
     assert (elastic["network"][0].split(",")[0], elastic["fault"]) == ("100mbit", ["kill(1, at=3)"])
     assert "the coordinator at 127.0.0.1, port chosen at the start" in elastic["hosts"][0]
     assert planned("--recipe", "auto")["recipe"] == ["auto: chosen while training"]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("host", "options", "encrypts"),
+    [
+        ("203.0.113.1", (), True),
+        ("10.0.0.1", (), True),
+        ("name.invalid", (), True),
+        ("localhost", (), False),
+        ("10.0.0.1", ("--plaintext",), False),
+        ("10.0.0.1", ("--private-network", "10.0.0.0/8"), False),
+        ("203.0.113.1", ("--private-network", "10.0.0.0/8"), True),
+    ],
+)
+def test_workers_of_several_machines_encrypt_unless_all_addresses_are_of_a_named_network(
+    host: str, options: tuple[str, ...], encrypts: bool
+) -> None:
+    plan = planned("--nnodes", "2", "--node-rank", "1", "--rendezvous", f"{host}:29617", *options)
+    assert ("encryption" in plan) is encrypts
 
 
 @pytest.mark.usefixtures("folder")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.certificates import certificates
 
-from gossamer.comm.tls_contexts import encrypts, run_tls, tls_contexts
+from gossamer.comm.tls_contexts import encrypts, run_tls, seals, tls_contexts
 from gossamer.errors import ConnectError
 
 
@@ -20,6 +20,10 @@ def test_without_a_folder_there_is_no_tls(folder: str | None, monkeypatch: pytes
         monkeypatch.setenv("GOSSAMER_TLS", folder)
     assert run_tls() is None
     assert not encrypts()
+    assert not seals()
+    monkeypatch.setenv("GOSSAMER_SEAL", "1")
+    assert encrypts()
+    assert seals()
 
 
 @pytest.mark.parametrize("kind", [str, Path])
@@ -33,5 +37,7 @@ def test_both_ends_must_present_a_certificate_of_the_authority(kind: type, tmp_p
 def test_a_folder_without_certificates_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOSSAMER_TLS", str(tmp_path))
     assert encrypts()
+    monkeypatch.setenv("GOSSAMER_SEAL", "1")
+    assert not seals(), "certificates replace sealing"
     with pytest.raises(ConnectError, match=r"cert\.pem, key\.pem and ca\.pem"):
         run_tls()

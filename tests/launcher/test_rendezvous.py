@@ -131,22 +131,38 @@ def test_the_store_listens_where_it_was_asked_to_and_nowhere_else() -> None:
 # -- ranks follow from their numbers of workers, and machine 0 waits for all ends --------------------------------------
 
 
-def job(tmp_path: Path, port: int, node_rank: int, workers: int, nodes: int = 2) -> Job:
+def job(tmp_path: Path, port: int, node_rank: int, workers: int, nodes: int = 2, seals: bool = False) -> Job:
     place = f"127.0.0.1:{port}" if nodes > 1 else None
     return Job(
-        script=Path("train.py"), workers=workers, nodes=nodes, node_rank=node_rank, rendezvous=place, logs=tmp_path
+        script=Path("train.py"),
+        workers=workers,
+        nodes=nodes,
+        node_rank=node_rank,
+        rendezvous=place,
+        logs=tmp_path,
+        seals=seals,
     )
 
 
 @pytest.fixture
 def both(tmp_path: Path) -> tuple[MachineRendezvous, MachineRendezvous]:
     """Two that have met; machine 0 has one worker and machine 1 has three."""
+    return met(tmp_path)
+
+
+def met(tmp_path: Path, *sealing: int) -> tuple[MachineRendezvous, MachineRendezvous]:
     port = free_port()
-    first = MachineRendezvous(job(tmp_path, port, 0, 1))
-    second = MachineRendezvous(job(tmp_path, port, 1, 3))
+    first = MachineRendezvous(job(tmp_path, port, 0, 1, seals=0 in sealing))
+    second = MachineRendezvous(job(tmp_path, port, 1, 3, seals=1 in sealing))
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(MachineRendezvous.meet, (first, second)))
     return first, second
+
+
+@pytest.mark.parametrize("sealing", [(), (0,), (1,), (0, 1)])
+def test_all_machines_encrypt_if_one_asks_for_it(tmp_path: Path, sealing: tuple[int, ...]) -> None:
+    """The name of machine 0 may be a loopback address there, so that it alone sees no need."""
+    assert [machine.seals for machine in met(tmp_path, *sealing)] == [bool(sealing)] * 2
 
 
 def test_ranks_follow_from_the_workers_of_all_machines(both: tuple[MachineRendezvous, MachineRendezvous]) -> None:

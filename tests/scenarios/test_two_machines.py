@@ -48,6 +48,7 @@ with gossamer.attach(model, optimizer, "TopK(density=0.1)") as session:
         if step == 2 and world.rank == 1 and lethal.exists():
             lethal.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
+print("sealed", os.environ.get("GOSSAMER_SEAL", "no"))
 print("digest", checkpoint.digest(model.parameters()), os.environ["GLOO_SOCKET_IFNAME"])
 """
 
@@ -127,19 +128,29 @@ def digest(said: str) -> str:
     return found
 
 
-def check_they_trained_together(first: str, second: str, host: str) -> None:
+def check_they_trained_together(first: str, second: str, host: str, sealed: bool = True) -> None:
     assert digest(first) == digest(second)
     assert f"waiting for machine 1 to connect to {host}:{PORT}" in first
     assert all("workers agree             yes" in said for said in (first, second))
+    assert all(("sealed 1" if sealed else "sealed no") in said for said in (first, second))
+    assert ("connections between workers are encrypted" in first) is sealed
+    assert "connections between workers are encrypted" not in second
 
 
 def test_two_machines_train_together(machines: list[Machine]) -> None:
     first, second = together(machines, "--rendezvous", f"{ADDRESSES[0]}:{PORT}")
     check_they_trained_together(first, second, ADDRESSES[0])
+    assert "--token-file FILE, on all machines, rejects them" in first
+
+
+def test_on_a_network_of_the_user_two_machines_do_not_encrypt(machines: list[Machine]) -> None:
+    network = f"{ADDRESSES[0]}/32"
+    first, second = together(machines, "--rendezvous", f"{ADDRESSES[0]}:{PORT}", "--private-network", network)
+    check_they_trained_together(first, second, ADDRESSES[0], sealed=False)
 
 
 def test_after_a_failure_both_machines_restart_together(machines: list[Machine]) -> None:
-    """They meet by the first one's name, which means another address there."""
+    """They meet by the first one's name, which means a loopback address there, and encrypt nevertheless."""
     (machines[1].directory / "lethal").touch()
     first, second = together(machines, "--rendezvous", f"first:{PORT}", "--max-restarts", "1")
     check_they_trained_together(first, second, "first")

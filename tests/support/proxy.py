@@ -13,11 +13,11 @@ from gossamer.base.host_port import Address
 class Proxy:
     """Carries bytes to `target`. cuts: after how many bytes from the caller each next connection is cut.
 
-    What is held back is neither carried nor read, and no connection is closed.
+    What is held back is neither carried nor read, and no connection is closed. heard: all bytes that were carried.
     """
 
     def __init__(self, target: Address, cuts: Iterable[int] = ()) -> None:
-        self.target, self.connections = target, 0
+        self.target, self.connections, self.heard = target, 0, bytearray()
         self._cuts = iter(cuts)
         self._open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -75,6 +75,7 @@ class Proxy:
         with suppress(OSError):
             while passes.wait() and (data := source.recv(min(2**16, left))):
                 passes.wait()
+                self.heard += data
                 sink.sendall(data)
                 left -= len(data)
                 if not left:

@@ -59,6 +59,8 @@ def _plan(
     yield "restarts", f"at most {job.max_restarts}"
     yield "recipe", _recipe(job, None if elasticity is not None else job.workers * job.nodes)
     yield "hosts", _hosts(job, elasticity)
+    if job.seals or (elasticity is not None and elasticity.seals):
+        yield "encryption", "of all connections between workers"
     if network is not None:
         yield "network", f"{network.text}, emulated: each worker and server has its own host"
     yield from (("fault", text) for text in faults)

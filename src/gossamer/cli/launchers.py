@@ -92,6 +92,10 @@ SERVERS_OPEN = (
     "workers of other machines would exchange parameters with the servers unencrypted. Add --tls FOLDER, or, on a "
     "network of your own, --private-network 10.0.0.0/8 with its address, or --plaintext."
 )
+ONE_MACHINE_ONLY = (
+    "{option} is for runs on several machines, and workers of one machine never encrypt: leave it out, or add "
+    "--workers MIN:MAX, such as 2:8, or --nnodes N."
+)
 RELAY_LISTENS = (
     "a machine that joins needs --listen HOST:PORT for a relay only, at an address that all workers reach: write "
     "--relay and --listen, or leave out both."
@@ -122,8 +126,8 @@ def read_elasticity(
             raise click.UsageError("--listen is for elastic runs: add --workers MIN:MAX, such as 2:8.")
         if relays:
             raise click.UsageError("--relay is for elastic runs: add --workers MIN:MAX, such as 2:8.")
-        if encryption.option:
-            raise click.UsageError(f"{encryption.option} is for elastic runs: add --workers MIN:MAX, such as 2:8.")
+        if encryption.option and machines.nodes == 1:
+            raise click.UsageError(ONE_MACHINE_ONLY.format(option=encryption.option))
         if invitation.file is not None or invitation.addresses:
             option = "--invite" if invitation.file is not None else "--public-address"
             raise click.UsageError(f"{option} is for elastic runs: add --workers MIN:MAX, such as 2:8.")

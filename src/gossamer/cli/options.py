@@ -244,10 +244,20 @@ class Machines:
             raise click.UsageError(
                 f"--node-rank must be in 0..{self.nodes - 1} for --nnodes {self.nodes}, got {self.node_rank}."
             )
-        if self.rendezvous is not None:
-            from gossamer.launcher.rendezvous import split_endpoint
+        self.hosts()
 
-            split_endpoint(self.rendezvous)
+    def hosts(self) -> list[str]:
+        """Addresses at which other machines reach this run or this machine, as far as they were named.
+
+        Raises ConnectError for an invalid rendezvous.
+        """
+        if self.rendezvous is None:
+            return []
+        from gossamer.comm.environment import interfaces
+        from gossamer.launcher.rendezvous import split_endpoint
+
+        named = interfaces().get(self.interface) if self.interface else None
+        return [split_endpoint(self.rendezvous)[0], *([named] if named else [])]
 
     def emulated(self, network_text: str | None, hosts: int) -> Network | None:
         """The network to emulate between `hosts` hosts on this machine; None for no emulation."""
@@ -348,9 +358,9 @@ def check_networks(
 
 @dataclass(frozen=True)
 class Encryption:
-    """Whether workers of an elastic run seal their connections.
+    """Whether workers seal their connections.
 
-    They do if other machines join by an address outside of `private` networks, unless `plaintext`.
+    They do if other machines reach the run by an address outside of `private` networks, unless `plaintext`.
     """
 
     plaintext: bool = False
@@ -448,14 +458,14 @@ elastic_options = option_group(
         metavar="CIDR",
         multiple=True,
         callback=check_networks,
-        help="Elastic runs: a network of your own, such as 10.0.0.0/8, on which workers do not encrypt; may be "
+        help="A network of your own, such as 10.0.0.0/8, on which workers of several machines do not encrypt; may be "
         "repeated.",
     ),
     click.option(
         "--plaintext",
         is_flag=True,
-        help="Elastic runs: do not encrypt between workers. By default, they do once other machines can join by an "
-        "address outside of each --private-network.",
+        help="Do not encrypt between workers. By default, they do if other machines reach this run by an address "
+        "outside of each --private-network.",
     ),
 )
 

@@ -125,6 +125,7 @@ def run_training(
         max_restarts=max_restarts,
         grace_seconds=grace_seconds,
         logs=logs,
+        seals=tls is None and machines.nodes > 1 and elastic.encryption.is_needed(machines.hosts()),
         worker_module="gossamer.cli.worker",
         keeps_standby=True,
         begin=begin,

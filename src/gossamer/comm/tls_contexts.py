@@ -1,4 +1,4 @@
-"""TLS contexts of a process, from the folder of certificates that --tls or GOSSAMER_TLS names."""
+"""Encryption of a process's connections: TLS contexts from the folder of certificates that --tls names, or sealing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,18 @@ class Tls(NamedTuple):
     accepting: ssl.SSLContext
 
 
+SEAL = "GOSSAMER_SEAL"
+
+
+def seals() -> bool:
+    """Whether workers of a fixed number seal their connections without certificates: GOSSAMER_SEAL is set, for example
+    by `gossamer run --nnodes 2`, and no certificates are given."""
+    return bool(os.environ.get(SEAL)) and not os.environ.get("GOSSAMER_TLS")
+
+
 def encrypts() -> bool:
-    """Whether this run must encrypt: GOSSAMER_TLS is set, for example by `gossamer run --tls FOLDER`."""
-    return bool(os.environ.get("GOSSAMER_TLS"))
+    """Whether this run must encrypt, with certificates (`gossamer run --tls FOLDER`) or without."""
+    return bool(os.environ.get("GOSSAMER_TLS")) or seals()
 
 
 def run_tls() -> Tls | None:

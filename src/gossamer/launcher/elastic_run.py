@@ -30,7 +30,7 @@ from gossamer.comm.tls_contexts import tls_contexts
 from gossamer.launcher.coordinator import CoordinatorLink, LocalCoordinator, RemoteCoordinator, RunCard, check_joinable
 from gossamer.launcher.elastic_policy import ElasticOrders, ElasticPolicy
 from gossamer.launcher.failure import Outcome
-from gossamer.launcher.job import MOST_WORKERS, NO_SERVERS, Elasticity, Job, Serving, Spawn
+from gossamer.launcher.job import MOST_WORKERS, NO_SERVERS, SEALED, Elasticity, Job, Serving, Spawn
 from gossamer.launcher.process import ManagedProcess
 from gossamer.launcher.process_logs import Show, WorkerLog
 from gossamer.launcher.served_run import Servers, free_endpoints
@@ -38,10 +38,6 @@ from gossamer.launcher.supervisor import Supervisor
 
 JOURNAL, INVITATION = "coordinator-journal", "invitation"  # names of files
 INVITED = "to add workers from another machine, copy {path} to it and write there: gossamer join @invitation {program}"
-SEALED = (
-    "connections between workers are encrypted, and do not use NCCL. On a network of your own, without --relay, "
-    "--private-network 10.0.0.0/8 with its address turns this off"
-)
 NOTE_DELAY_SECONDS = 1.0
 ENDS_HERE = "if this launcher is killed, the run ends"
 NO_WAY_BACK = (

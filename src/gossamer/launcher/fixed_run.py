@@ -10,14 +10,17 @@ from pathlib import Path
 from gossamer.base.run_files import RunFiles
 from gossamer.comm.environment.run_token import check_token_file, make_token_file
 from gossamer.comm.environment.wait_timeout import timeout_seconds, waiting_for
+from gossamer.comm.tls_contexts import SEAL
 from gossamer.launcher.failure import Outcome
-from gossamer.launcher.job import NO_SERVERS, Job
+from gossamer.launcher.job import NO_SERVERS, SEALED, Job
 from gossamer.launcher.process import ManagedProcess
 from gossamer.launcher.process_logs import Show, WorkerLog
 from gossamer.launcher.rendezvous import RUN_ID, MachineRendezvous, Met, ignore_peer, reach
 from gossamer.launcher.restart_policy import RestartAll
 from gossamer.launcher.served_run import launch_peers
 from gossamer.launcher.supervisor import Supervisor
+
+NO_TOKEN = "Programs that reach the rendezvous can still join: --token-file FILE, on all machines, rejects them"
 
 
 def launch(
@@ -91,6 +94,8 @@ class FixedRun(RestartAll):
         if not self._supervisor.workers:
             with self._supervisor.waiting():
                 self._machines.meet()
+            if self._machines.seals and self._job.node_rank == 0:
+                self._supervisor.note(SEALED if self._token_file else f"{SEALED}. {NO_TOKEN}")
             for local_rank in range(self._job.workers):
                 self._supervisor.add(self._worker(local_rank))
         super().begin()
@@ -104,7 +109,9 @@ class FixedRun(RestartAll):
 
     def _worker(self, local_rank: int) -> ManagedProcess:
         rank = self._machines.first_rank + local_rank
-        token = {"GOSSAMER_TOKEN_FILE": str(self._token_file)} if self._token_file else {}
+        secrets = {"GOSSAMER_TOKEN_FILE": str(self._token_file)} if self._token_file else {}
+        if self._machines.seals:
+            secrets[SEAL] = "1"
         files, machines = self._supervisor.files, self._machines
 
         def environment(attempt: int) -> Mapping[str, str]:
@@ -115,7 +122,7 @@ class FixedRun(RestartAll):
                 **self._job.environment(files.directory),
                 **self._job.host(local_rank),
                 "GOSSAMER_RUN": machines.run,
-                **token,
+                **secrets,
             }
 
         return ManagedProcess(

@@ -18,6 +18,10 @@ from gossamer.errors import RecipeError, require
 
 STANDBY = "--standby"  # first argument of a worker that waits for its environment
 MOST_WORKERS = 2**16
+SEALED = (
+    "connections between workers are encrypted, and do not use NCCL. On a network of your own, without --relay, "
+    "--private-network 10.0.0.0/8 with its address turns this off"
+)
 
 Spawn = Callable[[Sequence[str], Mapping[str, str], Path, Path], system.Process]
 
@@ -57,6 +61,7 @@ class Job:
     begin: Spawn = spawn  # starts a worker
     hosts: tuple[Path, ...] = ()  # network namespaces of workers, then of servers; empty for this process's own
     settings: Mapping[str, str] = field(default_factory=dict)  # added to the workers' environment
+    seals: bool = False  # workers of several machines encrypt without certificates, also if only one machine asks
 
     def __post_init__(self) -> None:
         require(self.workers >= 1, f"workers must be at least 1, got {self.workers}")

@@ -62,8 +62,9 @@ class MachineRendezvous:
 
     def __init__(self, job: Job, met: Met = ignore_peer) -> None:
         self._job, self._met = job, met
-        self.run = ""  # the run's name, the same on all machines; set by `meet`, as the next three
+        self.run = ""  # the run's name, the same on all machines; set by `meet`, as the next four
         self.first_rank = self.world = 0
+        self.seals = False  # whether a machine asks for it
         self.host, self.port = LOOPBACK, 0
         self._store: Store | None = None
         self._listener = None
@@ -78,7 +79,7 @@ class MachineRendezvous:
     def meet(self) -> None:
         """Wait for all machines."""
         try:
-            self._store, workers = interruptible(self._meet, look=lambda: None)
+            self._store, workers, sealing = interruptible(self._meet, look=lambda: None)
         except DistError as problem:
             raise ConnectError(
                 f"The {self._job.nodes} machines did not all connect to {self._job.rendezvous} within "
@@ -86,19 +87,24 @@ class MachineRendezvous:
                 "machine, with --node-rank 0 on the one that has this address, and open the port in its firewall."
             ) from problem
         self.first_rank, self.world = sum(workers[: self._job.node_rank]), sum(workers)
+        self.seals = any(sealing)
         self._met(self._store, self._address)
         self.run = self._store.compare_set("run", "", secrets.token_hex(8)).decode()
 
-    def _meet(self) -> tuple[Store, list[int]]:
-        """Return the store, and the number of workers on each machine."""
+    def _meet(self) -> tuple[Store, list[int], list[bool]]:
+        """Return the store; and for each machine its number of workers, and whether it asks for encryption.
+
+        The machines may answer differently, because the name of machine 0 may be a loopback address there.
+        """
         job = self._job
         timeout = engine_timeout() or timedelta(seconds=USUAL_SECONDS)
         if self._listener is None:
             store = remote_store(self.host, self.port, world=job.nodes, timeout=timeout)
         else:
             store = hosted_store(self.host, self._listener, world=job.nodes, timeout=timeout)
-        store.set(f"workers/{job.node_rank}", str(job.workers))
-        return store, [int(store.get(f"workers/{node}")) for node in range(job.nodes)]
+        store.set(f"machine/{job.node_rank}", f"{job.workers} {job.seals:d}")
+        machines = [store.get(f"machine/{node}").split() for node in range(job.nodes)]
+        return store, [int(workers) for workers, _ in machines], [seals == b"1" for _, seals in machines]
 
     def wait_for_ends(self) -> None:
         """Wait up to END_SECONDS for all machines to finish: workers of others need the store of machine 0."""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import socket
-import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +12,14 @@ import pytest
 import torch
 from support.certificates import certificates, contexts
 from support.mesh_group import both
+from support.proxy import Proxy
 from support.standalone_group import connected, near
 
+from gossamer.base.host_port import Address
 from gossamer.base.kernels.library import library
 from gossamer.base.ops import AllGather, AllReduceMean
 from gossamer.base.transport import Transport
-from gossamer.comm.mesh import encrypted, transport
+from gossamer.comm.mesh import encrypted
 from gossamer.comm.mesh.collective_selector import ENGINE
 from gossamer.comm.mesh.encrypted import encrypted_mesh
 from gossamer.comm.mesh.sealing import agree
@@ -58,11 +57,15 @@ def answers_of(mesh: Transport) -> tuple[Any, ...]:
     )
 
 
-def test_everything_is_answered_and_the_engine_is_not_asked(tls: Tls) -> None:
+BOTH_WAYS = pytest.mark.parametrize("with_certificates", [True, False])
+
+
+@BOTH_WAYS
+def test_everything_is_answered_and_the_engine_is_not_asked(with_certificates: bool, tls: Tls) -> None:
     asked = []
 
     def act(engine: Transport) -> tuple[Any, ...]:
-        mesh = encrypted_mesh(engine, HERE, tls)
+        mesh = encrypted_mesh(engine, HERE, tls if with_certificates else None)
         for name in ("begin", "broadcast_", "all_gather_text"):
             setattr(engine, name, lambda *_, name=name: asked.append(name))
         found = answers_of(mesh)
@@ -74,9 +77,10 @@ def test_everything_is_answered_and_the_engine_is_not_asked(tls: Tls) -> None:
     assert asked == []
 
 
-def test_parts_of_the_group_are_encrypted_too(tls: Tls) -> None:
+@BOTH_WAYS
+def test_parts_of_the_group_are_encrypted_too(with_certificates: bool, tls: Tls) -> None:
     def act(engine: Transport) -> tuple[bool, bool]:
-        mesh = encrypted_mesh(engine, HERE, tls)
+        mesh = encrypted_mesh(engine, HERE, tls if with_certificates else None)
         part = mesh.part(2)
         assert part.all_gather_text(str(mesh.rank)) == ["0", "1"]
         sealed = isinstance(part, MeshTransport) and isinstance(part._fallback, encrypted.EncryptedFallback)
@@ -105,49 +109,6 @@ def test_a_mesh_without_an_engine_is_encrypted_by_keys_that_its_connections_agre
 # -- what an eavesdropper hears ----------------------------------------------------------------------------
 
 
-class Tap:
-    """Two connected sockets, and all that went from the one to the other."""
-
-    def __init__(self) -> None:
-        (self.low, left), (self.high, right) = socket.socketpair(), socket.socketpair()
-        self._own = left, right
-        self.heard = bytearray()
-        self._threads = [threading.Thread(target=self._carry, args=way) for way in ((left, right), (right, left))]
-        for thread in self._threads:
-            thread.start()
-
-    def _carry(self, source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):  # the other end has left before
-            while data := source.recv(2**16):
-                self.heard += data
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-
-    def end(self) -> bytes:
-        for thread in self._threads:
-            thread.join(20)
-        for each in self._own:
-            each.close()
-        return bytes(self.heard)
-
-
-@contextmanager
-def tapped() -> Iterator[Tap]:
-    tap = Tap()
-
-    def joined(rank: int, *_: object) -> list[socket.socket | None]:
-        found = [None, tap.low] if rank == 0 else [tap.high, None]
-        for each in filter(None, found):
-            each.setblocking(False)
-        return found
-
-    with ExitStack() as undone:
-        for module in (encrypted, transport):
-            patch = undone.enter_context(pytest.MonkeyPatch.context())
-            patch.setattr(module, "connect", joined)
-        yield tap
-
-
 SECRET = torch.tensor([1.5, 2.5, 3.5, 4.5])
 
 
@@ -160,13 +121,24 @@ def eavesdropped(make: Any) -> bytes:
         mesh.all_gather_text("a secret text")
         mesh.close()
 
-    with tapped() as tap:
+    proxies = []
+    dial = socket.create_connection
+
+    def dial_proxy(place: Address, seconds: float) -> socket.socket:
+        proxies.append(Proxy(place))
+        return dial(proxies[-1].address, seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "create_connection", dial_proxy)
         assert both(act) == [None, None]
-        return tap.end()
+    (proxy,) = proxies
+    proxy.close()
+    return bytes(proxy.heard)
 
 
-def test_nothing_can_be_read_on_the_way(tls: Tls) -> None:
-    heard = eavesdropped(partial(encrypted_mesh, tls=tls))
+@BOTH_WAYS
+def test_nothing_can_be_read_on_the_way(with_certificates: bool, tls: Tls) -> None:
+    heard = eavesdropped(partial(encrypted_mesh, tls=tls if with_certificates else None))
     assert len(heard) > 1000
     assert SECRET.numpy().tobytes() not in heard
     assert b"a secret text" not in heard
@@ -184,8 +156,11 @@ def refused(found: list[Any], match: str, kind: type[Exception] = ConnectError) 
     assert all(match in str(each) for each in found)
 
 
-def test_torchs_collectives_are_refused(tls: Tls) -> None:
-    refused(both(lambda engine: encrypted_mesh(engine, HERE, tls, ENGINE)), "torch's own collectives do not")
+@pytest.mark.parametrize(("with_certificates", "remedy"), [(True, "omit --tls"), (False, "write --plaintext")])
+def test_torchs_collectives_are_refused(with_certificates: bool, remedy: str, tls: Tls) -> None:
+    found = both(lambda engine: encrypted_mesh(engine, HERE, tls if with_certificates else None, ENGINE))
+    refused(found, "torch's own collectives do not")
+    refused(found, remedy)
 
 
 def test_where_the_loops_are_not_there_it_is_refused(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,9 +172,22 @@ def test_workers_that_do_not_reach_each_other_do_not_use_the_engine(tls: Tls) ->
     refused(both(lambda engine: encrypted_mesh(engine, "192.0.2.1", tls)), "could not reach the other ranks")
 
 
-def test_ranks_of_which_only_one_encrypts_are_reported(tls: Tls) -> None:
-    makes = partial(encrypted_mesh, tls=tls), mesh_transport
-    refused(both(lambda engine: makes[engine.rank](engine, HERE)), "auto over TLS, auto", MismatchError)
+def test_ranks_that_encrypt_in_different_ways_are_reported(tls: Tls) -> None:
+    over_tls, sealed = partial(encrypted_mesh, tls=tls), partial(encrypted_mesh, tls=None)
+    for makes, requests in (
+        ((over_tls, mesh_transport), "auto over TLS, auto"),
+        ((mesh_transport, sealed), "auto, auto sealed"),
+        ((sealed, over_tls), "auto sealed, auto over TLS"),
+    ):
+        refused(both(lambda engine, makes=makes: makes[engine.rank](engine, HERE)), requests, MismatchError)
+
+
+def test_ranks_with_different_tokens_do_not_agree_on_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = iter((b"one", b"two"))
+    monkeypatch.setattr(encrypted, "run_token", lambda: next(tokens))
+    refused(both(lambda engine: encrypted_mesh(engine, HERE, None)), "different token", MismatchError)
 
 
 def test_certificates_of_two_authorities_are_told_to_all(tls: Tls, tmp_path: Path) -> None:
@@ -222,24 +210,23 @@ def test_where_a_rank_leaves_meanwhile_nothing_is_left_open(tls: Tls, monkeypatc
 
 def test_a_run_that_was_told_to_encrypt_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    monkeypatch.setenv("GOSSAMER_TLS", str(folder))
     monkeypatch.setattr(transport_setup, "ProcessGroupTransport", lambda ranks: "the group")
     monkeypatch.setattr(transport_setup, "_listening_address", lambda: HERE)
     for kind in ("encrypted_mesh", "mesh_transport"):
         monkeypatch.setattr(
-            transport_setup, kind, lambda *given, kind=kind, device: made.append((kind, given[-1], device.type))
+            transport_setup,
+            kind,
+            lambda engine, address, *given, kind=kind, device: made.append(
+                (kind, isinstance(given[0], Tls), given[-1], device.type)
+            ),
         )
     for device in ("cpu", "cuda"):
-        transport_setup.group_transport(worker(device), "ring")
-        monkeypatch.delenv("GOSSAMER_TLS")
-        transport_setup.group_transport(worker(device), "ring")
-        monkeypatch.setenv("GOSSAMER_TLS", str(folder))
-    assert made == [
-        ("encrypted_mesh", "ring", "cpu"),
-        ("mesh_transport", "ring", "cpu"),
-        ("encrypted_mesh", "ring", "cuda"),
-        ("mesh_transport", "ring", "cuda"),
-    ]
+        for name, value in (("GOSSAMER_TLS", str(folder)), ("GOSSAMER_SEAL", "1"), ("GOSSAMER_SEAL", "")):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv(name, value)
+                transport_setup.group_transport(worker(device), "ring")
+    kinds = ("encrypted_mesh", True), ("encrypted_mesh", False), ("mesh_transport", False)
+    assert made == [(kind, tls, "ring", device) for device in ("cpu", "cuda") for kind, tls in kinds]
 
 
 def worker(device: str) -> Any:

@@ -1,4 +1,4 @@
-"""Transport setup: what a run with --tls comes to, in real processes."""
+"""Transport setup: what a run that encrypts comes to, in real processes."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def test_a_run_that_encrypts_trains_to_the_same_bits(tmp_path: Path) -> None:
     folder = certificates(tmp_path / "tls")
     without = {"GOSSAMER_SHARED_MEMORY": "0"}
     plain, plain_sealed = trained(tmp_path / "plain", without)
-    sealed, sealed_sealed = trained(tmp_path / "sealed", {**without, "GOSSAMER_TLS": str(folder)})
-    assert (plain_sealed, sealed_sealed) == (False, True)
-    assert plain == sealed
+    over_tls = trained(tmp_path / "tls-run", {**without, "GOSSAMER_TLS": str(folder)})
+    sealed = trained(tmp_path / "sealed", {**without, "GOSSAMER_SEAL": "1"})
+    assert not plain_sealed
+    assert over_tls == sealed == (plain, True)

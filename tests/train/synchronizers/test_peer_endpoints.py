@@ -154,3 +154,16 @@ def test_trace_names_untraced_connections_for_any_step_range(tmp_path: Path, mon
     assert found(tmp_path / "1", monkeypatch, [("127.0.0.1", 9)], serve) == {Untraced.SERVERS}
     assert found(tmp_path / "2", monkeypatch, [], serve) == set()  # servers within workers are traced
     assert found(tmp_path / "3", monkeypatch, [], lambda: connect_workers(0, 100, tell)) == {Untraced.PAIRS}
+
+
+@pytest.mark.parametrize(
+    "connect", [lambda: connect_workers(0, 1000, tell), lambda: connect_to_servers(0, 1, None, 1000, tell)]
+)
+def test_a_run_that_encrypts_without_certificates_opens_no_plain_endpoint(
+    monkeypatch: pytest.MonkeyPatch, connect: Callable[[], object]
+) -> None:
+    monkeypatch.setattr(peer_endpoints, "run_token", lambda: bytes(32))
+    monkeypatch.setattr(peer_endpoints, "TcpEndpoint", lambda *given: pytest.fail("was opened"))
+    monkeypatch.setenv("GOSSAMER_SEAL", "1")
+    with pytest.raises(ConnectError, match=r"Add --tls FOLDER; or, .* --private-network 10\.0\.0\.0/8"):
+        connect()

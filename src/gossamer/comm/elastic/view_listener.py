@@ -13,11 +13,10 @@ from functools import partial
 
 from gossamer.base import system
 from gossamer.base.host_port import Address, is_loopback
-from gossamer.comm.handshake import Handshake
 from gossamer.comm.membership import Member, View
 from gossamer.comm.mesh.connect import family_of, settle
-from gossamer.comm.mesh.greeter import Detour, Dial, Greeter, MeshMeeting, dial, meeting_key
-from gossamer.comm.mesh.key_exchange import KeyShare
+from gossamer.comm.mesh.greeter import NO_EXCHANGE, Detour, Dial, Greeter, MeshMeeting, dial, meeting_key
+from gossamer.comm.mesh.key_exchange import LinkKeyExchange
 from gossamer.comm.mesh.sealing import LinkKeys
 
 BACKLOG = 1024  # connections for a view that this worker does not know yet wait in the kernel
@@ -88,14 +87,7 @@ class ViewListener:
         rank = view.rank_of(number)
         others = {each.number: each for each in view.members if each.number != number}
         context = struct.pack("!Q", view.number) + view.secret
-        share = None if keys is None else KeyShare()
-
-        def agreed(other: int, offer: bytes, handshake: Handshake) -> None:
-            if share is not None and keys is not None:
-                peer = view.rank_of(other)
-                ends = max(rank, peer), min(rank, peer)
-                keys[peer] = share.keys(offer, handshake, context, ends, calls=peer < rank)
-
+        exchange = NO_EXCHANGE if keys is None else LinkKeyExchange(rank, context, keys, view.rank_of)
         meeting = MeshMeeting(
             number=view.number,
             key=meeting_key(token, context),
@@ -104,8 +96,7 @@ class ViewListener:
             calls={each.number: partial(dial, each.host, each.port) for each in view.members[:rank]},
             punches={each.number: self._punches(each, view.number % 2) for each in others.values()},
             detours=detours,
-            offer=b"" if share is None else share.offer,
-            agreed=agreed,
+            exchange=exchange,
         )
         with self._meeting:
             found = self._greeter.meet(meeting, seconds, over)

@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from gossamer.comm.handshake import keyed_hash
-from gossamer.comm.mesh.greeter import DIAL_SECONDS, Greeter, MeshMeeting, meeting_key
+from gossamer.comm.mesh.greeter import DIAL_SECONDS, NO_EXCHANGE, Greeter, KeyExchange, MeshMeeting, meeting_key
 from gossamer.comm.mesh.long_links import requested_congestion, use_congestion
 from gossamer.errors import ConnectError, MismatchError
 
@@ -31,7 +31,12 @@ Gather = Callable[[str], list[str]]
 
 
 def connect(
-    rank: int, world: int, address: str, all_gather_text: Gather, token: bytes = b""
+    rank: int,
+    world: int,
+    address: str,
+    all_gather_text: Gather,
+    token: bytes = b"",
+    exchange: KeyExchange = NO_EXCHANGE,
 ) -> list[socket.socket | None]:
     """Connect this rank to all others.
 
@@ -41,6 +46,7 @@ def connect(
         address: Local address to listen on.
         all_gather_text: All-gathers a text of each rank over another channel.
         token: The run's token, if it has one.
+        exchange: Exchanges keys during the handshakes.
 
     Returns:
         Sockets by rank; None at `rank`.
@@ -83,7 +89,9 @@ def connect(
             calls = {peer: partial(_dialed, each) for peer, each in enumerate(found[:rank])}
             names = {peer: f"rank {peer}" for peer in range(world) if peer != rank}
             key = meeting_key(token, b"".join(remote for *_, remote in listeners))
-            meeting = MeshMeeting(number=0, key=key, me=rank, names=names, calls=calls, insists=False)
+            meeting = MeshMeeting(
+                number=0, key=key, me=rank, names=names, calls=calls, insists=False, exchange=exchange
+            )
             for peer, connection in greeters[0].meet(meeting, SECONDS).items():
                 found[peer] = connection
             return ""

@@ -49,6 +49,21 @@ class MembersUnreached(ConnectError):
         self.unreached = unreached  # their numbers; empty if the meeting ended early
 
 
+class KeyExchange:
+    """Exchange of keys as part of each connection's handshake. This one exchanges nothing.
+
+    offer: claims of this member; equally long at all members.
+    """
+
+    offer = b""
+
+    def agreed(self, number: int, offer: bytes, handshake: Handshake) -> None:
+        """Called for each member's connection that has authenticated, with that member's offer."""
+
+
+NO_EXCHANGE = KeyExchange()
+
+
 @dataclass(frozen=True, kw_only=True)
 class MeshMeeting:
     """One member's description of a meeting."""
@@ -61,8 +76,7 @@ class MeshMeeting:
     insists: bool = True  # whether a failed dial is repeated
     punches: Mapping[int, Sequence[Dial]] = field(default_factory=dict)  # dials from the own listening port
     detours: Sequence[Callable[[int, int, int], Detour]] = ()  # each dials a relay for (meeting, me, other)
-    offer: bytes = b""  # claims for a key exchange; equally long at all members
-    agreed: Callable[[int, bytes, Handshake], None] = lambda number, offer, handshake: None  # per connected member
+    exchange: KeyExchange = NO_EXCHANGE
     relayed: dict[int, int] = field(default_factory=dict)  # receives the relay of each member that is connected by one
 
 
@@ -273,10 +287,10 @@ class _Attempt:
         expected = caller.meeting == meeting.number and caller.called == meeting.me
         if expected and caller.caller in meeting.names and caller.caller not in meeting.calls:
             with suppress(OSError, GossamerError):
-                if len(caller.offer) != len(meeting.offer):
+                if len(caller.offer) != len(meeting.exchange.offer):
                     raise MalformedError("only one of the two members seals its connections")
-                caller.handshake.accept(meeting.key, meeting.offer)
-                meeting.agreed(caller.caller, caller.offer, caller.handshake)
+                caller.handshake.accept(meeting.key, meeting.exchange.offer)
+                meeting.exchange.agreed(caller.caller, caller.offer, caller.handshake)
                 _send(caller.connection, caller.handshake)
                 self._take(caller.caller, caller.connection)
                 return
@@ -488,7 +502,7 @@ class _Call:
 
     def __init__(self, number: int, meeting: MeshMeeting, connection: socket.socket) -> None:
         self.number, self.connection = number, connection
-        claims = CLAIMS.pack(meeting.number, meeting.me, number) + meeting.offer
+        claims = CLAIMS.pack(meeting.number, meeting.me, number) + meeting.exchange.offer
         self._meeting = meeting
         self._handshake = Dialer(PURPOSE, meeting.key, claims, limit_bytes=MOST_OFFER_BYTES, takes_knocks=True)
 
@@ -515,7 +529,7 @@ class _Call:
         if offer is None:
             return False
         try:
-            self._meeting.agreed(self.number, offer, self._handshake)
+            self._meeting.exchange.agreed(self.number, offer, self._handshake)
         except GossamerError as problem:
             raise ConnectionError(str(problem)) from None
         return True

@@ -1,4 +1,4 @@
-"""Key exchange: keys of sealed connections without certificates, for elastic runs on several machines.
+"""Key exchange: keys of sealed connections without certificates, for runs on several machines.
 
 Each member draws an X25519 key pair per meeting and sends the public half as a claim of the mesh handshake, which
 authenticates it by the secrets of the meeting. The keys of a connection are derived from the Diffie-Hellman secret and
@@ -13,13 +13,14 @@ from __future__ import annotations
 import ctypes
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache
 
 from gossamer.base import system
 from gossamer.comm.handshake import DIALER, Handshake
 from gossamer.comm.libcrypto import AES, CHACHA, libcrypto
+from gossamer.comm.mesh.greeter import KeyExchange
 from gossamer.comm.mesh.sealing import LinkKeys, derive_key
 from gossamer.errors import ConnectError
 
@@ -61,6 +62,36 @@ class KeyShare:
         proven = handshake.derive_key(b"seal", DIALER)
         ways = [derive_key(proven, shared, context, ends, cipher, way) for way in (b"caller", b"called")]
         return LinkKeys(cipher, *(ways if calls else reversed(ways)))
+
+
+class LinkKeyExchange(KeyExchange):
+    """Keys of one member's connections in one meeting.
+
+    Args:
+        rank: this member's rank.
+        context: equal at all members and different for each meeting.
+        keys: receives the keys of each connection, by rank.
+        rank_of: the rank of a member's number.
+
+    Attributes:
+        offer: whether this processor has AES instructions, and a public key.
+
+    Raises:
+        ConnectError: libcrypto is missing.
+    """
+
+    def __init__(
+        self, rank: int, context: bytes, keys: dict[int, LinkKeys], rank_of: Callable[[int], int] = int
+    ) -> None:
+        self._rank, self._context, self._keys, self._rank_of = rank, context, keys, rank_of
+        self._share = KeyShare()
+        self.offer = self._share.offer
+
+    def agreed(self, number: int, offer: bytes, handshake: Handshake) -> None:
+        """Derive the keys of the connection to member `number`, which sent `offer`. Raises ConnectError."""
+        peer = self._rank_of(number)
+        ends = max(self._rank, peer), min(self._rank, peer)
+        self._keys[peer] = self._share.keys(offer, handshake, self._context, ends, calls=peer < self._rank)
 
 
 def public_key(private: bytes) -> bytes:

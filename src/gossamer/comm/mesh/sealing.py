@@ -62,6 +62,11 @@ def mesh_tls() -> Tls | None:
     return tls
 
 
+def group_context(all_gather_text: Gather) -> bytes:
+    """Draw the context of a group's keys: equal on all ranks and different for each group. Collective call."""
+    return "\n".join(all_gather_text(secrets.token_hex(NONCE_BYTES))).encode()
+
+
 def agree_group(
     rank: int, sockets: list[socket.socket | None], tls: Tls, token: bytes, all_gather_text: Gather
 ) -> LinksKeys:
@@ -77,7 +82,7 @@ def agree_group(
     Raises:
         ConnectError: Two ranks failed to agree on keys. On every rank; all sockets are closed.
     """
-    context = "\n".join(all_gather_text(secrets.token_hex(NONCE_BYTES))).encode()
+    context = group_context(all_gather_text)
     problem, keys = "", dict[int, LinkKeys]()
     try:
         keys = agree(rank, sockets, tls, token, context)

@@ -73,7 +73,7 @@ def ddp_hook(model: nn.Module, compressor: Compressor | str) -> tuple[DdpState, 
     world = current()
     if encrypts() and world.rank == 0:
         events.notice(
-            "this run encrypts (--tls), and DDP's own traffic is not encrypted: it broadcasts parameters and buffers "
+            "this run encrypts, and DDP's own traffic is not encrypted: it broadcasts parameters and buffers "
             "by torch's process group; only the gradients that the hook averages are. Write gossamer.attach(model, "
             "optimizer) in DDP's place, or keep to a network that you trust"
         )

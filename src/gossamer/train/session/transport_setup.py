@@ -20,6 +20,7 @@ from gossamer.comm.mesh.transport import mesh_transport
 from gossamer.comm.network import read_network
 from gossamer.comm.process_group import ProcessGroupTransport
 from gossamer.comm.throttled import ThrottledTransport
+from gossamer.comm.tls_contexts import seals
 from gossamer.errors import AttachError, ConnectError
 from gossamer.events import AttachRequest, RecordOption
 from gossamer.train.session.recipe_choice import refuse_inelastic
@@ -89,10 +90,10 @@ def group_transport(world: WorldState, requested: str, ranks: Sequence[int] | No
     """The process group of `ranks` (default: all) with Gossamer's own TCP mesh, which copies GPU tensors through host
     memory. If all ranks have NCCL, it is opened as well, and the faster one is used.
 
-    In a run that encrypts (--tls) only the encrypted mesh is used. Raises ConnectError if it cannot be opened.
+    In a run that encrypts only the encrypted mesh is used. Raises ConnectError if it cannot be opened.
     """
-    engine, address = ProcessGroupTransport(ranks), _listening_address()
-    if (tls := mesh_tls()) is not None:
+    engine, address, tls = ProcessGroupTransport(ranks), _listening_address(), mesh_tls()
+    if tls is not None or seals():
         return encrypted_mesh(engine, address, tls, requested, device=world.device)
     return mesh_transport(engine, address, requested, device=world.device)
 

@@ -31,7 +31,7 @@ from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc_protocol.credentials import Credentials
 from gossamer.comm.runtime.peer_thread import PeerEndpoint, RunningScript
 from gossamer.comm.runtime.worker_scope import current_worker
-from gossamer.comm.tls_contexts import run_tls
+from gossamer.comm.tls_contexts import run_tls, seals
 from gossamer.errors import ConnectError, GossamerError, PeerLost
 from gossamer.events import notice
 from gossamer.train.parameter_server.server import host
@@ -40,6 +40,11 @@ DEAD_AFTER_SECONDS = 5.0
 LATE_SECONDS = 5.0  # until a notice that a server has not joined
 RESTART_SECONDS = 60.0  # for a lost server: the launcher restarts it, and reading a large journal takes time
 SLACK_BYTES = 2**20  # in a frame, for names and shapes in addition to tensors
+NOT_SEALED = (
+    "this run encrypts because it leaves one machine, and without certificates only lock step can: messages to servers "
+    "or to single workers would be readable on the way. Add --tls FOLDER; or, on a network of your own, "
+    "--private-network 10.0.0.0/8 with its address, or --plaintext."
+)
 
 AllGatherText = Callable[[str], list[str]]  # all-gathers a text: returns the texts of all workers, by rank
 
@@ -184,6 +189,8 @@ def _opener(token: bytes, largest_bytes: int, asks_end_with_peer: bool = False) 
     def opened(peer: Peer) -> PeerEndpoint:
         if (simulated := current_worker().endpoint(peer)) is not None:
             return simulated
+        if seals():
+            raise ConnectError(NOT_SEALED)
         # Without a recipe: workers compared theirs; a server receives it from the first one and compares the others'.
         return TcpEndpoint(
             Credentials(me=peer, token=token, run=run_name(), largest_frame_bytes=largest_bytes),
