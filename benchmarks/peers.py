@@ -413,7 +413,7 @@ def main(args: argparse.Namespace) -> None:
         "network interface, both directions, headers included. Memory: of its process and its children.",
         f"torchft averages by Gloo. hivemind's peers look for each other for {MEETING_SECONDS:g} s before an average, "
         "and train meanwhile. Arms are not tuned: the learning rate is the same, and outer rates are those of the "
-        "peers' examples. What a lost worker costs is on [lost workers](lost-workers.md), simulations of federated "
+        "peers' examples. What a killed worker costs is on [killed workers](peers-kills.md), simulations of federated "
         "learning on [Flower](flower.md), and losses with tuned rates on [retained benefit](ladder.md).",
         f"{provenance()} Versions: {versions()}.",
         table(found),

@@ -32,6 +32,7 @@ from benchmarks.peers import (
     FRAGMENTS,
     MEETING_SECONDS,
     PERIOD,
+    SHORT_SECONDS,
     Arm,
     Step,
     Worker,
@@ -284,7 +285,8 @@ def main(args: argparse.Namespace) -> None:
         f"two steps of a survivor, from the kill until {SETTLE_SECONDS:g} s after all train again. All workers train "
         "again: the replacement, too, has the others' parameters and has made a step.",
         f"torchrun restarts all workers of DDP, from a snapshot of every {PERIOD} steps on a shared disk; it makes the "
-        f"steps since then again. torchft runs with at least {LEAST} replicas and a heartbeat timeout of 1 s. "
+        f"steps since then again. torchft runs with at least {LEAST} replicas, a heartbeat timeout of 1 s and an "
+        f"exchange timeout of {SHORT_SECONDS:g} s (its defaults: 5 and 60 s). "
         f"hivemind's peers look for each other for {MEETING_SECONDS:g} s before an average, and train meanwhile; the "
         "replacement counts from the first step after it has loaded their state. Processes of torchft and hivemind are "
         f"restarted by a loop, workers of Gossamer by `gossamer run --workers {LEAST}:{args.workers} --max-restarts "

@@ -39,6 +39,7 @@ MEASURES: dict[str, tuple[str, ...]] = {  # packages whose changes can change a 
     "network": STEP,
     "pace": STEP,
     "peers": STEP,
+    "peers-kills": (*STEP, "launcher"),
     "recipes": STEP,
     "rehearsals": (*STEP, "plan"),
     "scale": (*STEP, "plan"),
