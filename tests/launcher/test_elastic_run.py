@@ -325,7 +325,7 @@ def test_a_launcher_that_the_same_command_would_not_continue_reports_it(tmp_path
     run.coordinator.address = "192.0.2.1", 7
     assert run("pass", interface="lo").exit_code == 0
     assert run.notes[:2] == [
-        INVITED.format(path=run.logs / "invitation", program=run.directory / "script.py"),
+        INVITED.format(path=run.logs / "invitation", file="invitation", program=run.directory / "script.py"),
         NO_WAY_BACK,
     ]
     assert run.secrets == ["gossamer:86400.0-None"]

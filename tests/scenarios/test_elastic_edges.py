@@ -137,6 +137,17 @@ def test_uneven_inputs_through_losses(recipe: str) -> None:
     everywhere(with_uneven_inputs, recipe, STEPS, joins=False)
 
 
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "LocalSGD(2)", GOSSIP])
+def test_those_without_data_end_together_if_all_that_train_are_lost(recipe: str) -> None:
+    """Rank 2 has the most batches."""
+    run = ElasticRun(3)
+    run(partial(with_uneven_inputs, recipe))
+    for op in range(4, run.members.operations[0, 2]):
+        with again(recipe, op):
+            loss = Loss(victim=2, op=op)
+            assert len(check_alike(ElasticRun(3, loss)(partial(with_uneven_inputs, recipe)))) == 2
+
+
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 

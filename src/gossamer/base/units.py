@@ -78,6 +78,11 @@ def share_text(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things in a sentence: "1 worker", "3 workers"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def ranks_text(ranks: Collection[object], last: str = ", ") -> str:
     """Ranks in a sentence: "rank 3", "ranks 0, 3"; empty for no rank. last: before the last of several, as " and "."""
     *first, end = map(str, ranks) if ranks else ("",)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gossamer.base.host_port import Address, is_loopback
-from gossamer.base.units import seconds_text
+from gossamer.base.units import counted, seconds_text
 from gossamer.cli.console import progress, table
 from gossamer.comm.elastic.invited import (
     NEEDS_TLS,
@@ -113,7 +113,7 @@ def examine(link: JoinLink, tls: Tls | None) -> LinkReport:
         first = LinkReport(link.run, addresses, ()).entrance
         if first is None:
             return LinkReport(link.run, addresses, ())
-        show_line(f"connecting to {len(first.members)} workers")
+        show_line(f"connecting to {counted(len(first.members), 'worker')}")
         found = check_members([*first.members, *((each,) for each in first.other_relays)])
         count = len(first.members)
         return LinkReport(link.run, addresses, tuple(found[:count]), tuple(found[count:]))
@@ -175,7 +175,8 @@ def advice(report: LinkReport) -> Iterator[str]:
             f"numbers of ports. If joining fails: {REMEDY}"
         )
     elif report.members:
-        yield f"All {count} workers can be reached from this machine: gossamer join LINK SCRIPT"
+        them = "The worker" if count == 1 else f"All {count} workers"
+        yield f"{them} can be reached from this machine: gossamer join LINK SCRIPT"
     else:
         yield "The run can be reached from this machine, and has no workers yet: gossamer join LINK SCRIPT"
     if report.router is Router.CHANGES and not entrance.relays and entrance.own and entrance.seen_as:

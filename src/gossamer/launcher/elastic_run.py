@@ -37,7 +37,7 @@ from gossamer.launcher.served_run import Servers, free_endpoints
 from gossamer.launcher.supervisor import Supervisor
 
 JOURNAL, INVITATION = "coordinator-journal", "invitation"  # names of files
-INVITED = "to add workers from another machine, copy {path} to it and write there: gossamer join @invitation {program}"
+INVITED = "to add workers from another machine, copy {path} to it and write there: gossamer join @{file} {program}"
 NOTE_DELAY_SECONDS = 1.0
 ENDS_HERE = "if this launcher is killed, the run ends"
 NO_WAY_BACK = (
@@ -204,7 +204,7 @@ def _invite(
     link = coordinator.invite(options.lifetime_seconds, options.uses)
     path = options.file or job.logs / INVITATION
     write_secret(path, link)
-    note(INVITED.format(path=path, program=job.command))
+    note(INVITED.format(path=path, file=path.name, program=job.command))
     show_secret(link)
     if journal_path(job, elasticity, b"") is None:
         note(ENDS_HERE if elasticity.servers else NO_WAY_BACK)

@@ -28,6 +28,7 @@ from gossamer.base.peer_ops import (
     Receipt,
     Reply,
 )
+from gossamer.base.units import counted
 from gossamer.comm.membership.known_worker import ReportedWorker, read_fingerprint
 from gossamer.comm.membership.messages import (
     ATTACHED,
@@ -265,7 +266,7 @@ class Coordinator:
         if self.rule.is_over:
             alive = sum(self.rule.workers[each.number].closed_view >= view.number for each in view.members)
             return f"{alive} of {view.world} workers have closed view {view.number}; {self.rule.least} are needed"
-        return f"view {view.number} is active, with {view.world} workers"
+        return f"view {view.number} is active, with {counted(view.world, 'worker')}"
 
     def _refuse(self, token: int, op: Ask, why: str) -> None:
         about = Standing(refused=why).text()

@@ -157,13 +157,15 @@ class StepReduction:
         a mean could not be divided by another total afterwards; and all states must be of the same step.
 
         Args:
-            trained: ranks that trained in the previous exchange, and know whether its average was used.
+            trained: ranks that trained in the previous exchange, and know whether its average was used. Without any,
+                since all of them have left, it counts as used, as the other ranks assume.
         """
         performed = run_script(gather_standings(self.weight, self.at.step), self.transport)
         self.spent.append(performed)
         standings: Standings = performed.result
         self.total = standings.weight
-        self.agreed_step = check.agree_on_steps({rank: standings.steps[rank] for rank in trained})
+        ranks = trained or range(len(standings.steps))
+        self.agreed_step = check.agree_on_steps({rank: standings.steps[rank] for rank in ranks})
         self.at = replace(self.at, step=self.agreed_step)
 
     @property

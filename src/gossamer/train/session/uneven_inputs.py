@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer import events
 from gossamer.base.layout import dtype_name, dtype_of
+from gossamer.base.units import counted
 from gossamer.train import checkpoint
 from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.session.group_calls import GroupCalls
@@ -23,11 +25,16 @@ from gossamer.train.sharding.local_shards import local_parts
 
 def catch_up(tensors: Sequence[Tensor], parts: Sequence[Stateful], missed: int, group: GroupCalls) -> None:
     """Give ranks that missed steps the `tensors` (parameters, buffers) and `parts` (optimizer, scaler) of the first
-    rank that missed none."""
+    rank that missed none; or the fewest, if all that made the last steps have left an elastic run."""
     missed_by_rank = [int(text) for text in group.all_gather_text(str(missed))]
-    if not any(missed_by_rank):
-        return
-    take_over(tensors, parts, missed_by_rank.index(0), group)
+    fewest = min(missed_by_rank)
+    if fewest and group.transport.rank == 0:
+        events.notice(
+            f"the last {counted(fewest, 'step')} of this epoch were made by workers that had more "
+            "data and have left, and are lost with them; the epoch ends with the parameters before"
+        )
+    if any(missed_by_rank):
+        take_over(tensors, parts, missed_by_rank.index(fewest), group)
 
 
 def leave_epoch(world: ShardedWorld, group: GroupCalls, *, together: bool) -> None:
