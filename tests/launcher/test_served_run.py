@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.served_launches import Run
+from support.served_launches import Run, WarmPrograms
 from support.signals import check_ignored_hangup
 
 from gossamer.base.run_files import RunFiles
@@ -51,29 +51,33 @@ def test_a_killed_worker_is_named_once_and_the_others_finish(run: Run) -> None:
     check_one_loss_ends_nobody_else(run)
 
 
+REPLACED = """
+attempt, private = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["GOSSAMER_RUN_DIRECTORY"]
+open(os.path.join(private, f"attached-{attempt}-{rank}"), "w").close()
+if rank == 1 and not attempt:
+    while not os.path.exists(os.path.join(private, "standbys")):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 1:
+    print(os.getpid(), os.environ["GOSSAMER_REJOIN"], flush=True)
+    tell("replaced")
+wait_for("replaced")
+"""
+
+
 def test_a_standby_takes_the_place_of_a_lost_worker(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 0.0)
-    outcome = run(
-        """
-        attempt, private = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["GOSSAMER_RUN_DIRECTORY"]
-        open(os.path.join(private, f"entered-{attempt}-{rank}"), "w").close()
-        if rank == 1 and not attempt:
-            while not os.path.exists(os.path.join(private, "standbys")):
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
-        if rank == 1:
-            print(os.getpid(), os.environ["GOSSAMER_REJOIN"], flush=True)
-            tell("replaced")
-        wait_for("replaced")
-        """,
-        workers=2,
-        max_restarts=1,
-        keeps_standby=True,
-    )
-    assert outcome == Outcome(restarts=1)
+    assert run(REPLACED, workers=2, max_restarts=1, keeps_standby=True) == Outcome(restarts=1)
     pids = (run.private / "standbys").read_text().split()
     assert run.lines == [(1, f"{pids[0]} 1")]
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids), "a standby outlived its run"
+
+
+def test_a_run_keeps_no_standby_if_its_forks_warm_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 0.0)
+    forks = WarmPrograms(run.private / "standbys")
+    assert run(REPLACED, workers=2, max_restarts=1, keeps_standby=True, begin=forks) == Outcome(restarts=1)
+    assert forks.file.read_text() == "", "a standby has written its number"
 
 
 def test_the_check_of_losses_detects_a_mutant_that_takes_them_for_errors(

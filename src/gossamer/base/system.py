@@ -181,6 +181,14 @@ def adopt_orphans(adopt: bool) -> bool:
         return False
 
 
+def native_threads() -> int:
+    """Number of threads of this process, with those of native libraries on Linux."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:  # another system, or no /proc
+        return threading.active_count()
+
+
 def after_fork_in_child(action: Callable[[], None]) -> None:
     """Call `action` in every forked child; nothing where processes cannot fork."""
     if sys.platform != "win32":
