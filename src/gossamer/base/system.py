@@ -189,6 +189,11 @@ def native_threads() -> int:
         return threading.active_count()
 
 
+def is_root() -> bool:
+    """Whether this process has the rights of root, possibly in a user namespace."""
+    return sys.platform != "win32" and os.geteuid() == 0
+
+
 def after_fork_in_child(action: Callable[[], None]) -> None:
     """Call `action` in every forked child; nothing where processes cannot fork."""
     if sys.platform != "win32":
