@@ -102,6 +102,15 @@ def test_a_worker_that_is_no_standby_does_not_wait(monkeypatch: pytest.MonkeyPat
     assert arguments == ["worker", "train.py", "--standby"]
 
 
+def test_warming_up_looks_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise no fork of this process could use it."""
+    for module, name in ((torch.accelerator, "current_accelerator"), (torch.cuda, "is_available")):
+        monkeypatch.setattr(module, name, lambda *given, **options: pytest.fail("a GPU was looked for"))
+    worker.warm_up()
+    with pytest.raises(pytest.fail.Exception):
+        torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]).step()
+
+
 def test_warming_up_draws_no_number() -> None:
     before = torch.get_rng_state()
     worker.warm_up()
