@@ -37,6 +37,7 @@ MINE = {**COMMON, "PLACE": "3"}
 class Worker:
     lives: bool = True
     trains: bool = False
+    age_seconds: float = 0.0
 
 
 class StandIn:
@@ -90,7 +91,7 @@ class Made:
 
     def until(self, moment: int, standby: StandbyProcess, *, ends: bool = False) -> None:
         while self.now < moment:
-            standby.look_for(cast(list[ManagedProcess], self.workers), ends=ends)
+            standby.look(cast(list[ManagedProcess], self.workers), ends=ends)
             self.now += 1
 
     def loses_the_second(self, standby: StandbyProcess) -> None:
@@ -155,6 +156,15 @@ def test_nothing_waits_for_workers_that_have_ended(made: Made) -> None:
     made.workers = [Worker(trains=True), Worker(lives=False)]
     made.until(100, made.standby())
     assert made.events == [(20, "standby")]
+
+
+def test_a_worker_that_waits_for_a_place_is_not_waited_for_forever(made: Made) -> None:
+    made.workers = [Worker(trains=True), Worker(age_seconds=process.START_SECONDS - 1)]
+    standby = made.standby()
+    made.until(100, standby)
+    made.workers[1].age_seconds += 1
+    made.until(200, standby)
+    assert made.events == [(119, "standby")]
 
 
 @pytest.mark.parametrize("forks", [True, False])

@@ -7,8 +7,10 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from support.served_launches import Run, WarmPrograms
@@ -19,8 +21,11 @@ from gossamer.comm.environment.run_token import TOKEN_BYTES, check_token_file, m
 from gossamer.errors import ConnectError, PeerLost
 from gossamer.launcher import process, served_run
 from gossamer.launcher.failure import Outcome
+from gossamer.launcher.job import Job, Serving
+from gossamer.launcher.parent_watchdog import OrphanReaper
 from gossamer.launcher.process import ManagedProcess, StandbyProcess
-from gossamer.launcher.served_run import ServedRun
+from gossamer.launcher.served_run import ServedRun, Servers
+from gossamer.launcher.supervisor import Supervisor
 
 pytestmark = pytest.mark.processes
 
@@ -332,6 +337,8 @@ if line := sys.stdin.readline():
 """
 KILL_SERVERS = """
 pids = [ask(0)[1], ask(1)[1]]
+assert not os.path.exists(os.path.join(os.path.dirname(__file__), "waits")), "began before this worker trained"
+open(os.path.join(os.environ["GOSSAMER_RUN_DIRECTORY"], "attached-0-0"), "w").close()
 for server in (1, 0):
     waiting = lambda: open(os.path.join(os.path.dirname(__file__), "waits")).readlines()[1 - server:]
     wait_for("waits")
@@ -372,6 +379,25 @@ def test_the_check_of_spares_detects_a_mutant_that_does_not_end_them(run: Run, m
         assert waiting
         for each_process in waiting:
             each_process.communicate()  # the guard has ended it
+
+
+def test_the_standby_of_servers_begins_once_the_workers_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Sequence[str]] = []
+
+    def begin(command: Sequence[str], *given: object, **options: object) -> SimpleNamespace:
+        made.append(command)
+        return SimpleNamespace(pid=1)
+
+    monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(process, "spawn", begin)
+    monkeypatch.setattr(OrphanReaper, "add", lambda self, group: None)
+    supervisor = Supervisor(RunFiles(tmp_path), 1.0, lambda note: None, lambda: None)
+    job, serving = Job(script=Path("train.py"), logs=tmp_path), Serving(servers=1, standby=("standby",))
+    servers = Servers(job, serving, supervisor, {"GOSSAMER_SERVERS": "127.0.0.1:1"}, 1)
+    for ends, trains, count in ((False, False, 0), (True, True, 0), (False, True, 1), (False, True, 1)):
+        worker = SimpleNamespace(lives=True, trains=trains, age_seconds=1.0)
+        servers.look(cast(list[ManagedProcess], [worker]), ends=ends)
+        assert made == [("standby",)] * count
 
 
 HOST_IS_OWN = """

@@ -24,6 +24,8 @@ FAILURE_GRACE_SECONDS = 5.0
 
 # After the last worker has attached: until its first steps, the others need the CPU more than a standby
 STANDBY_DELAY_SECONDS = 2.0
+# A worker that has not attached by then waits for others or for a place in the run, or has no session
+START_SECONDS = 60.0
 
 
 class ManagedProcess:
@@ -220,9 +222,17 @@ class StandbyProcess:
         self._due = 0.0
         self._delay()
 
-    def look(self) -> None:
-        """Prepare for the next loss, unless that was done or another process has just begun."""
-        if self._is_prepared or self._clock() < self._due:
+    def look(self, workers: Sequence[ManagedProcess] = (), *, ends: bool = False) -> None:
+        """Prepare for the next loss, a moment after all these workers train. Call it several times a second.
+
+        ends: whether the run ends soon, so that nothing is prepared.
+        """
+        if ends or self._is_prepared:
+            return
+        if any(worker.lives and not worker.trains and worker.age_seconds < START_SECONDS for worker in workers):
+            self._delay()
+            return
+        if self._clock() < self._due:
             return
         self._is_warm = self._warms_up()
         if self._is_warm:
@@ -231,15 +241,6 @@ class StandbyProcess:
         with contextlib.suppress(OSError):  # for example out of memory: training continues without a standby
             self._process = spawn(self._command, self._environment, self._output, self._boot, given=subprocess.PIPE)
             self._orphan_reaper.add(self._process.pid)
-
-    def look_for(self, workers: Sequence[ManagedProcess], *, ends: bool) -> None:
-        """As `look`, a moment after all these workers train, unless the run ends soon."""
-        if ends or self._is_prepared:
-            return
-        if all(worker.trains for worker in workers if worker.lives):
-            self.look()
-        else:
-            self._delay()
 
     @property
     def _is_prepared(self) -> bool:
