@@ -13,14 +13,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from click import Context
 from click.testing import CliRunner, Result
 from support.command_line import refusal
 from support.processes import SOON_SECONDS, all_end_soon, engine_files_left_open, watched
 
+from gossamer.base import system
 from gossamer.cli import launchers
 from gossamer.cli.main import gossamer
 from gossamer.comm.network import read_network
-from gossamer.launcher.job import Serving
+from gossamer.launcher.job import Serving, Spawn, spawn
 from gossamer.plan.emulation import plan
 
 TRAINING = """
@@ -343,6 +345,32 @@ def test_servers_have_hosts_of_their_own(
             assert f"[rank {rank}] 10.77.0.{rank + 1} reaches 10.77.0.{server + 1}\n" in said
         assert f"[rank {rank}] met 2 at 10.77.0.3\n" in said
     assert "hostname" not in said + capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "is_root", "forks"),
+    [
+        ([], False, True),
+        (["--network", "1gbit"], True, True),
+        (["--network", "1gbit"], False, False),
+        (["--dry-run"], True, False),
+    ],
+)
+def test_workers_are_forks_unless_the_launcher_starts_none_or_restarts_itself(
+    options: list[str], is_root: bool, forks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    @contextmanager
+    def starter(context: Context, *, fork: bool) -> Iterator[Spawn]:
+        asked.append(fork)
+        yield spawn
+
+    monkeypatch.setattr("gossamer.cli.run.worker_starter", starter)
+    monkeypatch.setattr(system, "is_root", lambda: is_root)
+    monkeypatch.setattr("gossamer.cli.run_training.run_training", lambda **given: 0)
+    assert run(tmp_path, "", *options).exit_code == 0
+    assert asked == [forks]
 
 
 def refused(*arguments: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.elastic_launches import WORKER, MemberRun
+from support.served_launches import WarmPrograms
 from support.signals import check_ignored_hangup
 
 from gossamer.base.peer_ops import Peer
@@ -78,7 +79,7 @@ def test_the_check_of_losses_notices_numbers_that_are_used_twice(
 
 
 REPLACED = """
-reach("entered")
+reach("attached")
 if place == 1 and not attempt:
     wait_for("standbys", run)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -101,6 +102,13 @@ def check_a_standby_takes_the_place_of_a_lost_worker(run: MemberRun, **job: Any)
 def test_a_standby_takes_the_place_of_a_lost_worker(run: MemberRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 0.0)
     check_a_standby_takes_the_place_of_a_lost_worker(run, keeps_standby=True)
+
+
+def test_a_run_keeps_no_standby_if_its_forks_warm_up(run: MemberRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 0.0)
+    forks = WarmPrograms(run.private / "standbys")
+    assert run(REPLACED, max_restarts=2, keeps_standby=True, begin=forks) == Outcome(restarts=1)
+    assert forks.file.read_text() == "", "a standby has written its number"
 
 
 def test_the_check_of_standbys_notices_one_that_is_not_used(run: MemberRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,9 @@ import pytest
 from support.processes import all_end_soon, of_this_checkout, watched
 
 from gossamer.base import system
-from gossamer.launcher.fork_server import fork_server
+from gossamer.launcher import fork_server as servers
+from gossamer.launcher import worker as programs
+from gossamer.launcher.fork_server import ForkedProcess, ForkServer, fork_server
 from gossamer.launcher.job import spawn
 
 pytestmark = [
@@ -138,3 +144,193 @@ def test_a_process_without_the_system_call_starts_new_programs(monkeypatch: pyte
     monkeypatch.setattr(system, "fork", lambda: pytest.fail("forked"))
     with fork_server("gossamer.cli.worker", None) as begin:
         assert begin is spawn
+
+
+# -- A server that warms up, for replacements of lost workers ----------------------------------------------------------
+
+COMMAND = servers.new_program("gossamer.cli.worker")
+GIVEN = {"OMP_NUM_THREADS": "1", "SHARED": "yes"}
+NOT_YET = 2**22 + 1  # the id of no process
+
+
+@dataclass
+class Launcher:
+    """A launcher's side of a server that the test plays."""
+
+    server: ForkServer
+    other_end: socket.socket
+
+    def start(self, environment: dict[str, str] | None = None) -> str:
+        made = self.server([*COMMAND, "train.py"], environment or GIVEN, Path("out"), Path("boot"))
+        return f"fork {made.pid}" if isinstance(made, ForkedProcess) else "new program"
+
+    def answers(self, text: str) -> None:
+        self.other_end.sendall(text.encode())
+
+    def orders(self) -> list[dict[str, Any]]:
+        """The orders since the last call."""
+        self.other_end.setblocking(False)
+        try:
+            return [json.loads(line) for line in self.other_end.recv(2**20).splitlines()]
+        except BlockingIOError:
+            return []
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+    ends = socket.socketpair()
+    kept = ends[1].dup()
+    with monkeypatch.context() as patch:
+        patch.setattr(system, "fork", lambda: NOT_YET)
+        patch.setattr(socket, "socketpair", lambda: ends)
+        server = ForkServer("gossamer.cli.worker", "1")
+    monkeypatch.setattr(servers, "spawn", lambda *given: None)
+    with kept:
+        yield Launcher(server, kept)
+        server.close()
+
+
+def test_a_server_warms_up_once_and_forks_before_and_after(launcher: Launcher) -> None:
+    launcher.answers("7\n")
+    assert launcher.start() == "fork 7"
+    launcher.orders()
+    assert all(launcher.server.warm_up([*COMMAND, "--standby"], GIVEN) for _ in range(3))
+    assert launcher.orders() == [{"arguments": [], "environment": GIVEN, "files": []}]
+    launcher.answers("1\n8\n")
+    assert launcher.start() == "fork 8"
+    (order,) = launcher.orders()
+    assert order["arguments"] == ["train.py"]
+    assert launcher.server.warm_up(COMMAND, GIVEN)
+    assert not launcher.orders()
+
+
+def test_a_launcher_does_not_wait_for_a_server_that_warms_up(launcher: Launcher) -> None:
+    launcher.server.warm_up(COMMAND, GIVEN)
+    launcher.orders()
+    assert launcher.start() == "new program"
+    assert not launcher.orders()
+
+
+def test_a_server_that_ended_while_it_warmed_up_is_not_used(launcher: Launcher) -> None:
+    assert launcher.server.warm_up(COMMAND, GIVEN)
+    launcher.other_end.shutdown(socket.SHUT_RDWR)
+    assert not launcher.server.warm_up(COMMAND, GIVEN)
+    assert launcher.start() == "new program"
+
+
+def test_a_server_that_was_killed_later_is_noticed_at_the_next_worker(launcher: Launcher) -> None:
+    launcher.server.warm_up(COMMAND, GIVEN)
+    launcher.answers("1\n")
+    assert launcher.server.warm_up(COMMAND, GIVEN)
+    launcher.other_end.shutdown(socket.SHUT_RDWR)
+    assert launcher.start() == "new program"
+    assert not launcher.server.warm_up(COMMAND, GIVEN)
+
+
+def test_a_server_that_cannot_fork_now_is_used_again(launcher: Launcher) -> None:
+    launcher.answers("0\n9\n")
+    assert [launcher.start(), launcher.start()] == ["new program", "fork 9"]
+
+
+@pytest.mark.parametrize(
+    ("command", "environment"),
+    [((sys.executable, "-m", "another", "program"), GIVEN), (COMMAND, {"OMP_NUM_THREADS": "2"})],
+)
+def test_a_server_does_not_warm_up_for_what_it_does_not_fork(
+    launcher: Launcher, command: tuple[str, ...], environment: dict[str, str]
+) -> None:
+    assert not launcher.server.warm_up(command, environment)
+    assert not launcher.orders()
+
+
+def starts_a_thread() -> None:
+    stays = threading.Event()
+    threading.Thread(target=stays.wait, daemon=True).start()
+    STAYING.append(stays)
+
+
+def fails() -> None:
+    raise ImportError("no such module")
+
+
+STAYING: list[threading.Event] = []
+
+
+@pytest.mark.parametrize(
+    ("warm_up", "bad_fork", "is_safe"),
+    [(lambda: None, 0, True), (starts_a_thread, 0, False), (fails, 0, False), (lambda: None, 1, False)],
+    ids=["plain imports", "a thread", "an error", "a GPU"],
+)
+def test_a_server_goes_on_only_if_its_forks_are_safe(
+    warm_up: Any, bad_fork: int, is_safe: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "warm_up", warm_up)
+    monkeypatch.setattr(system, "fork", lambda: NOT_YET)
+    monkeypatch.setattr(system, "exit_code_of", lambda child: bad_fork)
+    monkeypatch.setattr(os, "environ", {})
+    assert servers._warm_up({"GOSSAMER_ELASTIC": "2:8"}) is is_safe
+    assert os.environ == {"GOSSAMER_ELASTIC": "2:8"}
+    while STAYING:
+        STAYING.pop().set()
+
+
+WARMS_UP = """
+import json, os, sys, tempfile, time
+from pathlib import Path
+import torch
+from gossamer.launcher.fork_server import ServesForks, fork_server
+from gossamer.launcher.job import Job
+
+def launch():
+    folder = Path(tempfile.mkdtemp(dir="."))
+    job = Job(script=Path("train.py"), logs=folder, workers=1, worker_module="gossamer.cli.worker", max_restarts=1)
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
+    given = {**os.environ, **job.environment(folder), **rank}
+    with fork_server(job.worker_module, "1") as begin:
+        command = (sys.executable, *job.worker_arguments)
+        def shown():
+            worker = begin(command, given, folder / "out.txt", folder / "boot.txt")
+            assert not worker.wait(), (folder / "boot.txt").read_text()
+            return (folder / "out.txt").read_text().strip()
+        print(shown(), flush=True)
+        while begin.warm_up(command, given) and not begin.reads_orders:
+            time.sleep(0.01)
+        print(shown(), flush=True)
+try:
+    launch()
+    sys.exit()
+except ServesForks as fork:
+    serve = fork.serve
+serve("strict", "backslashreplace")
+"""
+SHOWS = """
+import json, os, sys
+before = set(sys.modules)
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.ones(2)).sum().backward()
+optimizer.step()
+imported = [name for name in set(sys.modules) - before if name.startswith("torch")]
+files = os.listdir("/proc/self/fd")
+print(json.dumps({"forked": "launches.py" in sys.orig_argv, "imported": imported, "files": files}))
+"""
+
+
+@pytest.mark.processes
+def test_a_fork_of_a_warm_server_has_imported_what_torch_imports_late(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SHOWS)
+    (tmp_path / "launches.py").write_text(WARMS_UP)
+    real = str(Path(servers.__file__).parents[2])  # without what the suite puts in the place of torch._dynamo
+    given = of_this_checkout() | {"OMP_NUM_THREADS": "1", "PYTHONPATH": real}
+    done = subprocess.run(
+        [sys.executable, "launches.py"],
+        cwd=tmp_path, env=given, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    before, after = map(json.loads, done.stdout.splitlines())
+    assert before["forked"]
+    assert after["forked"]
+    assert "torch._dynamo" in before["imported"]
+    assert len(after["imported"]) < len(before["imported"]) / 100
+    assert len(before["files"]) == len(after["files"])

@@ -7,11 +7,13 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from support.served_launches import Run
+from support.served_launches import Run, WarmPrograms
 from support.signals import check_ignored_hangup
 
 from gossamer.base.run_files import RunFiles
@@ -19,8 +21,11 @@ from gossamer.comm.environment.run_token import TOKEN_BYTES, check_token_file, m
 from gossamer.errors import ConnectError, PeerLost
 from gossamer.launcher import process, served_run
 from gossamer.launcher.failure import Outcome
+from gossamer.launcher.job import Job, Serving
+from gossamer.launcher.parent_watchdog import OrphanReaper
 from gossamer.launcher.process import ManagedProcess, StandbyProcess
-from gossamer.launcher.served_run import ServedRun
+from gossamer.launcher.served_run import ServedRun, Servers
+from gossamer.launcher.supervisor import Supervisor
 
 pytestmark = pytest.mark.processes
 
@@ -51,29 +56,33 @@ def test_a_killed_worker_is_named_once_and_the_others_finish(run: Run) -> None:
     check_one_loss_ends_nobody_else(run)
 
 
+REPLACED = """
+attempt, private = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["GOSSAMER_RUN_DIRECTORY"]
+open(os.path.join(private, f"attached-{attempt}-{rank}"), "w").close()
+if rank == 1 and not attempt:
+    while not os.path.exists(os.path.join(private, "standbys")):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 1:
+    print(os.getpid(), os.environ["GOSSAMER_REJOIN"], flush=True)
+    tell("replaced")
+wait_for("replaced")
+"""
+
+
 def test_a_standby_takes_the_place_of_a_lost_worker(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 0.0)
-    outcome = run(
-        """
-        attempt, private = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["GOSSAMER_RUN_DIRECTORY"]
-        open(os.path.join(private, f"entered-{attempt}-{rank}"), "w").close()
-        if rank == 1 and not attempt:
-            while not os.path.exists(os.path.join(private, "standbys")):
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
-        if rank == 1:
-            print(os.getpid(), os.environ["GOSSAMER_REJOIN"], flush=True)
-            tell("replaced")
-        wait_for("replaced")
-        """,
-        workers=2,
-        max_restarts=1,
-        keeps_standby=True,
-    )
-    assert outcome == Outcome(restarts=1)
+    assert run(REPLACED, workers=2, max_restarts=1, keeps_standby=True) == Outcome(restarts=1)
     pids = (run.private / "standbys").read_text().split()
     assert run.lines == [(1, f"{pids[0]} 1")]
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids), "a standby outlived its run"
+
+
+def test_a_run_keeps_no_standby_if_its_forks_warm_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 0.0)
+    forks = WarmPrograms(run.private / "standbys")
+    assert run(REPLACED, workers=2, max_restarts=1, keeps_standby=True, begin=forks) == Outcome(restarts=1)
+    assert forks.file.read_text() == "", "a standby has written its number"
 
 
 def test_the_check_of_losses_detects_a_mutant_that_takes_them_for_errors(
@@ -328,6 +337,8 @@ if line := sys.stdin.readline():
 """
 KILL_SERVERS = """
 pids = [ask(0)[1], ask(1)[1]]
+assert not os.path.exists(os.path.join(os.path.dirname(__file__), "waits")), "began before this worker trained"
+open(os.path.join(os.environ["GOSSAMER_RUN_DIRECTORY"], "attached-0-0"), "w").close()
 for server in (1, 0):
     waiting = lambda: open(os.path.join(os.path.dirname(__file__), "waits")).readlines()[1 - server:]
     wait_for("waits")
@@ -368,6 +379,25 @@ def test_the_check_of_spares_detects_a_mutant_that_does_not_end_them(run: Run, m
         assert waiting
         for each_process in waiting:
             each_process.communicate()  # the guard has ended it
+
+
+def test_the_standby_of_servers_begins_once_the_workers_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Sequence[str]] = []
+
+    def begin(command: Sequence[str], *given: object, **options: object) -> SimpleNamespace:
+        made.append(command)
+        return SimpleNamespace(pid=1)
+
+    monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(process, "spawn", begin)
+    monkeypatch.setattr(OrphanReaper, "add", lambda self, group: None)
+    supervisor = Supervisor(RunFiles(tmp_path), 1.0, lambda note: None, lambda: None)
+    job, serving = Job(script=Path("train.py"), logs=tmp_path), Serving(servers=1, standby=("standby",))
+    servers = Servers(job, serving, supervisor, {"GOSSAMER_SERVERS": "127.0.0.1:1"}, 1)
+    for ends, trains, count in ((False, False, 0), (True, True, 0), (False, True, 1), (False, True, 1)):
+        worker = SimpleNamespace(lives=True, trains=trains, age_seconds=1.0)
+        servers.look(cast(list[ManagedProcess], [worker]), ends=ends)
+        assert made == [("standby",)] * count
 
 
 HOST_IS_OWN = """

@@ -15,7 +15,6 @@ import torch
 from gossamer.base.run_files import RunFiles
 from gossamer.comm.runtime import open_sessions
 from gossamer.launcher import worker
-from gossamer.train.parameter_server import standby
 
 SCRIPT = """
 import gc, sys
@@ -89,16 +88,27 @@ def test_a_standby_becomes_the_worker_whose_place_it_is_given(
     arguments, ready = ["worker", "--standby", "train.py"], list[bool]()
     monkeypatch.setenv("RANK", "none")
     monkeypatch.setattr(worker, "warm_up", lambda: ready.append(True))
-    monkeypatch.setattr(standby.wait_for_role, "__defaults__", (io.StringIO(orders), os.environ))
-    assert worker.wait_for_place(arguments) is has_place
+    monkeypatch.setattr(sys, "stdin", io.StringIO(orders))
+    monkeypatch.setattr(sys, "argv", arguments)  # another list than at the import, as in a fork
+    assert worker.wait_for_place() is has_place
     assert (arguments, ready) == (["worker", "train.py"], [True])
     assert os.environ["RANK"] == ("3" if has_place else "none")
 
 
-def test_a_worker_that_is_no_standby_does_not_wait() -> None:
+def test_a_worker_that_is_no_standby_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["worker", "train.py", "--standby"]
-    assert worker.wait_for_place(arguments)
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert worker.wait_for_place()
     assert arguments == ["worker", "train.py", "--standby"]
+
+
+def test_warming_up_looks_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise no fork of this process could use it."""
+    for module, name in ((torch.accelerator, "current_accelerator"), (torch.cuda, "is_available")):
+        monkeypatch.setattr(module, name, lambda *given, **options: pytest.fail("a GPU was looked for"))
+    worker.warm_up()
+    with pytest.raises(pytest.fail.Exception):
+        torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]).step()
 
 
 def test_warming_up_draws_no_number() -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+from gossamer.base import system
 from gossamer.launcher.failure import Outcome
-from gossamer.launcher.job import Job, Serving
+from gossamer.launcher.job import Job, Serving, spawn
 from gossamer.launcher.served_run import launch_peers
 
 # Starts in no time, unlike one that imports torch; tests of launch_peers also start the real one
@@ -58,6 +59,20 @@ def wait_for(name):
 def tell(name):
     open(os.path.join(os.path.dirname(__file__), name), "w").close()
 """
+
+
+@dataclass
+class WarmPrograms:
+    """Starts new programs, and takes part in a run as forks that warm up: the file shows it."""
+
+    file: Path
+
+    def __call__(self, *given: Any) -> system.Process:
+        return spawn(*given)
+
+    def warm_up(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+        self.file.touch()
+        return True
 
 
 @dataclass

@@ -181,6 +181,19 @@ def adopt_orphans(adopt: bool) -> bool:
         return False
 
 
+def native_threads() -> int:
+    """Number of threads of this process, with those of native libraries on Linux."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:  # another system, or no /proc
+        return threading.active_count()
+
+
+def is_root() -> bool:
+    """Whether this process has the rights of root, possibly in a user namespace."""
+    return sys.platform != "win32" and os.geteuid() == 0
+
+
 def after_fork_in_child(action: Callable[[], None]) -> None:
     """Call `action` in every forked child; nothing where processes cannot fork."""
     if sys.platform != "win32":

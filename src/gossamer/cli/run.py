@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from gossamer.algorithms.collectives import COLLECTIVES
+from gossamer.base import system
 from gossamer.cli.forecast_file import forecast_option
 from gossamer.cli.options import (
     WorkerCount,
@@ -171,8 +172,8 @@ def run(**options: Any) -> None:
     with exit code 75, and can be resumed.
     """
     context = click.get_current_context()
-    fork = not options["dry_run"] and options["network_text"] is None  # workers of emulated hosts enter these first
-    with worker_starter(context, fork=fork) as begin:
+    restarts = options["network_text"] is not None and not system.is_root()  # in a user namespace, to emulate hosts
+    with worker_starter(context, fork=not options["dry_run"] and not restarts) as begin:
         from gossamer.cli.run_training import run_training
 
         end_imports(context)

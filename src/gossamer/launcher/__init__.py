@@ -8,8 +8,8 @@ served_run.py        launch_peers: workers and servers that are restarted one by
 elastic_run.py       launch_members: workers join and leave while the others train, by elastic_policy.py
 coordinator.py       the coordinator of an elastic run, in this process or elsewhere
 rendezvous.py        rendezvous of several machines, and the launcher's store
-process.py           one worker or server over all its restarts, and a standby that replaces a lost server
-fork_server.py       starts workers as forks of one process that has imported torch
+process.py           one worker or server over all its restarts, and the preparation of replacements
+fork_server.py       starts workers and replacements as forks of one process that has imported torch
 process_logs.py      output of processes, shown and kept in one log file each
 failure.py           root cause of several failures
 worker.py            the program of a worker: runs the user's script and reports its failure

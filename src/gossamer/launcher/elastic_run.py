@@ -247,9 +247,10 @@ class ElasticRun(ElasticPolicy["MemberProcess"]):
 
     def look(self, now: float) -> bool:
         goes_on = super().look(now)
-        self._servers.look()
+        ends = self.is_finishing
+        self._servers.look(self.workers, ends=ends)
         if goes_on:
-            self._standby.look_for(self.workers, ends=self.is_finishing)
+            self._standby.look(self.workers, ends=ends)
             self._delayed.look(now, lambda: self.is_finishing)
             if self._reported_staff != (staff := (self.training, len(self.workers))):
                 self._reported_staff = staff

@@ -5,6 +5,10 @@ memory. The server is a fork of the launcher itself, from the moment after it im
 imports the workers' program and what most scripts need next, while the launcher continues with its own imports.
 A worker is forked twice, so that it becomes a child of the launcher, which waits for it as for a new program. Where
 that is impossible, each worker is a new program.
+
+In runs that replace lost workers, the server later warms up: it imports what torch and a session import on first use.
+Then the replacement of a lost worker is one more fork. The server does not import the script's modules, which may start
+threads or use a GPU: a fork would have neither.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import contextlib
 import gc
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -20,6 +25,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum, auto
 from importlib import import_module
 from pathlib import Path
 
@@ -53,7 +59,7 @@ def fork_server(module: str, threads: str | None) -> Iterator[Spawn]:
         return
     server = ForkServer(module, threads)
     try:
-        yield server.start
+        yield server
     finally:
         server.close()
 
@@ -68,8 +74,17 @@ def _may_fork() -> bool:
     )
 
 
+class Readiness(Enum):
+    """The server's state as far as the launcher knows it."""
+
+    COLD = auto()  # it has imported what workers import at their start
+    WARMING = auto()  # it imports more, and reads no orders meanwhile
+    WARM = auto()
+    LOST = auto()  # it has ended
+
+
 class ForkServer:
-    """The launcher's side of the server."""
+    """The launcher's side of the server. It implements job.WarmSpawn."""
 
     def __init__(self, module: str, threads: str | None) -> None:
         self._new_program, self._threads = new_program(module), threads
@@ -84,26 +99,69 @@ class ForkServer:
         self._process = ForkedProcess(pid)
         self._connection.settimeout(REPLY_SECONDS)
         self._replies = self._connection.makefile("rb")
+        self._readiness = Readiness.COLD
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], output: Path, boot: Path) -> system.Process:
-        """Start a worker as `spawn` does: as a fork, or as a new program if its command or threads differ."""
-        program, arguments = tuple(command[:4]), command[4:]
-        if program == self._new_program and environment.get("OMP_NUM_THREADS") == self._threads:
+    def __call__(
+        self, command: Sequence[str], environment: Mapping[str, str], output: Path, boot: Path
+    ) -> system.Process:
+        """Start a worker as `spawn` does: as a fork, or as a new program if its command or threads differ.
+
+        It is a new program also while the server warms up, because the launcher must not wait for that.
+        """
+        if self._can_be_fork(command, environment) and self.reads_orders:
             files = [str(path.absolute()) for path in (output, boot)]
-            if pid := self._fork(Order(list(arguments), dict(environment), files)):
+            if pid := self._fork(Order(list(command[4:]), dict(environment), files)):
                 return ForkedProcess(pid)
         return spawn(command, environment, output, boot)
+
+    def warm_up(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+        """Let the server warm up, unless it has or does. Return at once.
+
+        Args:
+            command: of a worker.
+            environment: the variables that all workers share.
+
+        Returns:
+            Whether later workers with them will be forks. False if the server has ended, for example because forks of
+            it were not safe any more.
+        """
+        if not self._can_be_fork(command, environment):
+            return False
+        if self._readiness is Readiness.COLD:
+            self._readiness = Readiness.WARMING
+            self._send(Order([], dict(environment), []))
+        return self.reads_orders or self._readiness is Readiness.WARMING
+
+    @property
+    def reads_orders(self) -> bool:
+        """Whether the server has not ended, and is not warming up."""
+        if self._readiness is Readiness.WARMING and select.select([self._connection], [], [], 0)[0] and self._reply():
+            self._readiness = Readiness.WARM
+        return self._readiness in (Readiness.COLD, Readiness.WARM)
+
+    def _can_be_fork(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+        return tuple(command[:4]) == self._new_program and environment.get("OMP_NUM_THREADS") == self._threads
 
     def _fork(self, order: Order) -> int:
         """Return the process id of the new worker, a child of this process; 0 if the server cannot fork."""
         system.adopt_orphans(True)
         try:
-            self._connection.sendall(json.dumps(asdict(order)).encode() + b"\n")
-            return int(self._replies.readline() or b"0")
-        except OSError:  # the server was killed
-            return 0
+            self._send(order)
+            return self._reply()
         finally:
             system.adopt_orphans(False)
+
+    def _send(self, order: Order) -> None:
+        with contextlib.suppress(OSError):  # if the server was killed, there is no reply, either
+            self._connection.sendall(json.dumps(asdict(order)).encode() + b"\n")
+
+    def _reply(self) -> int:
+        """The server's answer to an order; 0 if it cannot fork or has ended."""
+        with contextlib.suppress(OSError):
+            if reply := self._replies.readline():
+                return int(reply)
+        self._readiness = Readiness.LOST
+        return 0
 
     def close(self) -> None:
         """End the server. Its workers continue."""
@@ -115,11 +173,11 @@ class ForkServer:
 
 @dataclass(frozen=True)
 class Order:
-    """A request for a worker."""
+    """A request for a worker, or to warm up."""
 
     arguments: list[str]
     environment: dict[str, str]
-    files: list[str]  # for stdout and stderr
+    files: list[str]  # for stdout and stderr of a worker; empty to warm up
 
 
 class ServesForks(BaseException):
@@ -140,16 +198,26 @@ class ServesForks(BaseException):
         for module in (self._module, "gossamer.train.session.attach"):
             import_module(module)
         gc.freeze()  # collections in workers neither read nor copy the memory that they share
-        with self._connection, self._connection.makefile("rb") as orders:
-            order = next((line for line in orders if self._fork()), None)
+        with self._connection, self._connection.makefile("rb") as lines:
+            orders = (Order(**json.loads(line)) for line in lines)
+            order = next((order for order in orders if self._carry_out(order)), None)
         if order is None:
             os._exit(0)
         gc.enable()
         signal.signal(signal.SIGINT, on_interrupt)
         for stream, handling in zip((sys.stdout, sys.stderr), errors, strict=True):
             stream.reconfigure(errors=handling, write_through=True)  # type: ignore[union-attr]
-        _become(Order(**json.loads(order)), self._module)
+        _become(order, self._module)
         import_module(self._module).main()
+
+    def _carry_out(self, order: Order) -> bool:
+        """Returns True in a new worker."""
+        if order.files:
+            return self._fork()
+        if not _warm_up(order.environment):
+            os._exit(1)
+        self._answer(1)
+        return False
 
     def _fork(self) -> bool:
         """Fork a worker and send its process id to the launcher. Returns True in the worker.
@@ -163,14 +231,18 @@ class ServesForks(BaseException):
                 _fork_again(writing)
                 return True
             os.close(writing)
-            worker = os.read(reading, 32) or b"0"
+            worker = int(os.read(reading, 32) or b"0")
             system.exit_code_of(parent)  # from here on the launcher is the parent
         except OSError:  # too many processes, or too little memory
-            worker = b"0"
+            worker = 0
         finally:
             os.close(reading)
-        self._connection.sendall(worker + b"\n")
+        self._answer(worker)
         return False
+
+    def _answer(self, number: int) -> None:
+        with contextlib.suppress(OSError):  # the launcher was killed, so that no more orders come
+            self._connection.sendall(b"%d\n" % number)
 
 
 def _fork_again(writing: int) -> None:
@@ -188,13 +260,40 @@ def _fork_again(writing: int) -> None:
         time.sleep(POLL_SECONDS)
 
 
+def _warm_up(environment: Mapping[str, str]) -> bool:
+    """Import what workers import after their start. Returns whether this process can still be forked."""
+    threads = system.native_threads()
+    os.environ.update(environment)
+    try:
+        import_module("gossamer.launcher.worker").warm_up()
+    except Exception:  # the workers report it
+        return False
+    gc.collect()  # not frozen: triton prints what is left of it at the end of a worker
+    return system.native_threads() <= threads and not _forks_lack_gpu()
+
+
+def _forks_lack_gpu() -> bool:
+    """Whether forks of this process cannot use a GPU, because it has used one. A fork finds out."""
+    try:
+        probe = system.fork()
+    except OSError:
+        return True
+    if not probe:
+        os._exit(_is_without_gpu())
+    return system.exit_code_of(probe) != 0
+
+
+def _is_without_gpu() -> bool:
+    """Whether this process is a fork of one that had used a GPU."""
+    return bool(getattr(sys.modules["torch"]._C, "_cuda_isInBadFork", bool)())
+
+
 def _become(order: Order, module: str) -> None:
     """Give this process the arguments, environment, output and random numbers of a new program."""
     for descriptor, path in enumerate(order.files, start=1):
         with open(path, "wb", buffering=0) as file:
             os.dup2(file.fileno(), descriptor)
-    torch = sys.modules["torch"]
-    if getattr(torch._C, "_cuda_isInBadFork", bool)():  # an import has used a GPU, which no fork of it can
+    if _is_without_gpu():
         command = [*new_program(module), *order.arguments]
         os.execve(command[0], command, order.environment)
     os.environ.clear()
@@ -202,7 +301,7 @@ def _become(order: Order, module: str) -> None:
     sys.argv = [str(import_module(module).__file__), *order.arguments]
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd()
-    torch.default_generator.seed()
+    sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:  # its global generator would be the same in all workers
         sys.modules["numpy.random"].seed()
 

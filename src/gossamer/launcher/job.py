@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from gossamer.base import system
 from gossamer.base.host_port import LOOPBACK
@@ -24,6 +25,19 @@ SEALED = (
 )
 
 Spawn = Callable[[Sequence[str], Mapping[str, str], Path, Path], system.Process]
+
+
+@runtime_checkable
+class WarmSpawn(Protocol):
+    """A Spawn that can make processes which are ready at once, so that no process needs to stand by."""
+
+    def __call__(
+        self, command: Sequence[str], environment: Mapping[str, str], output: Path, boot: Path
+    ) -> system.Process: ...
+
+    def warm_up(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+        """Prepare for processes with this command and environment, at the first call. Return whether that is possible.
+        The answer may change later."""
 
 
 def spawn(
@@ -57,7 +71,7 @@ class Job:
     grace_seconds: float = 30.0  # for workers to save, once the launcher was asked to stop
     logs: Path  # directory with one log file per rank
     worker_module: str = "gossamer.launcher.worker"  # `python -m` runs it
-    keeps_standby: bool = False  # start a process ahead for the next lost worker; `worker_module` accepts --standby
+    keeps_standby: bool = False  # prepare for the next lost worker; `worker_module` accepts --standby
     begin: Spawn = spawn  # starts a worker
     hosts: tuple[Path, ...] = ()  # network namespaces of workers, then of servers; empty for this process's own
     settings: Mapping[str, str] = field(default_factory=dict)  # added to the workers' environment

@@ -1,4 +1,4 @@
-"""Managed process: one worker or server of a run over all its restarts; and a standby that replaces a lost server."""
+"""Managed process: one worker or server of a run over all its restarts; and the preparation of its replacement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from gossamer.base import system
 from gossamer.base.run_files import RunFiles, Stage, read_json, write_json
 from gossamer.launcher.failure import Failure, from_exit, from_report
-from gossamer.launcher.job import Spawn, spawn
+from gossamer.launcher.job import Spawn, WarmSpawn, spawn
 from gossamer.launcher.parent_watchdog import OrphanReaper
 from gossamer.launcher.process_logs import ProcessLog
 from gossamer.launcher.restart_policy import RestartBudget
@@ -22,8 +22,10 @@ POLL_SECONDS = 0.02
 # For the remaining workers after a failure: in lock step nothing is saved, but SIGTERM handlers get their time
 FAILURE_GRACE_SECONDS = 5.0
 
-# Other processes that start at this moment need the CPU more
-STANDBY_DELAY_SECONDS = 1.0
+# After the last worker has attached: until its first steps, the others need the CPU more than a standby
+STANDBY_DELAY_SECONDS = 2.0
+# A worker that has not attached by then waits for others or for a place in the run, or has no session
+START_SECONDS = 60.0
 
 
 class ManagedProcess:
@@ -73,6 +75,11 @@ class ManagedProcess:
     def entered(self) -> bool:
         """Whether it has imported everything and is running the script."""
         return self._files.has_reached(Stage.ENTERED, self.number)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has attached a session, or trains without one."""
+        return any(self._files.has_reached(stage, self.number) for stage in (Stage.ATTACHED, Stage.OTHERWISE))
 
     @property
     def age_seconds(self) -> float:
@@ -177,19 +184,23 @@ def end_all(
 
 
 class StandbyProcess:
-    """At most one process that waits on its standard input for the rest of its environment, as a line of JSON.
+    """Prepares for the next loss of a server or worker: by at most one process, or by forks that need none.
 
-    A server or worker that is started normally imports for two to five seconds on an idle machine, and for fifteen on a
-    busy one. A standby is ready within a fraction of a second. While it waits it costs no CPU time and 315 MB of
-    resident memory, of which 90 MB are files that the other processes share. It ends when its input is closed, and by
-    `orphan_reaper` if the launcher dies.
+    A process that is started normally imports for two to five seconds on an idle machine, and for fifteen on a busy
+    one. If `begin` is a WarmSpawn, it warms up once per run, and each replacement is a fork.
+
+    Otherwise a standby process imports ahead, and another one after each loss. It waits on its standard input for the
+    rest of its environment, as a line of JSON. While it waits it costs no CPU time and 315 MB of resident memory, of
+    which 90 MB are files that the other processes share. It ends when its input is closed, and by `orphan_reaper` if
+    the launcher dies.
 
     Args:
         command: its command; empty for no standby.
         environment: variables known at its start.
         output, boot: files for stdout and stderr until it is taken.
         orphan_reaper: kills it if this launcher dies.
-        begin: starts another process if the standby is taken or has ended.
+        begin: starts another process if there is no standby, or if it has ended.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -200,27 +211,43 @@ class StandbyProcess:
         boot: Path,
         orphan_reaper: OrphanReaper,
         begin: Spawn = spawn,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._begin = begin
+        self._begin, self._clock = begin, clock
+        self._forks = begin if isinstance(begin, WarmSpawn) else None
         self._command, self._environment, self._output, self._boot = command, environment, output, boot
         self._orphan_reaper = orphan_reaper
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_warm = False  # whether replacements are forks, of a server that has warmed up or does
         self._due = 0.0
         self._delay()
 
-    def look(self) -> None:
-        """Start a standby if the last one was taken, a moment after that or after another process began."""
-        if self._process is not None or not self._command or time.monotonic() < self._due:
+    def look(self, workers: Sequence[ManagedProcess] = (), *, ends: bool = False) -> None:
+        """Prepare for the next loss, a moment after all these workers train. Call it several times a second.
+
+        ends: whether the run ends soon, so that nothing is prepared.
+        """
+        if ends or self._is_prepared:
+            return
+        if any(worker.lives and not worker.trains and worker.age_seconds < START_SECONDS for worker in workers):
+            self._delay()
+            return
+        if self._clock() < self._due:
+            return
+        self._is_warm = self._warms_up()
+        if self._is_warm:
             return
         self._delay()
         with contextlib.suppress(OSError):  # for example out of memory: training continues without a standby
             self._process = spawn(self._command, self._environment, self._output, self._boot, given=subprocess.PIPE)
             self._orphan_reaper.add(self._process.pid)
 
-    def look_for(self, workers: Sequence[ManagedProcess], *, ends: bool) -> None:
-        """Start a standby for these workers once all of them run the script, unless the run ends soon."""
-        if not ends and all(worker.entered for worker in workers if worker.lives):
-            self.look()
+    @property
+    def _is_prepared(self) -> bool:
+        return not self._command or self._process is not None or (self._is_warm and self._warms_up())
+
+    def _warms_up(self) -> bool:
+        return self._forks is not None and self._forks.warm_up(self._command, self._environment)
 
     def take(self, command: Sequence[str], environment: Mapping[str, str], output: Path, boot: Path) -> system.Process:
         """Return a process with this environment: the standby, or another one if the standby has ended."""
@@ -250,4 +277,4 @@ class StandbyProcess:
         self._orphan_reaper.remove(process.pid)
 
     def _delay(self) -> None:
-        self._due = time.monotonic() + STANDBY_DELAY_SECONDS
+        self._due = self._clock() + STANDBY_DELAY_SECONDS

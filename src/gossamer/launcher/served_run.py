@@ -111,8 +111,9 @@ class ServedRun(RestartOne[ManagedProcess]):
         for worker in self.workers:
             if (exit_code := worker.ended()) is not None:
                 self._worker_ended(worker, exit_code, now)
-        self._servers.look()
-        self._standby.look_for(self.workers, ends=bool(self._finished or self.failed))
+        ends = bool(self._finished or self.failed)
+        self._servers.look(self.workers, ends=ends)
+        self._standby.look(self.workers, ends=ends)
         return not self.failed and any(worker.lives for worker in self.workers)
 
     def outcome(self, stopped: Mapping[int, int]) -> Outcome:
@@ -193,12 +194,15 @@ class Servers:
         for process in self._processes:
             process.start()
 
-    def look(self) -> None:
-        """Restart servers that have ended. Raises PeerLost if a restart cannot help."""
+    def look(self, workers: Sequence[ManagedProcess], *, ends: bool) -> None:
+        """Restart servers that have ended, and prepare for the next loss once these workers train.
+
+        ends: whether the run ends soon. Raises PeerLost if a restart cannot help.
+        """
         for server, process in enumerate(self._processes):
             if (exit_code := process.ended()) is not None:
                 self._ended(server, process, exit_code)
-        self._standby.look()
+        self._standby.look(workers, ends=ends)
 
     def _ended(self, server: int, process: ManagedProcess, exit_code: int) -> None:
         end = from_exit(process.number, exit_code, time.time(), stopped=False)

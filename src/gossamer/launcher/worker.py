@@ -20,7 +20,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from gossamer.base import system
@@ -65,29 +64,31 @@ def main(arguments: Sequence[str] | None = None, finish: Finish = lambda failed:
         dist.destroy_process_group()
 
 
-def wait_for_place(arguments: list[str] = sys.argv) -> bool:
+def wait_for_place() -> bool:
     """Wait for a lost worker's place, if the first argument is --standby, which is removed.
 
     Returns False if the launcher has ended without a place for this process.
     """
-    if arguments[1:2] != [STANDBY]:
+    if sys.argv[1:2] != [STANDBY]:
         return True
     from gossamer.train.parameter_server.standby import wait_for_role  # imported late: other workers do not need it
 
-    arguments.pop(1)
+    sys.argv.pop(1)
     warm_up()
     return wait_for_role()
 
 
 def warm_up() -> None:
-    """Import what a session needs, and what torch imports at the first step of an optimizer. It draws no number."""
+    """Import what a session needs, and what torch imports for the first optimizer.
+
+    It makes no step, which would look for a GPU: forks of a process that has done so cannot use one.
+    """
+    import torch._dynamo  # noqa: F401
+
     import gossamer.train.session.attach
 
     if is_elastic():
         import gossamer.comm.elastic.joined_run  # noqa: F401
-    weight = torch.nn.Parameter(torch.zeros(1))
-    weight.grad = torch.zeros(1)
-    torch.optim.AdamW([weight]).step()
 
 
 def _print_patiently() -> None:

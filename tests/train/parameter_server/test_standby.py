@@ -18,6 +18,13 @@ def test_a_spare_takes_over_the_environment_that_it_is_given() -> None:
     assert environ == {"HOME": "here", "GOSSAMER_SERVER": "3", "GOSSAMER_JOURNAL": "$x"}
 
 
+def test_it_comes_by_the_standard_input_that_is_there_when_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"GOSSAMER_SERVER": "3"}\n'))
+    environ: dict[str, str] = {}
+    assert wait_for_role(environ=environ)
+    assert environ == {"GOSSAMER_SERVER": "3"}
+
+
 @pytest.mark.parametrize("orders", ["", '{"GOSSAMER_SERVER": "3"}', '{"GOSS'])
 def test_a_spare_whose_launcher_is_gone_becomes_nothing(orders: str) -> None:
     environ: dict[str, str] = {}

@@ -43,9 +43,12 @@ def warm_up() -> None:
             again.journal.close()
 
 
-def wait_for_role(orders: TextIO = sys.stdin, environ: MutableMapping[str, str] = os.environ) -> bool:
-    """Wait for a line of JSON with environment variables, and set them. Returns False if the writer has ended."""
-    line = orders.readline()
+def wait_for_role(orders: TextIO | None = None, environ: MutableMapping[str, str] = os.environ) -> bool:
+    """Wait for a line of JSON with environment variables, and set them. Returns False if the writer has ended.
+
+    orders: where the line comes from; None for standard input.
+    """
+    line = (sys.stdin if orders is None else orders).readline()
     if not line.endswith("\n"):
         return False
     environ.update({str(name): str(text) for name, text in json.loads(line).items()})
