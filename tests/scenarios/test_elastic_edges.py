@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.elastic_groups import ElasticRun, Join, Loss
-from support.elastic_training import STEPS, Told, again, check_alike, told
+from support.elastic_training import EVERY, STEPS, Told, again, check_alike, told
 from support.nightly import nightly
 from support.sessions import sgd
 from support.virtual_workers import Worker, batch, loss_of, network, seeded, train_step
@@ -137,7 +137,7 @@ def test_uneven_inputs_through_losses(recipe: str) -> None:
     everywhere(with_uneven_inputs, recipe, STEPS, joins=False)
 
 
-@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "LocalSGD(2)", GOSSIP])
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "LocalSGD(2)", GOSSIP, *nightly(*EVERY)])
 def test_those_without_data_end_together_if_all_that_train_are_lost(recipe: str) -> None:
     """Rank 2 has the most batches."""
     run = ElasticRun(3)
