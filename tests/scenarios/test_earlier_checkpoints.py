@@ -11,10 +11,11 @@ import json
 import random
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import prod
 from pathlib import Path
 from shutil import copytree
 from tempfile import TemporaryDirectory
@@ -38,10 +39,14 @@ from gossamer.federated.server import journal
 FOLDER = TESTS / "golden" / "checkpoints"
 EXPECTED = "expected.safetensors"  # the parameters RESUMED_STEPS later, by rank
 WORLD, RESUMED_STEPS = 2, 6
-SHAPES = [(16, 16), (16,), (4, 16)]  # only the first is large enough to be compressed
+Shapes = Sequence[tuple[int, ...]]
+SHAPES: Shapes = [(16, 16), (16,), (4, 16)]  # only the first is large enough to be compressed
+LARGE_SHAPES: Shapes = [(16, 16), (512, 512), (4, 16)]  # more than the first bucket of later versions
+PATTERN = (16, 16)  # repeated in larger tensors, so that their checkpoints are small files
 RNG_STATE = (3, (*(i % 10 for i in range(624)), 624), None)  # of Python's generator; few digits keep checkpoints small
 PARAMETER_SERVER, FEDERATION = "parameter_server", "federation"
 FIRST_COMMIT, FEDERATED_COMMIT = "d8ad6ccb", "87fed1c3"  # of 2026-11-22 and 2026-11-23
+ONE_BUCKET_COMMIT = "e8fb0e1e"  # of 2026-11-30, when all buckets had 25 MiB
 
 
 class Stopped(BaseException):
@@ -61,6 +66,7 @@ class Case:
     tensor: str
     commit: str = FIRST_COMMIT
     matmul: bool = False
+    shapes: Shapes = tuple(SHAPES)
 
 
 CASES = {
@@ -86,6 +92,13 @@ CASES = {
     "first_moment": Case(
         "LocalSGD(2, first_moment_period=4)", 5, "session.state.0.merging.agreed", commit=FEDERATED_COMMIT
     ),
+    "large": Case(
+        "Route(Feedback(Sharded(OneBit())), smallest=0)",
+        5,
+        "session.state.1.0.owed",
+        commit=ONE_BUCKET_COMMIT,
+        shapes=tuple(LARGE_SHAPES),
+    ),
     FEDERATION: Case("", 2, "model.parameters", commit=FEDERATED_COMMIT),
     PARAMETER_SERVER: Case(
         "ParameterServer('sync', pull=TopK(0.3)) + Route(Feedback(TopK(0.2)), smallest=0)",
@@ -98,30 +111,33 @@ CASES = {
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
-def targets(step: int, rank: int) -> list[Tensor]:
+def targets(step: int, rank: int, shapes: Shapes = SHAPES) -> list[Tensor]:
     """Numbers with few digits, the same on every machine."""
     generator = torch.Generator().manual_seed(100 * step + rank)
-    return [torch.randint(-64, 65, shape, generator=generator).float() / 32 for shape in SHAPES]
+    repeated = [[size // PATTERN[0] for size in shape] if prod(shape) > prod(PATTERN) else () for shape in shapes]
+    drawn = [PATTERN if times else shape for times, shape in zip(repeated, shapes, strict=True)]
+    found = [torch.randint(-64, 65, shape, generator=generator).float() / 32 for shape in drawn]
+    return [each.repeat(times) if times else each for each, times in zip(found, repeated, strict=True)]
 
 
-def initial_parameters() -> list[Parameter]:
-    return [Parameter(target / 8) for target in targets(99, 0)]
+def initial_parameters(shapes: Shapes = SHAPES) -> list[Parameter]:
+    return [Parameter(target / 8) for target in targets(99, 0, shapes)]
 
 
 def train(
-    worker: Worker, recipe: str, first: int, last: int, load: Path | None = None, save: Path | None = None
+    worker: Worker, case: Case, first: int, last: int, load: Path | None = None, save: Path | None = None
 ) -> Tensor:
     """Minimize the distance to the targets: elementwise, and with powers of two, so that every machine rounds alike."""
-    model = nn.ParameterList(initial_parameters())
+    model = nn.ParameterList(initial_parameters(case.shapes))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
-    session = worker.attach(model, optimizer, recipe)
+    session = worker.attach(model, optimizer, case.recipe)
     if load is not None:
         assert session.load(load) == {"step": first}
         assert random.getstate() == RNG_STATE
     session.set_batch_weight(1 + worker.rank)
     for step in range(first, last):
         optimizer.zero_grad()
-        pairs = zip(model, targets(step, worker.rank), strict=True)
+        pairs = zip(model, targets(step, worker.rank, case.shapes), strict=True)
         sum((0.5 * (parameter - target).square()).sum() for parameter, target in pairs).backward()  # type: ignore
         optimizer.step()
     if save is not None:
@@ -169,7 +185,7 @@ def resume(name: str, directory: Path) -> list[Tensor]:
         return [done.parameters.float()]
     if name == PARAMETER_SERVER:
         return train_served(case.recipe, last, directory).go()
-    return cluster(lambda worker: train(worker, case.recipe, case.steps, last, load=directory), WORLD)
+    return cluster(lambda worker: train(worker, case, case.steps, last, load=directory), WORLD)
 
 
 def products() -> Tensor:
@@ -187,7 +203,7 @@ def products() -> Tensor:
 
 def write_checkpoint(case: Case, directory: Path) -> None:
     random.setstate(RNG_STATE)
-    cluster(lambda worker: train(worker, case.recipe, 0, case.steps, save=directory), WORLD)
+    cluster(lambda worker: train(worker, case, 0, case.steps, save=directory), WORLD)
 
 
 def write_journal(case: Case, directory: Path) -> None:

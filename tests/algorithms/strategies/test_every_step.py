@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -118,9 +119,7 @@ def test_the_check_catches_a_missing_division(monkeypatch: pytest.MonkeyPatch) -
 
 def test_several_buckets_accumulate_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = cluster(lambda worker: accumulated(worker, EveryStep(accumulate=K), every_batch, (4,)), WORLD)
-    monkeypatch.setattr(
-        "gossamer.train.synchronizers.stages.assign_buckets", lambda parameters: assign_buckets(parameters, 1)
-    )
+    monkeypatch.setattr("gossamer.train.synchronizers.stages.assign_buckets", partial(assign_buckets, bucket_bytes=1))
     parts = cluster(lambda worker: accumulated(worker, EveryStep(accumulate=K), every_batch, (4,)), WORLD)
     assert torch.equal(agree(whole), agree(parts))
 

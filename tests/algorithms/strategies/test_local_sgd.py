@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -295,9 +296,7 @@ def test_a_world_of_one_is_plain_training() -> None:
 @pytest.mark.parametrize("recipe", ["LocalSGD(3)", "DiLoCo(3, fragments=2, delay=1)", "DelayedAveraging(2)"])
 def test_several_buckets_are_as_one(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     together = run(recipe, 7)
-    monkeypatch.setattr(
-        "gossamer.train.synchronizers.stages.assign_buckets", lambda parameters: assign_buckets(parameters, 1)
-    )
+    monkeypatch.setattr("gossamer.train.synchronizers.stages.assign_buckets", partial(assign_buckets, bucket_bytes=1))
     for whole, parts in zip(together, run(recipe, 7), strict=True):
         assert len(parts.session._synchronizer.buckets) == 6 > len(whole.session._synchronizer.buckets)  # type: ignore[union-attr]
         for one, other in zip(whole.path, parts.path, strict=True):

@@ -200,8 +200,8 @@ LONG_FALLING = tuple((step, 0.97**step) for step in range(0, 120, 10))
 
 def chosen(norms=LONG_STEADY, rate_before=0.1, period=1) -> int:
     """Between Dense() and a rung of half the seconds that needs 1.5 times as many steps; counted twice, 2 times."""
-    dense = RungCost(name="dense", steps=1.0, period=1, bytes_sent=1e6, trips=0.0, codec_seconds=0.0, buckets=1)
-    lossy = RungCost(name="lossy", steps=1.5, period=period, bytes_sent=1e5, trips=0.0, codec_seconds=0.0, buckets=1)
+    dense = RungCost(name="dense", steps=1.0, period=1, bytes_sent=1e6, trips=0.0, codec_seconds=0.0)
+    lossy = RungCost(name="lossy", steps=1.5, period=period, bytes_sent=1e5, trips=0.0, codec_seconds=0.0)
     told = Measurement(
         steps=[StepSeconds(1.0, 0.6, 0.6, 0.0)] * 20,
         covers_steps=norms[-1][0] + 10,
@@ -334,7 +334,7 @@ def test_no_measurement_is_larger_than_a_kilobyte() -> None:
 
 # -- The formulas of the rule, computed by hand for two rungs: Dense() takes 1 s a step, a compressed rung 0.46 s
 
-DENSE_BYTES = RungCost(name="dense", steps=1.0, period=1, bytes_sent=1e6, trips=0.0, codec_seconds=0.0, buckets=1)
+DENSE_BYTES = RungCost(name="dense", steps=1.0, period=1, bytes_sent=1e6, trips=0.0, codec_seconds=0.0)
 LOSSY = replace(DENSE_BYTES, name="lossy", steps=1.5, bytes_sent=1e5)
 LINE = FittedLine(seconds_per_byte=0.6e-6, trip_seconds=0.0)
 STEPS = 20

@@ -7,9 +7,9 @@ from gossamer.train.auto.network_fit import FittedLine, StepWindow
 from gossamer.train.auto.pricing import hidden_seconds, price
 from gossamer.train.auto.rung_cost import RungCost
 
-ONE_BUCKET = RungCost(name="a", steps=1.0, period=1, bytes_sent=1e6, trips=2.0, codec_seconds=0.01, buckets=1)
-FEWER = RungCost(name="b", steps=1.2, period=1, bytes_sent=1e5, trips=2.0, codec_seconds=0.02, buckets=1)
-RARE = RungCost(name="c", steps=1.7, period=20, bytes_sent=5e3, trips=0.1, codec_seconds=0.001, buckets=1)
+ONE_BUCKET = RungCost(name="a", steps=1.0, period=1, bytes_sent=1e6, trips=2.0, codec_seconds=0.01)
+FEWER = RungCost(name="b", steps=1.2, period=1, bytes_sent=1e5, trips=2.0, codec_seconds=0.02)
+RARE = RungCost(name="c", steps=1.7, period=20, bytes_sent=5e3, trips=0.1, codec_seconds=0.001)
 LINE = FittedLine(seconds_per_byte=1e-7, trip_seconds=0.01)
 WINDOW = StepWindow(step=0.33, computing=0.2, waiting=0.13, wire=0.12, codec=0.01, bytes_sent=1e6, steps=20)
 

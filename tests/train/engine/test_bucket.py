@@ -16,7 +16,7 @@ from gossamer.algorithms.strategies import EveryStep
 from gossamer.base.aggregation import AggregationContext
 from gossamer.errors import LayoutError
 from gossamer.train.engine import bucket as module
-from gossamer.train.engine.bucket import EARLY_BYTES, Bucket, KeptInputs
+from gossamer.train.engine.bucket import EARLY_BYTES, Bucket, KeptInputs, assign_buckets
 
 LARGE = EARLY_BYTES // 4
 STEPS, WORLD = 3, 2
@@ -47,6 +47,24 @@ def test_a_large_gradient_lies_there_at_once_and_its_own_memory_is_free() -> Non
     new, held = bucket.new_gradients()
     assert [view.numel() for view, _ in new] == [LARGE - 1]
     assert not held
+
+
+def test_the_first_bucket_of_each_dtype_has_its_own_size() -> None:
+    sizes = {"wide": torch.float32, "narrow": torch.bfloat16}
+    parameters = {
+        f"{kind} {place}": Parameter(torch.empty(2**10, dtype=dtype))
+        for place in range(9)
+        for kind, dtype in sizes.items()
+    }
+    found = assign_buckets(parameters, bucket_bytes=2**14, first_bytes=2**12 + 1)
+    assert [next(iter(each)) for each in found] == ["wide 8", "narrow 8", "wide 6", "narrow 5", "wide 2"]
+    assert [len(each) for each in found] == [2, 3, 4, 6, 3]
+
+
+def test_a_first_bucket_is_never_larger_than_the_others() -> None:
+    parameters = {f"{place}": Parameter(torch.empty(2**10)) for place in range(9)}
+    for first_bytes in (2**12, 2**20):
+        assert [len(each) for each in assign_buckets(parameters, 2**12, first_bytes)] == [1] * 9
 
 
 def test_a_gradient_that_lay_there_before_the_pass_is_told_from_one_that_came_in_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -414,8 +415,7 @@ def trained_reentrant(
 @pytest.fixture
 def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket for each tensor, so that most leave during backward."""
-    whole = stages.assign_buckets
-    monkeypatch.setattr(stages, "assign_buckets", lambda parameters: whole(parameters, 1))
+    monkeypatch.setattr(stages, "assign_buckets", partial(stages.assign_buckets, bucket_bytes=1))
 
 
 def same_values(shape: type[Layers], recipe: str = "Dense()", passes: int = 1) -> bool:
@@ -485,8 +485,7 @@ def test_late_gradient_of_a_shared_parameter_is_refused(monkeypatch: pytest.Monk
             model(inputs(0, worker.rank), reentrant).sum().backward()
             model.zero_grad()
 
-    whole = stages.assign_buckets
-    monkeypatch.setattr(stages, "assign_buckets", lambda parameters: whole(parameters, 1))
+    monkeypatch.setattr(stages, "assign_buckets", partial(stages.assign_buckets, bucket_bytes=1))
     with pytest.raises(LoopError, match=r"layers\.3\.(weight|bias).*another part.*use_reentrant=False"):
         cluster(work, WORLD)
 

@@ -33,8 +33,9 @@ from gossamer.plan.estimate.workload_profile import BucketProfile, WorkloadProfi
 from gossamer.plan.profile.gradient_statistics import GradientStatistics
 from gossamer.plan.profile.profile_runs import time_codec, worker_threads
 from gossamer.plan.profile.profiler import AT_ONCE
-from gossamer.train.engine.bucket import arrange, assign_buckets, assign_fragments
+from gossamer.train.engine.bucket import arrange, assign_buckets
 from gossamer.train.session.lifecycle_events import round_control_bytes
+from gossamer.train.synchronizers.stages import divide_parameters
 from gossamer.train.traffic.op_trace import trace_ops
 from gossamer.train.traffic.traffic import TrafficEstimate, estimate_traffic
 
@@ -114,12 +115,10 @@ class StepPricer:
 
     def _layouts(self, recipe: Recipe) -> list[tuple[int, str, Layout]]:
         """(fragment, dtype, layout) of each bucket, in a session's layout."""
-        count = self._stage(recipe).schedule.fragments
-        parts = assign_fragments(self._parameters, count) if count > 1 else [self._parameters]
         return [
             (place, dtype_name(next(iter(bucket.values())).dtype), arrange(bucket, recipe.compressor))
-            for place, part in enumerate(parts)
-            for bucket in assign_buckets(part)
+            for place, part in enumerate(divide_parameters(self._stage(recipe), self._parameters))
+            for bucket in part
         ]
 
     @property
@@ -149,7 +148,8 @@ class StepPricer:
     def _site_buckets(self, per_site: int) -> list[BucketProfile]:
         """Buckets within a site, where gradients are sent dense."""
         return [
-            self._timed(Recipe(), AT_ONCE, each.dtype, Layout.of(each.shapes), per_site) for each in self.base.buckets
+            self._timed(Recipe(), AT_ONCE, dtype_name(next(iter(each.values())).dtype), Layout.of(each), per_site)
+            for each in assign_buckets(self._parameters)
         ]
 
     # -- seconds -------------------------------------------------------------------------------------------------------

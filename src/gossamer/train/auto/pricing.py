@@ -1,7 +1,7 @@
 """Pricing: estimated seconds of a step on every rung, from its bytes and messages and the measured line.
 
 busy    = codec + bytes * seconds_per_byte + trips * trip_seconds         of the communication thread
-waiting = even_wait(busy, buckets, hidden)         as in a simulated step of equal buckets
+waiting = even_wait(busy, shares, hidden)          as in a simulated step of buckets with these shares
 step    = computing + waiting                      with local steps: all of busy is waited for, once per period
 loss    = step * steps of the rung to a loss, relative to Dense()
 
@@ -33,7 +33,7 @@ class RungPrice:
 
 def hidden_seconds(window: StepWindow, cost: RungCost) -> float:
     """Seconds of a step's communication that overlap with the backward pass."""
-    assumed = BACKWARD_SHARE * window.computing * (cost.buckets - 1) / cost.buckets
+    assumed = BACKWARD_SHARE * window.computing * (1 - cost.shares[0])
     if cost.local:
         return assumed
     busy = window.wire + window.codec
@@ -46,7 +46,7 @@ def step_seconds(
 ) -> float:
     """Estimate a step. factor: for the wire time, calibrated when the rung was tried."""
     busy = codec_seconds + factor * line.wire_seconds(cost.bytes_sent, cost.trips)
-    return computing + (busy if cost.local else even_wait(busy, cost.buckets, hidden))
+    return computing + (busy if cost.local else even_wait(busy, cost.shares, hidden))
 
 
 def price(

@@ -26,7 +26,7 @@ class RungCost:
     bytes_sent: float  # payload
     trips: float  # sequential one-way messages
     codec_seconds: float  # of the communication thread, used until it is measured
-    buckets: int  # sent one after the other during backward
+    shares: tuple[float, ...] = (1.0,)  # of the gradients, in each bucket, in the order in which they are sent
 
     @property
     def local(self) -> bool:
@@ -61,15 +61,15 @@ def _cost(rung: LadderRung, model: Attached, workers: int, steps: float, buffers
     at_once = min(len(ops), DEPTH)  # buckets are sent concurrently
     trips = sum(_trips(op) for bucket in ops for op in bucket) / at_once
     trips += local + BUFFER_TRIPS * (min(len(buffers), 1) if local else len(buffers))  # a participation poll
-    gradient_bytes = sum(dtype_of(text).itemsize * layout.numel for text, layout in model.layouts)
+    bucket_bytes = [dtype_of(text).itemsize * layout.numel for text, layout in model.layouts]
     return RungCost(
         name=rung.name,
         steps=steps,
         period=period,
         bytes_sent=estimate_traffic(recipe, model, workers=workers).bytes_sent,
         trips=trips / period,
-        codec_seconds=gradient_bytes / rung.codec_bytes_per_second / period,
-        buckets=len(ops),
+        codec_seconds=sum(bucket_bytes) / rung.codec_bytes_per_second / period,
+        shares=tuple(nbytes / sum(bucket_bytes) for nbytes in bucket_bytes),
     )
 
 

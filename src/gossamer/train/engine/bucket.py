@@ -263,9 +263,10 @@ def slot_of(name: str, tensor: Tensor) -> Slot:
     return Slot(name, tuple(tensor.shape), 0, dense_stride(tensor))
 
 
-def layout_text(buckets: Iterable[Bucket]) -> str:
-    """A fingerprint of all buckets."""
-    return ";".join(layout.fingerprint() + dtype for dtype, layout in layouts(buckets))
+def layout_text(parts: Iterable[Mapping[str, Parameter]], compressor: Compressor) -> str:
+    """A fingerprint of the buckets of `parts`, of which none is made."""
+    dtypes = [(part, dtype_name(next(iter(part.values())).dtype)) for part in parts]
+    return ";".join(arrange(part, compressor).fingerprint() + dtype for part, dtype in dtypes)
 
 
 def layouts(buckets: Iterable[Bucket]) -> list[tuple[str, Layout]]:
@@ -420,21 +421,27 @@ class KeptInputs:
 
 
 BUCKET_BYTES = 25 * 2**20
+FIRST_BYTES = 2**20  # of a first bucket that is sent during backward, as in torch's DistributedDataParallel
 
 
-def assign_buckets(parameters: Mapping[str, Parameter], bucket_bytes: int = BUCKET_BYTES) -> list[dict[str, Parameter]]:
+def assign_buckets(
+    parameters: Mapping[str, Parameter], bucket_bytes: int = BUCKET_BYTES, first_bytes: int = BUCKET_BYTES
+) -> list[dict[str, Parameter]]:
     """Assign parameters to buckets, in reverse order, since gradients are computed roughly from the last to the first.
 
-    A bucket holds one device and dtype and is full at `bucket_bytes`; larger tensors are not split.
+    A bucket holds one device and dtype and is full at `bucket_bytes`, the first one of each device and dtype at
+    `first_bytes` if that is less. Larger tensors are not split.
     """
     done: list[dict[str, Parameter]] = []
     filling: dict[tuple[torch.device, torch.dtype], dict[str, Parameter]] = {}
+    full: dict[tuple[torch.device, torch.dtype], int] = {}
     for name, parameter in reversed(list(parameters.items())):
         kind = (parameter.device, parameter.dtype)
         bucket = filling.setdefault(kind, {})
         bucket[name] = parameter
-        if sum(p.nbytes for p in bucket.values()) >= bucket_bytes:
+        if sum(p.nbytes for p in bucket.values()) >= full.get(kind, min(first_bytes, bucket_bytes)):
             done.append(filling.pop(kind))
+            full[kind] = bucket_bytes
     return done + list(filling.values())
 
 

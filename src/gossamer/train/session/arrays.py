@@ -366,11 +366,20 @@ class ArraySession(SessionBase):
         optimizer's state that is not in `state`, next to it.
         """
         self._synchronizer.meet_to_save()
-        state = session_checkpoint.session_state(
-            self.recipe, self._layout, self._transport, self._synchronizer, earlier={}, attached=repr(self.recipe)
-        )
+        state = self._session_state()
         copies = {name: {key: each.clone() for key, each in kept.items()} for name, kept in state["state"].items()}
         return {**state, "state": copies, "parameters": _copies(self._tensors), "loop": _copies(self._loop.tensors())}
+
+    def _session_state(self) -> dict[str, Any]:
+        return session_checkpoint.session_state(
+            self.recipe,
+            self._layout,
+            self._transport,
+            self._synchronizer,
+            earlier={},
+            attached=repr(self.recipe),
+            first_bytes=self._stages.first_bytes,
+        )
 
     def load_state_dict(self, *states: Mapping[str, Any]) -> dict[str, Array]:
         """Restore the result of `state_dict` from the same rank; or, if another number of workers saved it, the states
@@ -383,10 +392,8 @@ class ArraySession(SessionBase):
         if self._changes.handed_over:
             return self.parameters
         own = session_checkpoint.own_state(states, self._transport)
-        self._enter_stage(own["passes"])
-        local = session_checkpoint.session_state(
-            self.recipe, self._layout, self._transport, self._synchronizer, earlier={}, attached=repr(self.recipe)
-        )
+        self._enter_restored_stage(own["passes"], session_checkpoint.first_bytes(own))
+        local = self._session_state()
         session_checkpoint.refuse_misfit({**own, "rank": local["rank"], "world": local["world"]}, local)
         if own.get("loop"):
             self._loop.receive(own["loop"])

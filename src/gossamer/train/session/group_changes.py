@@ -195,7 +195,7 @@ class ChangingSession(Protocol):
     def _take_up(self, alike: Mapping[str, Any], own: Mapping[str, Any]) -> None: ...
     def _held(self) -> Mapping[str, Tensor]: ...
     def _first_step_made(self) -> None: ...
-    def _enter_stage(self, passes: int) -> None: ...
+    def _enter_restored_stage(self, passes: int, first_bytes: int) -> None: ...
     def request_stop(self) -> None: ...
 
 
@@ -358,6 +358,7 @@ class GroupChanges(Extension):
             "mine": dict(self.saved_values),
             "synchronizer": self._session._synchronizer.handed_over(),
             "passes": self._session._synchronizer.passes,
+            "first_bytes": self._session._stages.first_bytes,
         }
         if self._session._stages.now.local_parameters:
             text, names, tensors = _packed(self._session._shared_state())
@@ -371,7 +372,7 @@ class GroupChanges(Extension):
         if alike is None:
             text, names, small = own[1]
             alike = text, names, [next(rest) if tensor is None else tensor for tensor in small]
-        self._session._enter_stage(found["passes"])
+        self._session._enter_restored_stage(found["passes"], found["first_bytes"])
         self._session._take_up(_unpacked(alike), found["session"])
         with torch.no_grad():
             self._session._synchronizer.take_up(found["synchronizer"])

@@ -151,7 +151,7 @@ def rebuilt_layout(
     """
     if group.alone and not before.buckets:
         adopt()
-        return before, stages.layout_text(now, stages.fragments(now))
+        return before, stages.layout_text(now)
     before.flush()
     if names and not group.alone:
         group.broadcast_([now[name].detach() for name in names], 0)  # locally trained or newly created ones may differ
@@ -160,10 +160,10 @@ def rebuilt_layout(
     old = before.remembered()
     adopt()
     before.close()
-    following = stages.begin(now, fragments := stages.fragments(now))
+    following = stages.begin(now, stages.fragments(now))
     copy_kept(old, following.remembered(), without=names)
     following.take_over_from(before)
-    return following, stages.layout_text(now, fragments)
+    return following, stages.layout_text(now)
 
 
 # -- parameters that the model has gained ------------------------------------------------------------------------------

@@ -298,7 +298,7 @@ def enter(session: SwitchingSession, following: Following) -> None:
     now.continue_from(before)
     now.begin_at(since)
     now.reference = None  # weights have another unit: of a batch, or of all batches since the last round
-    session._layout = following.stages.layout_text(session._parameters, following.fragments)
+    session._layout = following.stages.layout_text(session._parameters)
     session._stages, session._synchronizer = following.stages, now
     session.recipe = session.status.recipe = following.recipe
     session._step_hooks.switch(following.recipe, session._transport)

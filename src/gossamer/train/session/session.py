@@ -374,6 +374,7 @@ class Session(LayoutChanges):
             earlier=self._step_hooks.pending_gradients.state(),
             attached=repr(self._attached),
             since=self._stages.since,
+            first_bytes=self._stages.first_bytes,
             shards=self._parts.shards,
         )
 
@@ -391,9 +392,9 @@ class Session(LayoutChanges):
         Example:
             >>> session.load_state_dict(session.state_dict())
         """
-        passes = session_checkpoint.own_state(states, self._transport)["passes"]
+        own = session_checkpoint.own_state(states, self._transport)
         recipe_switch.follow(self, states)
-        self._enter_stage(passes)
+        self._enter_restored_stage(own["passes"], session_checkpoint.first_bytes(own))
         session_checkpoint.restore(states, self.state_dict(), self._transport, self._synchronizer)
 
     def track(self, loader: DataLoader[Any] | None = None, /, **part: Any) -> Any:

@@ -127,7 +127,7 @@ class SessionBase(ABC):
             self.recipe, optimizer, self._transport, comm_thread, self._loop_state(), self._seed
         )
         fragments = self._stages.fragments(self._parameters)
-        self._layout = self._stages.layout_text(self._parameters, fragments)
+        self._layout = self._stages.layout_text(self._parameters)
         return fragments
 
     def _begin(self, fragments: Fragments) -> None:
@@ -306,6 +306,11 @@ class SessionBase(ABC):
 
     def _enter_stage(self, passes: int) -> None:
         self._synchronizer = self._stages.enter(passes, self._parameters, self._synchronizer)
+
+    def _enter_restored_stage(self, passes: int, first_bytes: int) -> None:
+        """Before a state is restored: enter its stage, with parameters divided into buckets as in that state."""
+        self._synchronizer = self._stages.enter(passes, self._parameters, self._synchronizer, first_bytes)
+        self._layout = self._stages.layout_text(self._parameters)
 
     @abstractmethod
     def _catch_up(self, missed: int) -> None:

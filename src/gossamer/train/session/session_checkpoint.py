@@ -30,7 +30,7 @@ from gossamer.train.checkpoint.replicas import ReplicaExchange, fetch
 from gossamer.train.checkpoint.runs import agree_on_name
 from gossamer.train.checkpoint.snapshot import SnapshotBuffers
 from gossamer.train.checkpoint.state import Stateful, parameter_names, refuse_other_state
-from gossamer.train.engine.bucket import copy_state
+from gossamer.train.engine.bucket import BUCKET_BYTES, copy_state
 from gossamer.train.engine.loop import LoopState
 from gossamer.train.engine.parameter_check import ParameterCheck
 from gossamer.train.engine.parameter_views import copy_parameters
@@ -88,6 +88,12 @@ def own_state(states: Sequence[SessionState], transport: Transport) -> SessionSt
     for state in states or ({},):
         refuse_other_state(state)
     return states[transport.rank if len(states) == transport.world else 0]
+
+
+def first_bytes(state: SessionState) -> int:
+    """The size at which the first bucket of a saved state was full; earlier versions had no smaller first bucket."""
+    size: int = state.get("first_bytes", BUCKET_BYTES)
+    return size
 
 
 def refuse_misfit(state: SessionState, current: SessionState) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import assert_never
 
 from torch.nn import Parameter
@@ -26,7 +27,14 @@ from gossamer.base import rng
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.comm_thread import CommThread
-from gossamer.train.engine.bucket import Bucket, assign_buckets, assign_fragments, layout_text
+from gossamer.train.engine.bucket import (
+    BUCKET_BYTES,
+    FIRST_BYTES,
+    Bucket,
+    assign_buckets,
+    assign_fragments,
+    layout_text,
+)
 from gossamer.train.engine.loop import LoopState
 from gossamer.train.engine.sparse_gradients import SparseGradients
 from gossamer.train.synchronizers.base import SoloSynchronizer, SyncContext, Synchronizer
@@ -41,15 +49,37 @@ Fragments = Sequence[Sequence[Bucket]]
 Parameters = Mapping[str, Parameter]
 
 
-def bucket_fragments(stage: Stage, parameters: Parameters, compressor: Compressor, at: AggregationContext) -> Fragments:
+def bucket_fragments(
+    stage: Stage,
+    parameters: Parameters,
+    compressor: Compressor,
+    at: AggregationContext,
+    first_bytes: int = FIRST_BYTES,
+) -> Fragments:
     """The buckets of a stage, by fragment; fragments are synchronized in turn."""
     if isinstance(stage, GossipStage):
         at = replace(at, rank=0, world=1)  # each worker compresses independently
-    if isinstance(stage, ServerStage):
-        compressor = Dense()  # compression is per server, not per bucket
+    compressor = _bucket_compressor(stage, compressor)
+    parts = divide_parameters(stage, parameters, first_bytes)
+    return [[Bucket(bucket, compressor, at) for bucket in part] for part in parts]
+
+
+def divide_parameters(
+    stage: Stage, parameters: Parameters, first_bytes: int = FIRST_BYTES
+) -> list[list[dict[str, Parameter]]]:
+    """Divide parameters into the buckets of a stage, by fragment.
+
+    A stage that sends during backward has a first bucket of `first_bytes`, which a slow link carries during the rest of
+    the pass. Other stages send all buckets of a fragment at once, so a small one would have no use.
+    """
     count = 1 if isinstance(stage, ServerStage) else stage.schedule.fragments
     parts = [parameters] if count == 1 else assign_fragments(parameters, count)
-    return [[Bucket(bucket, compressor, at) for bucket in assign_buckets(part)] for part in parts]
+    sends_in_backward = isinstance(stage, GradientStage) and not stage.scheduled
+    return [assign_buckets(part, first_bytes=first_bytes if sends_in_backward else BUCKET_BYTES) for part in parts]
+
+
+def _bucket_compressor(stage: Stage, compressor: Compressor) -> Compressor:
+    return Dense() if isinstance(stage, ServerStage) else compressor  # compression is per server, not per bucket
 
 
 @dataclass
@@ -63,6 +93,7 @@ class StageSequence:
     loop: LoopState
     seed: int
     since: int = 0  # the step at which the recipe was started; its schedules and warm-ups count from there
+    first_bytes: int = FIRST_BYTES  # of the first bucket, in stages that send during backward
     now: Stage = field(init=False)  # the current one
 
     def __post_init__(self) -> None:
@@ -78,13 +109,25 @@ class StageSequence:
 
     def fragments(self, parameters: Parameters) -> Fragments:
         """Buckets of all parameters if parameters are averaged; otherwise of those with dense gradients."""
-        dense = parameters if self.now.local_parameters else self._dense(parameters)
-        return bucket_fragments(self.now, dense, self.recipe.compressor, self.at(self.transport))
+        dense, at = self._bucketed(self.now, parameters), self.at(self.transport)
+        return bucket_fragments(self.now, dense, self.recipe.compressor, at, self.first_bytes)
 
-    def layout_text(self, parameters: Parameters, fragments: Fragments) -> str:
-        """A fingerprint of the layout of messages, the same on every rank."""
-        buckets = (bucket for buckets in fragments for bucket in buckets)
-        return layout_text(buckets) + self._sparse(parameters).fingerprint()
+    def layout_text(self, parameters: Parameters) -> str:
+        """A fingerprint of the layout of the first stage's messages, the same on every rank."""
+        stage = self._stages[0]
+        parts = divide_parameters(stage, self._bucketed(stage, parameters), self.first_bytes)
+        compressor = _bucket_compressor(stage, self.recipe.compressor)
+        return layout_text(chain(*parts), compressor) + self._sparse(parameters).fingerprint()
+
+    def _bucketed(self, stage: Stage, parameters: Parameters) -> Parameters:
+        return parameters if stage.local_parameters else self._dense(parameters)
+
+    def _redivide(self, parameters: Parameters, first_bytes: int) -> bool:
+        """Set the size of the first bucket. Returns whether this changes the buckets of the current stage."""
+        sizes, self.first_bytes = (self.first_bytes, first_bytes), first_bytes
+        bucketed = self._bucketed(self.now, parameters)
+        before, after = ([[*each] for each in chain(*divide_parameters(self.now, bucketed, size))] for size in sizes)
+        return before != after
 
     def _sparse(self, parameters: Parameters) -> SparseGradients:
         names = self.loop.sparse()
@@ -177,10 +220,17 @@ class StageSequence:
     def _all_gather_text(self, text: str) -> list[str]:
         return self.comm_thread.exchange(partial(self.transport.all_gather_text, text)).wait()
 
-    def enter(self, passes: int, parameters: Parameters, before: Synchronizer) -> Synchronizer:
-        """Switch to the stage at backward pass `passes`, if it is another one."""
+    def enter(
+        self, passes: int, parameters: Parameters, before: Synchronizer, first_bytes: int | None = None
+    ) -> Synchronizer:
+        """Switch to the stage at backward pass `passes`, if it is another one or needs other buckets.
+
+        Args:
+            first_bytes: size of the first bucket from now on, as in the state to restore; None: unchanged.
+        """
         stage = self._after(passes)
-        if stage == self.now:
+        redivided = first_bytes is not None and self._redivide(parameters, first_bytes)
+        if stage == self.now and not redivided:
             return before
         before.close()
         self.now = stage

@@ -1,8 +1,9 @@
 from dataclasses import dataclass
+from itertools import accumulate
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gossamer.algorithms.strategies import PeriodicSchedule
@@ -117,15 +118,29 @@ class SerialLine:
     computing=st.floats(0, 5),
     wire=st.floats(0, 50),
 )
-def test_steps_of_equal_buckets_wait_as_long_as_the_closed_form_says(buckets, backward, computing, wire):
+def test_steps_with_equal_buckets_wait_as_long_as_the_closed_form_says(buckets, backward, computing, wire):
     jobs = [
         BucketJob(ready_seconds=ready_seconds(backward, (place + 1) / buckets), rounds=[(computing, WORD, 0.0)])
         for place in range(buckets)
     ]
     pace = Measured(backward_seconds=backward, rest_seconds=0.0)
     step = run_step(jobs, pace, SerialLine(wire), [0.0], window=1)
-    hidden = BACKWARD_SHARE * backward * (buckets - 1) / buckets
-    assert step.waiting == [pytest.approx(even_wait(buckets * (computing + wire), buckets, hidden), abs=1e-9)]
+    hidden, shares = BACKWARD_SHARE * backward * (buckets - 1) / buckets, [1 / buckets] * buckets
+    assert step.waiting == [pytest.approx(even_wait(buckets * (computing + wire), shares, hidden), abs=1e-9)]
+
+
+@given(entries=st.lists(st.integers(1, 1000), min_size=1, max_size=8), busy=st.floats(0, 50))
+@example(entries=[1, 12], busy=1.0)
+@example(entries=[1, 25, 25, 7], busy=20.0)
+def test_steps_with_unequal_buckets_wait_as_long_as_the_closed_form_says(entries, busy):
+    shares = [count / sum(entries) for count in entries]
+    jobs = [
+        BucketJob(ready_seconds=ready_seconds(1.0, ready), rounds=[(busy * share, WORD, 0.0)])
+        for ready, share in zip(accumulate(shares), shares, strict=True)
+    ]
+    step = run_step(jobs, Measured(backward_seconds=1.0, rest_seconds=0.0), SerialLine(0.0), [0.0], window=1)
+    hidden = BACKWARD_SHARE * (1 - shares[0])
+    assert step.waiting == [pytest.approx(even_wait(busy, shares, hidden), abs=1e-9)]
 
 
 # -- sync rounds -------------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 Each rank has a training thread and a communication thread, which reduces buckets during the backward pass. `run_step`
 simulates one step; `run_turns` and `run_sites` simulate sync rounds in flight during several steps. All costs of a step
-are computed with these, on any AnswerTimes. `even_wait` is the closed form of `run_step` for equal buckets. The `auto`
-recipe evaluates its candidates with it during training, on the line that it has fitted.
+are computed with these, on any AnswerTimes. `even_wait` is the closed form of `run_step` for buckets that become ready
+evenly. The `auto` recipe evaluates its candidates with it during training, on the line that it has fitted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import fmean
 from typing import Protocol
 
@@ -30,15 +31,23 @@ def ready_seconds(pass_seconds: float, share: float) -> float:
     return pass_seconds * (1 + 2 * share) / 3
 
 
-def even_wait(busy_seconds: float, buckets: int, hidden_seconds: float) -> float:
-    """Wait of the training thread in a step with equal buckets that become ready evenly, the last at its end.
+def even_wait(busy_seconds: float, shares: Sequence[float], hidden_seconds: float) -> float:
+    """Wait of the training thread in a step whose gradients become ready evenly, the last at its end.
+
+    The communication thread cannot begin bucket j before it is ready, and all later buckets follow:
+    wait = max over j of busy (s_j + ... + s_n) - hidden (s_{j+1} + ... + s_n) / (s_2 + ... + s_n)
 
     Args:
         busy_seconds: Total time of the communication thread for all buckets.
-        buckets: Number of buckets.
+        shares: s, of all gradients in each bucket, in the order in which they are sent; their sum is 1.
         hidden_seconds: Time from the first ready bucket to the last.
     """
-    return max(busy_seconds / buckets, busy_seconds - hidden_seconds)
+    from_here = list(accumulate(reversed(shares)))[::-1]  # of bucket j and all later ones
+    after_first = sum(shares[1:]) or 1.0
+    return max(
+        busy_seconds * here - hidden_seconds * (here - share) / after_first
+        for here, share in zip(from_here, shares, strict=True)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
