@@ -53,9 +53,9 @@ def libcrypto() -> ctypes.CDLL:
             continue
     raise ConnectError(
         "Gossamer cannot encrypt, because it cannot call this Python's OpenSSL, which is hidden. --tls, --relay, "
-        "join links and elastic runs on several machines need it. Use a Python with OpenSSL as a shared library (the "
+        "join links and runs on several machines need it. Use a Python with OpenSSL as a shared library (the "
         "system's, conda's, pyenv's), or install libcrypto.so.3. On a trusted network, omit these options, join with "
-        "--join HOST:PORT, and write --private-network or --plaintext at the first launcher."
+        "--join HOST:PORT, and write --private-network or --plaintext at the first launcher; with --nnodes, on all."
     )
 
 
