@@ -95,3 +95,47 @@ def test_neighbors_cost_the_same_in_a_world_of_any_size():
     few, many = (cost("Gossip() + Ring()", workers) for workers in (100, 10_000))
     assert few.bytes_sent == pytest.approx(many.bytes_sent, rel=0.05)
     assert few.seconds == pytest.approx(many.seconds, rel=0.1)
+
+
+def homes(folder, relay):
+    """An office, which is rank 0, and three homes behind routers."""
+    there = folder / "homes.toml"
+    there.write_text(
+        '[[hosts]]\nsite = "office"\nrate = "1gbit"\n[[hosts]]\ncount = 3\nsite = "home"\nrate = "20mbit"\n'
+        f'[[relays]]\nbetween = ["home", "home"]\n{relay}\n'
+    )
+    return str(there)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "own", "forwarded"),
+    [
+        ("DGC(density=0.01)", 3, 6),  # each of three homes sends to two others
+        ("Gossip() + Ring()", 2, 4),  # home 1 and home 2, home 2 and home 3, in both directions
+        ("Gossip() + Exponential(one_peer=True)", 2, 4),  # in two rounds; home 1 to home 2, 2 to 3, 1 to 3, 3 to 1
+        ("Dense() + Ring()", 6, 12),  # 2 (n - 1) segments of each worker; two of four workers send to a home
+    ],
+)
+def test_the_busiest_machine_is_a_relay_with_its_own_bytes_and_those_it_forwards(tmp_path, recipe, own, forwarded):
+    each = cost(recipe, 4, "20mbit,1ms").bytes_sent
+    of_office = cost(recipe, 4, homes(tmp_path, 'through = "office"')).load
+    of_relay = cost(recipe, 4, homes(tmp_path, 'rate = "1gbit"')).load
+    assert of_office.machine == of_relay.machine == "a relay"
+    assert of_office.bytes_sent == pytest.approx(each * (own + forwarded) / own, rel=0.02)
+    assert of_relay.bytes_sent == pytest.approx(each * forwarded / own, rel=0.02)
+    assert of_office.bytes_received == pytest.approx(of_office.bytes_sent, rel=0.02)
+
+
+def test_a_hub_sends_more_than_the_homes_that_need_no_relay_then(tmp_path):
+    load = cost("Dense()", 4, homes(tmp_path, 'through = "office"')).load
+    assert load.machine == "some workers"
+    assert load.bytes_sent == pytest.approx(3 * 4 * PARAMETERS, rel=0.02)
+
+
+def test_a_relay_receives_less_than_it_sends_if_another_worker_sends_less(tmp_path):
+    network = homes(tmp_path, 'through = "office"')
+    load = cost("Feedback(PerWorker(Int8(), slow=OneBit(), ranks=3))", 4, network).load
+    equal = cost("Feedback(Int8())", 4, network).load
+    assert equal.bytes_received == pytest.approx(equal.bytes_sent)
+    assert load.machine == "a relay"
+    assert load.bytes_received < load.bytes_sent - PARAMETERS / 2  # an entry has 8 bits or 1

@@ -2,13 +2,14 @@
 
 In addition to the means of a traffic estimate, a row has the traffic of the busiest machine. In a direct or ring
 all-reduce all workers send equally; in a tree, or next to a rank outside a power of two, some send more; and a
-parameter server answers every worker.
+parameter server answers every worker. A machine that relays forwards the bytes of others in addition to its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import add
 
 from gossamer.algorithms.collectives import Collective
 from gossamer.algorithms.collectives.base import Does
@@ -35,19 +36,21 @@ from gossamer.base.ops import (
 )
 from gossamer.comm.network import Network
 from gossamer.comm.network.cost.cheapest_collective import chosen_collective, chosen_on_uniform_links, is_alike
+from gossamer.comm.network.cost.message_schedule import Send
+from gossamer.comm.network.cost.op_cost import message_plan, parts_of
 from gossamer.comm.network.cost.representative_cost import UniformNetwork
 from gossamer.events import Attached
 from gossamer.plan.estimate.step_time import estimate_step_time, is_predictable, placed_on, requested_by
 from gossamer.plan.estimate.workload_profile import WorkloadProfile
 from gossamer.train.traffic.op_trace import trace_ops
-from gossamer.train.traffic.traffic import TrafficEstimate, estimate_traffic, sampled_ranks
+from gossamer.train.traffic.traffic import TrafficEstimate, estimate_traffic, mean_neighbors, sampled_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineLoad:
     """The busiest machine in a step, averaged over a cycle."""
 
-    machine: str  # "every worker", "some workers", or "a server"
+    machine: str  # "every worker", "some workers", "a relay", or "a server"
     bytes_sent: float
     bytes_received: float
     messages: float  # sent
@@ -134,9 +137,12 @@ def machine_load(recipe: Recipe, model: Attached, traffic: TrafficEstimate, netw
         case SilentStage():
             return MachineLoad(machine="every worker", bytes_sent=0, bytes_received=0, messages=0, received_bytes=0)
         case GradientStage() | AveragingStage():
-            return _of_collectives(recipe, model, traffic, network)
+            load = _of_collectives(recipe, model, traffic, network)
+            return _with_relays(load, _messages(recipe, model, network, workers), traffic, network)
         case GossipStage():
-            return _of_neighbors(recipe, traffic)
+            return _with_relays(
+                _of_neighbors(recipe, traffic), _messages_to_neighbors(recipe, traffic), traffic, network
+            )
         case ServerStage():
             return _of_servers(traffic)
         case FederatedStage() as stage:
@@ -179,6 +185,54 @@ def _of_neighbors(recipe: Recipe, traffic: TrafficEstimate) -> MachineLoad:
         messages=(most if in_lock_step else 2) / traffic.steps,
         received_bytes=int(payload * (most if in_lock_step else 1)),
     )
+
+
+Message = tuple[int, int, float]  # sender, receiver, bytes
+
+
+def _with_relays(
+    load: MachineLoad, messages: Iterable[Message], traffic: TrafficEstimate, network: Network
+) -> MachineLoad:
+    """The load with what relays forward. messages: of all workers in a cycle; not read on a network without relays."""
+    if not network.relayed:
+        return load
+    sent, received, forwarded = ([0.0] * (len(network.hosts) + len(network.relays)) for _ in range(3))
+    for sender, receiver, nbytes in messages:
+        sent[sender] += nbytes
+        received[receiver] += nbytes
+        if (relay := network.relay(sender, receiver)) is not None:
+            forwarded[relay] += nbytes
+    mean = sum(sent) / traffic.workers
+    sent, received = ([*map(add, own, forwarded)] for own in (sent, received))
+    busiest = max(range(len(sent)), key=lambda machine: (sent[machine], received[machine]))
+    return replace(
+        load,
+        machine="a relay" if forwarded[busiest] else load.machine,
+        bytes_sent=traffic.bytes_sent + (sent[busiest] - mean) / traffic.steps,
+        bytes_received=traffic.bytes_sent + (received[busiest] - mean) / traffic.steps,
+    )
+
+
+def _messages(recipe: Recipe, model: Attached, network: Network, workers: int) -> Iterator[Message]:
+    """Messages of the collective operations of a cycle."""
+    way = message_plan(requested_by(recipe), network.among(range(workers)))
+    for dtype, layout in model.layouts:
+        for op in trace_ops(recipe, layout, dtype_of(dtype), workers):
+            for rank in range(workers):
+                for move in (each for moves in parts_of(op, rank, workers, way) for each in moves):
+                    if isinstance(move, Send):
+                        yield rank, move.to, move.nbytes
+
+
+def _messages_to_neighbors(recipe: Recipe, traffic: TrafficEstimate) -> Iterator[Message]:
+    """Messages of a round of gossip, a mean over the rounds of the topology."""
+    topology, workers = recipe.topology, traffic.workers
+    rounds = topology.rounds(workers)
+    nbytes = sum(op.bytes_sent for ops in traffic.buckets for op in ops) / max(mean_neighbors(topology, workers), 1e-9)
+    for turn in range(rounds):
+        for rank in range(workers):
+            for peer in topology.sends_to(rank, workers, turn):
+                yield rank, peer, nbytes / rounds
 
 
 def _of_servers(traffic: TrafficEstimate) -> MachineLoad:
