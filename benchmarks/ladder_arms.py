@@ -21,6 +21,7 @@ IN_TURN = (
     (64, 2.0, 16),
     (128, 2.0, 32),
 )  # periods, outer rates, fragments
+UNALIGNED = (16, 1.5, 4), (32, 2.0, 8)  # the same for Muon, whose momentum cannot be aligned
 ONE_BIT = f"Route(Feedback(Sharded(OneBit())), rest={FOUR_BITS})"
 
 
@@ -59,9 +60,9 @@ def aligned(period: int) -> str:
     return f"LocalSGD(period={period}, optimizer_state='align')"
 
 
-def faster(period: int, rate: float, fragments: int = 1) -> str:
+def faster(period: int, rate: float, fragments: int = 1, state: str = ", optimizer_state='align'") -> str:
     parts = f", fragments={fragments}" if fragments > 1 else ""
-    return diloco(period, 0.0, rate, f"{parts}, optimizer_state='align'")
+    return diloco(period, 0.0, rate, f"{parts}{state}")
 
 
 def demo(density: float) -> str:
@@ -111,6 +112,13 @@ LOCAL = [
             f"{fragments} fragments, each every {period} steps, 1 bit, momentum aligned, outer rate {rate:g}",
         )
         for period, rate, fragments in IN_TURN
+    ),
+    *(
+        arm(
+            f"{faster(period, rate, fragments, '')} + {ONE_BIT}",
+            f"{fragments} fragments, each every {period} steps, 1 bit, outer rate {rate:g}",
+        )
+        for period, rate, fragments in UNALIGNED
     ),
     *(
         arm(f"{aligned(4)} + {sparse(1 / largest)}", f"every 4 steps, largest 1/{largest}, 2 bits, momentum aligned")

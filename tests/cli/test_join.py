@@ -118,6 +118,7 @@ def test_a_link_of_an_encrypted_run_asks_for_certificates() -> None:
         (("--workers", "2:4", "--public-address", "0.0.0.0:1"), "Write its own address"),
         (("--workers", "2:4", "--invite-lifetime", "soon"), "such as 24h"),
         (("--workers", "2:4", "--invite-lifetime", "0h"), "such as 24h"),
+        (("--workers", "2:4", "--invite-lifetime", f"{'9' * 11}h"), "at most 3650d"),
         (("--workers", "2:4", "--invite-uses", "0"), "x>=1"),
         (("--workers", "2:4", "--invite", "nowhere/link"), "no directory nowhere"),
     ],

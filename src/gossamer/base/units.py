@@ -1,15 +1,17 @@
-"""Units: numbers, ranks and errors as text for people: 1.2 MB, 34 ms, 12 %, ranks 0, 3."""
+"""Units: numbers, ranks and errors as text for people, and back: 1.2 MB, 34 ms, 12 %, ranks 0, 3."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from math import isfinite
 
+SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 BITS_PER_SECOND = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 RATE_UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
 BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 COUNT_UNITS = ("", "thousand", "million", "billion", "trillion")
+SHOWN_CHARACTERS = 100  # of invalid input in messages
 SECOND_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -43,12 +45,44 @@ def rate_text(bits_per_second: float) -> str:
     return _scaled(bits_per_second, RATE_UNITS)
 
 
-def parse_rate(text: str) -> float:
+def parse_quantity(value: object, units: Mapping[str, float], what: str, example: str) -> float:
+    """Return the quantity of a text such as "20ms": a number times the factor of its unit.
+
+    Args:
+        value: the text; upper and lower case are equal.
+        units: factors by unit.
+        what: in the error message, as "a time".
+        example: of such a text.
+
+    Raises:
+        ValueError: another text, or a number that is out of range.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", str(value).strip().lower())
+    factor = {name.lower(): each for name, each in units.items()}.get(found[2]) if found else None
+    if not found or factor is None:
+        raise ValueError(
+            f"{shown(value)} is not {what}. Write a number and one of {', '.join(units)}, such as {example}."
+        )
+    quantity = float(found[1]) * factor
+    if not isfinite(quantity):
+        raise ValueError(f"{shown(value)} is out of range. Write {what} such as {example}.")
+    return quantity
+
+
+def parse_rate(text: object) -> float:
     """Return the bits per second of a text such as "20mbit". Raises ValueError for another text."""
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)", text.strip().lower())
-    if not found or found[2] not in BITS_PER_SECOND:
-        raise ValueError(f"{text!r} is not a rate. Write a number and one of {', '.join(BITS_PER_SECOND)}: 20mbit.")
-    return float(found[1]) * BITS_PER_SECOND[found[2]]
+    return parse_quantity(text, BITS_PER_SECOND, "a rate", "20mbit")
+
+
+def parse_seconds(text: object) -> float:
+    """Return the seconds of a text such as "20ms". Raises ValueError for another text."""
+    return parse_quantity(text, SECONDS, "a time", "20ms")
+
+
+def shown(value: object) -> str:
+    """A value in an error message, shortened if it is long."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def count_text(count: float) -> str:

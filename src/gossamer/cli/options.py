@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import re
 import socket
 import sys
 from collections.abc import Callable, Iterable
@@ -22,6 +21,7 @@ import click
 from gossamer.base.host_port import Address, read_host_port
 from gossamer.base.spans import active
 from gossamer.base.spans.step_range import StepRange, read_steps
+from gossamer.base.units import parse_quantity
 from gossamer.comm.bandwidth.limits import MachineLimits
 from gossamer.comm.network import Network, read_network
 from gossamer.errors import AttachError, ConnectError, GossamerError, RecipeError
@@ -319,17 +319,20 @@ def check_address(context: click.Context, option: click.Parameter, text: str | N
     return address
 
 
-LIFETIME = "{text!r} is not a lifetime. Write a number and m, h or d, such as 24h, or `run` for the whole run"
 UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+MOST_LIFETIME_SECONDS = 3650 * 86400.0
 
 
 def check_lifetime(context: click.Context, option: click.Parameter, text: str) -> float | None:
     """Seconds of a text such as 24h; None for `run`."""
     if text == "run":
         return None
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text.strip().lower())
-    if not found or not (seconds := float(found[1]) * UNIT_SECONDS[found[2]]):
-        raise click.BadParameter(LIFETIME.format(text=text))
+    try:
+        seconds = parse_quantity(text, UNIT_SECONDS, "a lifetime", "24h, or `run` for the whole run")
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if not 0 < seconds <= MOST_LIFETIME_SECONDS:
+        raise click.BadParameter(f"{text!r} is not above 0 and at most 3650d. Write a time such as 24h, or `run`")
     return seconds
 
 

@@ -6,14 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gossamer.base.units import BYTE_UNITS, bytes_text, parse_rate, rate_text
+from gossamer.base.units import BYTE_UNITS, bytes_text, parse_quantity, parse_rate, rate_text
 from gossamer.errors import GossamerError
 
 NONE = "none"
 LEAST_BITS_PER_SECOND = 64e3
 LEAST_CAP_BYTES = 1_000_000
 HOURS = re.compile(r"^(?P<rate>.*?)\s+at\s+(\d\d?):(\d\d)\s*-\s*(\d\d?):(\d\d)$", re.IGNORECASE)
-CAP = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([a-z]+)", re.IGNORECASE)
 DAY_MINUTES = 24 * 60
 
 
@@ -82,11 +81,11 @@ def read_cap(text: str) -> int | None:
     """Parse a number of bytes such as 10GB, or `none`. Raises LimitError."""
     if text.strip().lower() == NONE:
         return None
-    units = {unit.lower(): 1000**power for power, unit in enumerate(BYTE_UNITS)}
-    found = CAP.fullmatch(text.strip())
-    if not found or found[2].lower() not in units:
-        raise LimitError(f"{text!r} is not a number of bytes. Write a number and one of {', '.join(BYTE_UNITS)}: 10GB.")
-    nbytes = int(float(found[1]) * units[found[2].lower()])
+    units = {unit: 1000.0**power for power, unit in enumerate(BYTE_UNITS)}
+    try:
+        nbytes = int(parse_quantity(text, units, "a number of bytes", "10GB"))
+    except ValueError as error:
+        raise LimitError(f"{error} For no cap, write `none`.") from None
     if nbytes < LEAST_CAP_BYTES:
         raise LimitError(
             f"a daily cap of {text.strip()} allows no training: the least cap is {bytes_text(LEAST_CAP_BYTES)}. Write "

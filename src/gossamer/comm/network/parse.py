@@ -8,21 +8,18 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
-from math import isfinite
 from pathlib import Path as File
 from typing import Any
 
 from gossamer.base import bounded_file
 from gossamer.base.json_text import DEEPEST_LEVELS, nesting
-from gossamer.base.units import BITS_PER_SECOND as BITS_PER_SECOND
+from gossamer.base.units import SHOWN_CHARACTERS, parse_rate, parse_seconds, shown
 from gossamer.comm.network.model import Host, Network, Path
 from gossamer.errors import GossamerError
 
-SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 MOST_HOSTS = 100_000  # per description
 MOST_RELAYED_HOSTS = 512  # per description with relays, which are stored for each pair
 MOST_BYTES, MOST_DOTS = 2**22, 200  # of a file, and of one of its lines
-SHOWN_CHARACTERS = 100  # of invalid input in messages
 UNLIMITED_BITS_PER_SECOND = 100e9
 HOST_KEYS = {"count", "site", "rate", "up", "down"}
 DEFAULT_KEYS = {"round_trip", "jitter", "loss"}
@@ -228,8 +225,8 @@ def _path(options: Mapping[str, str]) -> Path:
     rate = options.get("rate", "unlimited")
     path: Path = _checked(
         Path,
-        round_trip_seconds=_quantity(options.get("round_trip", "0s"), SECONDS, "a time", "20ms"),
-        jitter_seconds=_quantity(options.get("jitter", "0s"), SECONDS, "a time", "2ms"),
+        round_trip_seconds=_checked(parse_seconds, text=options.get("round_trip", "0s")),
+        jitter_seconds=_checked(parse_seconds, text=options.get("jitter", "0s")),
         loss=_share(options.get("loss", "0%")),
         bits_per_second=None if rate == "unlimited" else _rate(rate),
     )
@@ -239,7 +236,8 @@ def _path(options: Mapping[str, str]) -> Path:
 def _rate(text: str) -> float:
     if text == "unlimited":
         return UNLIMITED_BITS_PER_SECOND
-    return _quantity(text, BITS_PER_SECOND, "a rate", "100mbit")
+    bits_per_second: float = _checked(parse_rate, text=text)
+    return bits_per_second
 
 
 def _share(text: str) -> float:
@@ -249,26 +247,8 @@ def _share(text: str) -> float:
     return float(number) / (100 if str(text).endswith("%") else 1)
 
 
-def _quantity(text: str, units: Mapping[str, float], what: str, example: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", str(text).strip().lower())
-    if not found or found[2] not in units:
-        raise NetworkError(
-            f"{shown(text)} is not {what}. Write a number and one of {', '.join(units)}, such as {example}."
-        )
-    quantity = float(found[1]) * units[found[2]]
-    if not isfinite(quantity):
-        raise NetworkError(f"{shown(text)} is out of range. Write {what} such as {example}.")
-    return quantity
-
-
-def shown(value: object) -> str:
-    """Format a value, shortened if it is long."""
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
-
-
-def _checked(noun: Any, **fields: Any) -> Any:
+def _checked(make: Any, **fields: Any) -> Any:
     try:
-        return noun(**fields)
+        return make(**fields)
     except ValueError as error:
         raise NetworkError(str(error)) from error

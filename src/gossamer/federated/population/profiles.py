@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from gossamer.base import rng
 from gossamer.base.json_text import DEEPEST_LEVELS, nesting
-from gossamer.comm.network.parse import BITS_PER_SECOND, SECONDS, shown
+from gossamer.base.units import SHOWN_CHARACTERS, parse_rate, parse_seconds, shown
 from gossamer.errors import GossamerError, require
 
 DAY_SECONDS = 86_400.0
@@ -206,10 +206,8 @@ def drawn_profiles(
     return profiles
 
 
-TIMES = SECONDS | {"min": 60.0, "h": 3600.0}
 MOST_BYTES, MOST_DOTS = 2**20, 50  # per file, and per line
 MOST_DEVICES = 10_000_000  # with one description
-SHOWN_CHARACTERS = 100  # of a value in an error message
 
 
 class DeviceProfileError(GossamerError, ValueError):
@@ -343,7 +341,7 @@ def _profile(base: DeviceProfile, lines: Mapping[str, Any], where: str) -> Devic
         try:
             quantity = read(value)
         except ValueError as error:
-            raise DeviceProfileError(f"{where}: {key} {error}") from error
+            raise DeviceProfileError(f"{where}, {key}: {error}") from error
         fields |= dict.fromkeys(names, quantity)
     try:
         return replace(base, **fields)
@@ -351,22 +349,10 @@ def _profile(base: DeviceProfile, lines: Mapping[str, Any], where: str) -> Devic
         raise DeviceProfileError(f"{where}: {error}") from error
 
 
-def _quantity(units: Mapping[str, float], example: str) -> Callable[[Any], float]:
-    def read(value: Any) -> float:
-        found = (
-            re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([a-z]+)", value.strip().lower()) if _is_text(value) else None
-        )
-        if found is None or found[2] not in units:
-            raise ValueError(f'is {shown(value)}: write a number and one of {", ".join(units)}, such as "{example}"')
-        return float(found[1]) * units[found[2]]
-
-    return read
-
-
 def _hour(value: Any) -> float:
     found = re.fullmatch(r"([01]?\d|2[0-3]):([0-5]\d)", value.strip()) if _is_text(value) else None
     if found is None:
-        raise ValueError(f'is {shown(value)}: write an hour of the day, such as "22:00"')
+        raise ValueError(f'{shown(value)} is not an hour of the day. Write one such as "22:00".')
     return 3600.0 * int(found[1]) + 60.0 * int(found[2])
 
 
@@ -375,7 +361,7 @@ def _probability(value: Any) -> float:
         return float(value)
     found = re.fullmatch(r"(\d{1,3}(?:\.\d{1,15})?)\s*%", value.strip()) if _is_text(value) else None
     if found is None:
-        raise ValueError(f'is {shown(value)}: write a share of tasks, such as "2%"')
+        raise ValueError(f'{shown(value)} is not a share of tasks. Write one such as "2%".')
     return float(found[1]) / 100
 
 
@@ -391,14 +377,13 @@ def _named(names: Any) -> str:
     return ", ".join(sorted(names))[:SHOWN_CHARACTERS]
 
 
-TIME, RATE = _quantity(TIMES, "160ms"), _quantity(BITS_PER_SECOND, "1mbit")
 LINES: dict[str, tuple[tuple[str, ...], Callable[[Any], float]]] = {  # a file's keys: the fields, and how to read them
-    "step": (("seconds_per_step",), TIME),
-    "rate": (("up_bits_per_second", "down_bits_per_second"), RATE),
-    "up": (("up_bits_per_second",), RATE),
-    "down": (("down_bits_per_second",), RATE),
-    "round_trip": (("round_trip_seconds",), TIME),
+    "step": (("seconds_per_step",), parse_seconds),
+    "rate": (("up_bits_per_second", "down_bits_per_second"), parse_rate),
+    "up": (("up_bits_per_second",), parse_rate),
+    "down": (("down_bits_per_second",), parse_rate),
+    "round_trip": (("round_trip_seconds",), parse_seconds),
     "present_from": (("present_from",), _hour),
-    "present": (("present_seconds",), TIME),
+    "present": (("present_seconds",), parse_seconds),
     "failure": (("failure",), _probability),
 }

@@ -14,16 +14,16 @@ import torch
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import GossipStage, GradientStage, ServerStage
 from gossamer.base.ops import AllGather
+from gossamer.base.units import parse_seconds
 from gossamer.comm.network import Network, read_network
 from gossamer.comm.network.cost.op_cost import seconds
-from gossamer.comm.network.parse import SECONDS, NetworkError
+from gossamer.comm.network.parse import NetworkError
 from gossamer.plan.estimate.step_time import estimate_step_time, is_predictable, part_seconds, peer_step_seconds
 from gossamer.plan.estimate.workload_profile import WorkloadProfile
 from gossamer.plan.simulate.worker_isolation import SimulationError
 from gossamer.train.traffic.traffic import estimate_traffic
 
-CHANGE = re.compile(r"^(?P<network>.*?)\s+at\s+(?P<moment>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+)$", re.IGNORECASE)
-UNITS = {**SECONDS, "min": 60.0, "h": 3600.0}
+CHANGE = re.compile(r"^(?P<network>.*?)\s+at\s+(?P<moment>.*)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,14 @@ class NetworkSchedule:
 
 def _change(text: str, workers: int) -> tuple[float, Network]:
     found = CHANGE.match(text)
-    if found is None or found["unit"].lower() not in UNITS:
+    try:
+        moment = parse_seconds(found["moment"] if found else "")
+    except ValueError as error:
         raise NetworkError(
-            f"{text!r} has no time. Write the network and its time, in one of {', '.join(UNITS)}: 10mbit,20ms at 30s"
-        )
-    return float(found["moment"]) * UNITS[found["unit"].lower()], read_network(found["network"], workers)
+            f"{text!r} has no time: {error} Write the network and its time: 10mbit,20ms at 30s"
+        ) from None
+    assert found is not None
+    return moment, read_network(found["network"], workers)
 
 
 # -- a step ------------------------------------------------------------------------------------------------------------
