@@ -19,10 +19,9 @@ from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.compressors.base import aggregate_finite
 from gossamer.base import flight_recorder
 from gossamer.base.aggregation import AggregationContext, AggregationResult, State
-from gossamer.base.coalesce import coalesce
 from gossamer.base.kernels import within_range
 from gossamer.base.layout import FlatTensors, Layout, Slot, first_nonfinite
-from gossamer.base.ops import AllGather, AllReduceMean, Script
+from gossamer.base.ops import AllGather, AllReduceMean, Script, coalesce
 from gossamer.base.runner import ScriptCost, ScriptRun, broadcast, run_script
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.comm_thread import CommThread, Work

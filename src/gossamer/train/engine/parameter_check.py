@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from gossamer.base.kernels.crc import crc32
+from gossamer.base.kernels.checks import crc32
 from gossamer.base.layout import dense_stride
 from gossamer.base.units import ranks_text
 from gossamer.errors import AttachError, LayoutError, LoopError, MismatchError, require
