@@ -24,7 +24,7 @@ from torch import nn
 from gossamer import events
 from gossamer.events import Attached, Logged, StepEnded
 from gossamer.observe.aside_log import Aside
-from gossamer.observe.recorder import Recorder
+from gossamer.observe.event_log import Recorder
 from gossamer.observe.telemetry import insert, open_store
 from gossamer.observe.telemetry.store import THINNED, thin
 from gossamer.train.session.session_status import DataWait

@@ -34,7 +34,7 @@ from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base import runner
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.kernels import buffer_pool, share_among
-from gossamer.base.kernels.crc import crc32
+from gossamer.base.kernels.checks import crc32
 from gossamer.comm.environment.host_info import machine
 from gossamer.plan.bench.interleave import interleave, spread
 from gossamer.train.engine.bucket import Bucket, assign_buckets

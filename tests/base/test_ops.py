@@ -8,7 +8,6 @@ import pytest
 import torch
 from laws.laws import in_threads
 
-from gossamer.base.coalesce import coalesce
 from gossamer.base.op_semantics import answer_all
 from gossamer.base.ops import (
     AllGather,
@@ -20,6 +19,7 @@ from gossamer.base.ops import (
     NeighborAllGather,
     Payload,
     Script,
+    coalesce,
     in_group,
     payload_form,
 )

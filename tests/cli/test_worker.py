@@ -9,7 +9,7 @@ import pytest
 
 from gossamer import events
 from gossamer.cli import worker
-from gossamer.observe.recorder import Recorder
+from gossamer.observe.event_log import Recorder
 
 
 @pytest.mark.parametrize(("rank", "run", "tells"), [("0", "", True), ("1", "", False), ("1", "1", True)])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gossamer.observe import live
+from gossamer.observe.event_log import live_path
 from gossamer.observe.live import LiveView, Progress
-from gossamer.observe.recorder import live_path
 
 ATTACHED = {"kind": "attached", "recipe": "Dense()", "workers": 2, "parameters": 3}
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gossamer.events import Attached, Closed, Ended, StepEnded
+from gossamer.observe.event_log import Recorder
 from gossamer.observe.rank_record import RankRecord
 from gossamer.observe.record import merge, read_ranks, write
-from gossamer.observe.recorder import Recorder
 
 ATTACHED = Attached(
     moment=0.0, recipe="Dense()", layouts=(), parameters=3, buffer_bytes=0, control_bytes=0, rank=0, world=2

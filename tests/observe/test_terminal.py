@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from gossamer.observe.event_log import live_path
 from gossamer.observe.live import LiveView
-from gossamer.observe.recorder import live_path
 from gossamer.observe.terminal import PLAIN_SECONDS, Terminal
 
 RECORD: dict[str, Any] = {

@@ -15,8 +15,8 @@ from support.paths import SUPPORT
 from support.processes import succeed
 
 from gossamer.events import Attached, StepEnded
+from gossamer.observe.event_log import Recorder
 from gossamer.observe.record import merge, read_ranks
-from gossamer.observe.recorder import Recorder
 
 needs_namespaces = pytest.mark.skipif(
     shutil.which("ip") is None or os.geteuid() != 0,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from support.wire_pairs import LIMIT, SERVED, authenticated_pair
 
-from gossamer.base.kernels.crc import SHORT
+from gossamer.base.kernels.checks import SHORT
 from gossamer.base.peer_ops import Pull, Push, Stamp
 from gossamer.comm.rpc_protocol.connection_state import STAGING_BYTES, ConnectionState, ReceivedFrame
 from gossamer.comm.rpc_protocol.frame_mac import TAG_BYTES, FrameMac

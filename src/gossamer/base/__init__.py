@@ -1,10 +1,9 @@
 """Base: the operations that an algorithm may ask for, tensors in flat buffers, and the script runner.
 
-ops           collective operations: all-reduce, all-gather, all-to-all; and their properties
+ops           collective operations: all-reduce, all-gather, all-to-all; their properties; many scripts run as one
 op_semantics  their reference semantics: the answers of all ranks, computed in one place
-coalesce      many scripts as one: operations of the same kind travel together
 aggregation   State, AggregationContext and AggregationResult of a compressor
-layout        names, shapes and places of many tensors in one flat buffer
+layout        names, shapes and places of many tensors in one flat buffer; layouts as keys of caches
 peer_ops      operations of peers that do not move in step: push, pull, await, reply
 rng           random numbers that are a function of their address
 compiled      whether the compiled kernels are installed; a warning at import
@@ -15,7 +14,6 @@ intervals     means with a confidence interval
 bounded_file  files of other processes, read up to a limit, and replaced as a whole
 differing_tensor  the first tensor whose hashes differ between ranks
 global_hooks  torch's hooks of all modules and optimizers, safe while other threads build or step them
-identity      cache keys for one object
 transport     the Transport protocol: answers the operations of one worker in a lock-step group
 runner        runs a script over a transport, all workers' scripts in one process, or only its price
 virtual_clock   events in the order of virtual time

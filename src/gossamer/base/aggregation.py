@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,29 +30,33 @@ class State(dict[str, FlatTensors]):
         >>> state = gossamer.extend.State({"residual": gossamer.extend.FlatTensors.pack({"weight": torch.ones(3)})})
     """
 
-    def __init__(self, items: Mapping[str, FlatTensors] | None = None) -> None:
-        super().__init__(items or {})
-        self._scratch: dict[str, FlatTensors] = {}
-        self._prefix = ""
+    _buffers: dict[str, FlatTensors] | None = None  # of the next state, made when first needed
+    _prefix = ""  # of keys in them
+
+    @property
+    def _scratch(self) -> dict[str, FlatTensors]:
+        if self._buffers is None:
+            self._buffers = {}
+        return self._buffers
 
     def scratch(self, key: str) -> FlatTensors:
         """Return memory like self[key] with arbitrary contents; the same at every call until a step is committed."""
-        now, place = self[key], self._prefix + key
-        if place not in self._scratch or self._scratch[place].layout != now.layout:
-            self._scratch[place] = FlatTensors(torch.empty_like(now.flat), now.layout)
-        return self._scratch[place]
+        now, place, buffers = self[key], self._prefix + key, self._scratch
+        if place not in buffers or buffers[place].layout != now.layout:
+            buffers[place] = FlatTensors(torch.empty_like(now.flat), now.layout)
+        return buffers[place]
 
     def part(self, prefix: str, *without: str) -> State:
         """Return the entries whose keys start with `prefix`, without the prefix, except `without`."""
         found = State(
             {key.removeprefix(prefix): self[key] for key in self if key.startswith(prefix) and key not in without}
         )
-        found._scratch, found._prefix = self._scratch, self._prefix + prefix
+        found._buffers, found._prefix = self._scratch, self._prefix + prefix
         return found
 
     def after(self, before: State) -> State:
         """Commit this state after `before`, and reuse the memory of `before` as scratch."""
-        self._scratch = {
+        self._buffers = {
             key: packed
             for key, packed in before.items()
             if key in self and self[key].flat.data_ptr() != packed.flat.data_ptr()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -244,3 +245,25 @@ def dtype_of(name: str) -> torch.dtype:
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which sums and residuals of such numbers are kept: at least float32."""
     return torch.promote_types(dtype, torch.float32)
+
+
+T = TypeVar("T")
+
+
+class Itself(Generic[T]):
+    """One object as the key of a cache, hashed and compared by identity.
+
+    To hash a layout of many tensors takes as long as a small message. A cache keeps the object with its key,
+    so that no other can take its place.
+    """
+
+    __slots__ = ("item",)
+
+    def __init__(self, item: T) -> None:
+        self.item = item
+
+    def __hash__(self) -> int:
+        return id(self.item)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and other.item is self.item

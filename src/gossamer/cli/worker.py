@@ -15,7 +15,7 @@ from gossamer.launcher import worker
 from gossamer.launcher.stack_dumps import DumpOnSignal
 from gossamer.launcher.startup import StageMarks
 from gossamer.observe.aside_log import Aside
-from gossamer.observe.recorder import Recorder
+from gossamer.observe.event_log import Recorder
 from gossamer.observe.target import TargetWatch, read_target
 
 UNTIL, SECONDS = "GOSSAMER_UNTIL", "GOSSAMER_SECONDS"

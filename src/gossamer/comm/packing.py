@@ -25,12 +25,14 @@ def moved(payload: Payload, own: Payload) -> Payload:
 
 
 def _order(payload: Payload) -> list[int]:
-    """Order tensors by element size, largest first, so that all are aligned in the joint buffer without padding."""
+    """Order several tensors by element size, largest first, so that all are aligned without padding."""
     return sorted(range(len(payload)), key=lambda place: -payload[place].element_size())
 
 
 def join(payload: Payload) -> Tensor:
     """Concatenate the whole payload as bytes. Tensors that are adjacent in this order in one memory are not copied."""
+    if len(payload) == 1:
+        return payload[0].reshape(-1).view(torch.uint8)
     parts = [payload[place].reshape(-1).view(torch.uint8) for place in _order(payload)]
     if _adjacent(parts):
         return parts[0].as_strided((sum(part.nbytes for part in parts),), (1,))
@@ -50,7 +52,7 @@ def split(joint: Tensor, like: Payload) -> Payload:
     """Return the tensors of a payload as views into the buffer of bytes."""
     received: list[Tensor] = list(like)
     at = 0
-    for place in _order(like):
+    for place in _order(like) if len(like) > 1 else range(len(like)):
         size = like[place].nbytes
         part = joint[at : at + size]
         if part.storage_offset() % like[place].element_size():

@@ -1,7 +1,6 @@
 """Observing a run: event listeners that write live progress, the record at the end, and plots of records.
 
-recorder           logs the events of one rank, and writes live lines
-event_log          the numbers of one rank as lines of JSON, appended during training
+event_log          the events of one rank as lines of JSON, appended during training: its numbers, and live lines
 flight_dump        the latest operations of one rank as a file, and of all ranks in torchfrtrace's format
 aside_log          data outside the record: vitals, links, activity, notices, warnings, errors, changes of the group
 vitals             resource usage of a process and its machine, from the system's counters

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from gossamer.base.units import bytes_text, seconds_text, share_text, short
-from gossamer.observe.recorder import live_path
+from gossamer.observe.event_log import live_path
 
 WINDOW_LINES = 40
 MOST_LINE_BYTES = 2**24  # of a line; longer lines are not read

@@ -24,12 +24,11 @@ from gossamer.errors import AttachError
 from gossamer.events import Attached, AttachRequest, Closed, Ended, Event, Logged, RecordOption, StepEnded
 from gossamer.observe import record as records
 from gossamer.observe.control_sequences import without_controls
-from gossamer.observe.event_log import LOG_SUFFIX, Entry, EventLog, LineFile
+from gossamer.observe.event_log import LOG_SUFFIX, Entry, EventLog, LineFile, LiveLines
 from gossamer.observe.exporters import destination
 from gossamer.observe.exporters.destination import Destination, RankPlace, read_destination, read_destinations
 from gossamer.observe.live import Progress
 from gossamer.observe.rank_record import Tally
-from gossamer.observe.recorder import LiveLines
 
 # -- status line: in place on a terminal, now and then otherwise -------------------------------------------------------
 

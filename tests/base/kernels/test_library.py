@@ -17,7 +17,7 @@ from support.paths import ROOT
 
 from gossamer.base import kernels
 from gossamer.base.kernels import Residual, library
-from gossamer.base.kernels import finite as native_finite
+from gossamer.base.kernels import checks as native_finite
 from gossamer.base.kernels import quantize as native_half
 from gossamer.base.kernels import select as native_select
 from gossamer.base.kernels.reference import finite, half, index_coding, select

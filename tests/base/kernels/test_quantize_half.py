@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gossamer.base import rng
 from gossamer.base.kernels import buffer_pool, library
-from gossamer.base.kernels import finite as native_checks
+from gossamer.base.kernels import checks as native_checks
 from gossamer.base.kernels import quantize as native_halves
 from gossamer.base.kernels.reference import finite
 from gossamer.base.kernels.reference import half as halves

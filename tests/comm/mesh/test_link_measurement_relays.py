@@ -163,6 +163,19 @@ def test_a_group_without_the_relaying_rank_uses_no_hub() -> None:
     assert not CollectiveSelector("auto", Links.alike(((0.0,) * 4,) * 4, 1e9)).has_hubs
 
 
+def test_hubs_follow_later_links_and_requests() -> None:
+    direct = Links.alike(((0.0,) * 4,) * 4, 1e9)
+    pick = CollectiveSelector("auto", direct)
+    pick.links = links_of(homes(4))
+    assert pick.has_hubs
+    pick.prefer("ring")
+    assert not pick.has_hubs
+    pick.prefer("auto")
+    assert pick.has_hubs
+    pick.links = direct
+    assert not pick.has_hubs
+
+
 # -- over connections --------------------------------------------------------------------------------------------------
 
 

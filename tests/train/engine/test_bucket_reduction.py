@@ -19,7 +19,7 @@ from gossamer import events
 from gossamer.algorithms.compressors import Compressor, PowerSGD
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
 from gossamer.base.layout import FlatTensors
-from gossamer.base.ops import AllReduceMean, Coalesced, CollectiveOp
+from gossamer.base.ops import AllGather, AllReduceMean, Coalesced, CollectiveOp
 from gossamer.base.runner import simulate
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.comm_thread import CommThread, Work
@@ -29,7 +29,7 @@ from gossamer.errors import PeerLost
 from gossamer.train.engine.bucket import NO_INPUT, Bucket, assign_buckets
 from gossamer.train.engine.bucket_reduction import StepReduction, StepTrailer, with_own
 from gossamer.train.engine.parameter_check import ParameterCheck
-from gossamer.train.engine.step_decision import Presence, StepReport, exchange_reports
+from gossamer.train.engine.step_decision import Presence, StepReport, decide, encode
 
 RECIPES = [
     "Dense()",
@@ -218,7 +218,8 @@ def test_a_step_is_skipped_whole_whichever_bucket_is_not_finite(monkeypatch: pyt
 
 def test_a_report_that_was_written_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def early(self: StepReduction, trailer: StepTrailer) -> Generator[Any, Any, Any]:
-        return (yield from exchange_reports(trailer.report))
+        received = yield AllGather((encode(trailer.report),))
+        return decide([text for (text,) in received], trailer.report)
 
     monkeypatch.setattr(StepReduction, "_conclude", early)
     with pytest.raises(AssertionError):

@@ -29,7 +29,7 @@ def report(lap: int, presence: Presence = Presence.TRAINING, **options: bool) ->
 
 
 def decided(*reports: StepReport) -> StepDecision:
-    return decide(list(map(encode, reports)), len(reports[0].used), len(reports[0].moved))
+    return decide(list(map(encode, reports)), reports[0])
 
 
 @pytest.mark.parametrize(

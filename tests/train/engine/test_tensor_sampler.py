@@ -164,7 +164,7 @@ def test_buckets_take_turns() -> None:
             for name in ["a", "b", "c"] if step < 12 else ["c", "d"]:
                 if sampler.takes(Layout.of({name: (1,)})):
                     taken.append(name)
-                    sampler._due = now[0] + 1.0
+                    sampler.due = now[0] + 1.0
             now[0] += 1.0
     assert taken[:4] == ["a", "b", "c", "a"]
     assert set(taken[-4:]) == {"c", "d"}

@@ -15,11 +15,10 @@ from gossamer.algorithms.compressors.decoding import expect_tensors, sent_by
 from gossamer.algorithms.compressors.settling import energy
 from gossamer.algorithms.compressors.wrapper import Wrapper
 from gossamer.base.aggregation import FORM, Aggregation, AggregationContext, State
-from gossamer.base.coalesce import coalesce
 from gossamer.base.kernels import Residual
 from gossamer.base.kernels.reference.segments import expect
 from gossamer.base.layout import FlatTensors, Layout
-from gossamer.base.ops import AllGather, Script
+from gossamer.base.ops import AllGather, Script, coalesce
 from gossamer.errors import require
 
 LARGEST = 1e290  # upper limit of a tensor's energy: the sum over all workers stays finite

@@ -21,11 +21,10 @@ from gossamer.algorithms.compressors.route import Route
 from gossamer.algorithms.compressors.sharded import is_group_residual
 from gossamer.base import rng
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.base.coalesce import coalesce
 from gossamer.base.kernels import scratch_for, scratch_like, within_range
 from gossamer.base.kernels.reference.segments import expect
 from gossamer.base.layout import FlatTensors, Layout, Slot, accumulation_dtype, contiguous_stride
-from gossamer.base.ops import AllGather, AllToAll, InGroup, Payload, Script, in_group
+from gossamer.base.ops import AllGather, AllToAll, InGroup, Payload, Script, coalesce, in_group
 from gossamer.base.term import Inelastic
 from gossamer.errors import NotFinite, RecipeError, require
 

@@ -14,9 +14,8 @@ from gossamer.algorithms.compressors.base import Codec, GatheredCompressor, mean
 from gossamer.algorithms.compressors.decoding import decode_mean
 from gossamer.algorithms.compressors.onebit import OneBit
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult
-from gossamer.base.identity import Itself
 from gossamer.base.kernels import Residual, widened
-from gossamer.base.layout import FlatTensors, Layout
+from gossamer.base.layout import FlatTensors, Itself, Layout
 from gossamer.base.ops import AllGather, Form, Payload, payload_form
 from gossamer.base.term import Inelastic
 from gossamer.base.units import parse_rate

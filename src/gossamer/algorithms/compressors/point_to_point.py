@@ -19,9 +19,8 @@ from gossamer.algorithms.compressors.base import Compressor, Decoder, decoded_by
 from gossamer.algorithms.compressors.decoding import Decode, decode_received
 from gossamer.base import rng
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.base.identity import Itself
 from gossamer.base.kernels import all_finite
-from gossamer.base.layout import FlatTensors, Layout, LayoutPart, accumulation_dtype, first_nonfinite
+from gossamer.base.layout import FlatTensors, Itself, Layout, LayoutPart, accumulation_dtype, first_nonfinite
 from gossamer.base.ops import CollectiveOp, Payload
 from gossamer.errors import MalformedError
 

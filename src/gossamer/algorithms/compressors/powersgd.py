@@ -13,7 +13,6 @@ from torch import Tensor
 from gossamer.algorithms.compressors.base import Compressor, mean_buffer_like, with_mean_in
 from gossamer.base import rng
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.base.identity import Itself
 from gossamer.base.kernels import (
     HEADROOM,
     Factoring,
@@ -25,7 +24,7 @@ from gossamer.base.kernels import (
     project,
     scratch_like,
 )
-from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
+from gossamer.base.layout import FlatTensors, Itself, Layout, accumulation_dtype
 from gossamer.base.ops import AllReduceMean
 from gossamer.errors import require
 

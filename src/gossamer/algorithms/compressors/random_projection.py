@@ -14,11 +14,10 @@ from gossamer.algorithms.compressors.random_subspace import RandomSubspace
 from gossamer.algorithms.compressors.shared_places import refuse_large, refuse_nonsense
 from gossamer.base import rng
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.base.identity import Itself
 from gossamer.base.kernels import Residual, all_finite, scratch_for
 from gossamer.base.kernels.reference.counter_rng import uniform
 from gossamer.base.kernels.reference.gram_schmidt import orthonormal_columns
-from gossamer.base.layout import FlatTensors, Layout, Slot, accumulation_dtype
+from gossamer.base.layout import FlatTensors, Itself, Layout, Slot, accumulation_dtype
 from gossamer.base.ops import AllReduceMean
 from gossamer.errors import require
 

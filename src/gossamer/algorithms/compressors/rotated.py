@@ -15,10 +15,9 @@ from gossamer.algorithms.compressors.quantize import is_power_of_two
 from gossamer.algorithms.compressors.wrapper import Wrapper
 from gossamer.base import rng
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.base.identity import Itself
 from gossamer.base.kernels import Residual, dct, hadamard, scratch_for, scratch_like
 from gossamer.base.kernels.reference.segments import LARGEST_BLOCK
-from gossamer.base.layout import FlatTensors, Layout, Slot, accumulation_dtype
+from gossamer.base.layout import FlatTensors, Itself, Layout, Slot, accumulation_dtype
 from gossamer.base.ops import Payload
 from gossamer.errors import require
 

@@ -13,10 +13,9 @@ from gossamer.algorithms.compressors.base import Compressor, Decoder
 from gossamer.algorithms.compressors.dense import Dense
 from gossamer.algorithms.compressors.ownership import Ownership
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.base.coalesce import coalesce
-from gossamer.base.identity import Itself
 from gossamer.base.kernels import scratch_for, scratch_like
-from gossamer.base.layout import FlatTensors, Layout, LayoutPart, Slot, accumulation_dtype
+from gossamer.base.layout import FlatTensors, Itself, Layout, LayoutPart, Slot, accumulation_dtype
+from gossamer.base.ops import coalesce
 from gossamer.errors import require
 
 

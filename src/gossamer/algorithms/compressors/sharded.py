@@ -18,10 +18,9 @@ from gossamer.algorithms.compressors.per_worker import PerWorker, by_rank
 from gossamer.algorithms.compressors.wrapper import Wrapper
 from gossamer.base import rng
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.base.identity import Itself
 from gossamer.base.kernels import Residual, scratch_like, widened
 from gossamer.base.kernels.reference.segments import expect
-from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
+from gossamer.base.layout import FlatTensors, Itself, Layout, accumulation_dtype
 from gossamer.base.ops import AllGather, AllToAll, Form, Payload, TensorForm
 from gossamer.errors import NotFinite
 

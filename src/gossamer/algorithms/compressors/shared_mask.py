@@ -16,10 +16,9 @@ from gossamer.algorithms.compressors.shared_places import mean_at, refuse_large,
 from gossamer.algorithms.compressors.topk import TopK, require_density, require_places, share
 from gossamer.algorithms.compressors.wrapper import without_state
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
-from gossamer.base.coalesce import coalesce
 from gossamer.base.kernels import Residual, coded_bytes, decode_places, encode_places, largest
 from gossamer.base.layout import FlatTensors, accumulation_dtype
-from gossamer.base.ops import AllGather, Payload, Script
+from gossamer.base.ops import AllGather, Payload, Script, coalesce
 from gossamer.errors import MalformedError
 
 MASK = "mask"

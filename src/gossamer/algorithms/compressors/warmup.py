@@ -12,9 +12,9 @@ from gossamer.algorithms.compressors.settling import WarmupProgress, blank, ener
 from gossamer.algorithms.compressors.topk import densities
 from gossamer.algorithms.compressors.wrapper import Wrapper, without_state
 from gossamer.base.aggregation import FORM, Aggregation, AggregationContext, AggregationResult, State
-from gossamer.base.coalesce import coalesce
 from gossamer.base.kernels import Residual
 from gossamer.base.layout import FlatTensors
+from gossamer.base.ops import coalesce
 from gossamer.errors import require
 
 

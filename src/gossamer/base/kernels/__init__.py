@@ -6,13 +6,12 @@ unsupported inputs use plain torch.
 
 reference/   the reference in plain torch, a file for each format
 triton/      the same on a GPU
-dispatch     selects the implementation of a call; whether Triton is used, and why not
-library      the compiled loops: their availability, and how they are called
+library      the compiled loops, and the implementation of a call: compiled, Triton's or plain torch
 quantize     codes of 16 bits to less than 2, and sums of decoded ones, compiled
 hadamard     a rotation made of sums and differences, compiled
 low_rank     matrices as two thin factors, compiled; its products of one worker's own numbers are rounded differently
 select       selection of entries and coding of their places, compiled
-crc, finite  checksums; whether numbers can be added up
+checks       checksums; whether numbers can be added up
 polyval      a keyed hash of messages, compiled
 threads      how many threads share a call's work, also in threads that the library makes
 blocks       checks of buffers before a compiled loop runs; narrow residuals, widened for it
@@ -21,7 +20,7 @@ buffer_pool  large buffers that are reused between steps
 
 from gossamer.base.kernels.blocks import widened
 from gossamer.base.kernels.buffer_pool import scratch_for, scratch_like
-from gossamer.base.kernels.finite import summable, within_range
+from gossamer.base.kernels.checks import summable, within_range
 from gossamer.base.kernels.hadamard import hadamard
 from gossamer.base.kernels.low_rank import back_project, expand, orthonormalize, project
 from gossamer.base.kernels.quantize import (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.base.kernels.buffer_pool import ALIGNMENT, empty, scratch_like
-from gossamer.base.kernels.finite import summable
+from gossamer.base.kernels.checks import summable
 from gossamer.base.kernels.library import MALFORMED, address, addresses, counts_array, serves
 from gossamer.base.kernels.reference.bits import refused
 from gossamer.base.kernels.reference.residual import Residual, both

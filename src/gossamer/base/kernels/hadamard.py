@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.base.kernels.blocks import are, tiled, tiling
-from gossamer.base.kernels.dispatch import kernel
-from gossamer.base.kernels.library import OVERFLOW, Count, Function, Pointer, address
+from gossamer.base.kernels.library import OVERFLOW, Count, Function, Pointer, address, kernel
 from gossamer.base.kernels.reference import hadamard as plain
 from gossamer.base.kernels.reference.segments import LARGEST_BLOCK
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.base.kernels.buffer_pool import empty
-from gossamer.base.kernels.dispatch import kernel
-from gossamer.base.kernels.library import Count, Function, Pointer, address, counts_array, serves
+from gossamer.base.kernels.library import Count, Function, Pointer, address, counts_array, kernel, serves
 from gossamer.base.kernels.reference import low_rank as truth
 from gossamer.base.kernels.reference.low_rank import Factoring
 from gossamer.base.kernels.reference.residual import Residual

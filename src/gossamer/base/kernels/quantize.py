@@ -26,9 +26,8 @@ from gossamer.base.kernels.blocks import (
     written,
 )
 from gossamer.base.kernels.buffer_pool import empty
-from gossamer.base.kernels.dispatch import kernel
-from gossamer.base.kernels.finite import summable
-from gossamer.base.kernels.library import OVERFLOW, Count, Function, Pointer, address, addresses, serves
+from gossamer.base.kernels.checks import summable
+from gossamer.base.kernels.library import OVERFLOW, Count, Function, Pointer, address, addresses, kernel, serves
 from gossamer.base.kernels.reference import float4, half, onebit, quantize, sign_magnitude, ternary, twobit
 from gossamer.base.kernels.reference import levels as levelled
 from gossamer.base.kernels.reference.residual import Residual, both

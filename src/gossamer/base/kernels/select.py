@@ -11,8 +11,7 @@ from torch import Tensor
 
 from gossamer.base.kernels.blocks import buffers
 from gossamer.base.kernels.buffer_pool import empty
-from gossamer.base.kernels.dispatch import kernel
-from gossamer.base.kernels.finite import summable
+from gossamer.base.kernels.checks import summable
 from gossamer.base.kernels.library import (
     MALFORMED,
     MISFIT,
@@ -22,6 +21,7 @@ from gossamer.base.kernels.library import (
     address,
     addresses,
     counts_array,
+    kernel,
     serves,
 )
 from gossamer.base.kernels.reference import index_coding as truth

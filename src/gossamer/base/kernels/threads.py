@@ -54,21 +54,23 @@ class ThreadCount:
     """The intra-op threads of one caller's thread, for threads that the library starts for it."""
 
     def __init__(self) -> None:
-        self._owner = threading.get_ident()
-        self._count = torch.get_num_threads()
-        self._limit = thread_limit(self._count)  # raises in the caller's thread for an invalid GOSSAMER_THREADS
+        self.owner = threading.get_ident()
+        self.count = torch.get_num_threads()
+        self._limit = thread_limit(self.count)  # raises in the caller's thread for an invalid GOSSAMER_THREADS
 
     def look(self) -> None:
         """Read the owner's count; no effect in other threads, of which autograd has one per device."""
-        if threading.get_ident() == self._owner and (count := torch.get_num_threads()) != self._count:
-            self._count, self._limit = count, thread_limit(count)
+        if threading.get_ident() == self.owner and (count := torch.get_num_threads()) != self.count:
+            self._limit = thread_limit(count)
+            self.count = count  # last: another thread that reads it must read the new limit as well
 
-    def adopt(self) -> None:
-        """Apply this count to the running thread, and to those that it starts."""
-        _of_thread.keeps_to = self
-        if torch.get_num_threads() != self._count:  # reading it makes torch apply its own count
-            torch.set_num_threads(self._count)
-        share_among(self._limit)
+    def adopt(self) -> int:
+        """Apply this count to the running thread, and to those that it starts. Return it."""
+        _of_thread.keeps_to, count, limit = self, self.count, self._limit
+        if torch.get_num_threads() != count:  # reading it makes torch apply its own count
+            torch.set_num_threads(count)
+        share_among(limit)
+        return count
 
 
 def count_of_caller() -> ThreadCount:

@@ -169,6 +169,11 @@ class CollectiveSelector:
         self.prices, self._provisional = prices, provisional
         self._picked: dict[tuple[int, int, Ranks], Collective] = {}
         self._hubs: dict[tuple[Any, ...], int | None] = {}  # of all-gathers and broadcasts
+        self._find_relays()
+
+    def _find_relays(self) -> None:
+        """Note whether all-gathers and broadcasts may use a hub: a rank relays for others."""
+        self.has_hubs = self._requested == AUTO and any(relay.rank is not None for relay in self._links.relays)
 
     def settle(self) -> None:
         """End the provisional choices, equally on all ranks between two operations."""
@@ -182,6 +187,7 @@ class CollectiveSelector:
         self._requested = requested
         self._picked.clear()
         self._hubs.clear()
+        self._find_relays()
 
     @property
     def links(self) -> Links:
@@ -192,6 +198,7 @@ class CollectiveSelector:
         self._links, self._provisional = links, False  # known links decide at once, as in the run that is resumed
         self._picked.clear()
         self._hubs.clear()
+        self._find_relays()
         if self.prices is not None:
             self.prices.prepare(links)
 
@@ -204,11 +211,6 @@ class CollectiveSelector:
             events.emit(events.CollectivePicked(nbytes=nbytes, collective=picked, world=len(ranks)))
             self._explain(itemsize, self._picked[key])
         return self._picked[key]
-
-    @property
-    def has_hubs(self) -> bool:
-        """Whether all-gathers and broadcasts may use a hub: a rank relays for others."""
-        return self._requested == AUTO and any(relay.rank is not None for relay in self._links.relays)
 
     def gathering_hub(self, sizes: tuple[int, ...], ranks: Ranks) -> int | None:
         """Return the hub of an all-gather of `sizes` bytes over `ranks`, as an index into `ranks`; None without one."""

@@ -21,7 +21,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
-from gossamer.base.kernels.crc import crc32
+from gossamer.base.kernels.checks import crc32
 from gossamer.comm.handshake import MAGIC, PROTOCOL
 from gossamer.comm.rpc_protocol.frame_mac import TAG_BYTES, FrameMac, FrameTags
 from gossamer.errors import MalformedError, MismatchError

@@ -20,7 +20,7 @@ import torch
 from gossamer.base.kernels.threads import count_of_caller
 from gossamer.comm.runtime.comm_streams import CommStreams, StreamMoment
 from gossamer.comm.runtime.transaction import Recovery, Transaction
-from gossamer.comm.runtime.worker_scope import current_worker
+from gossamer.comm.runtime.worker_scope import WorkerScope, current_worker
 from gossamer.errors import LoopError
 
 T = TypeVar("T")
@@ -72,10 +72,11 @@ class Work(Generic[T]):
         job: Callable[[], T],
         streams: CommStreams | None,
         on_failure: Callable[[BaseException], None] | None,
+        worker: WorkerScope,
         waiters: Waiters | None = None,
     ) -> None:
         self._job: Callable[[], T] | None = job
-        self._waiters = waiters
+        self._worker, self._waiters = worker, waiters
         self._streams, self._on_failure = streams, on_failure
         self._done = threading.Event()
         self._result: T
@@ -112,7 +113,7 @@ class Work(Generic[T]):
 
     def wait(self) -> T:
         if not self._done.is_set():
-            with current_worker().waiting(), self._waiters.waiting(self._done) if self._waiters else nullcontext():
+            with self._worker.waiting(), self._waiters.waiting(self._done) if self._waiters else nullcontext():
                 self._done.wait()
         if self._failure is not None:
             raise self._failure
@@ -161,8 +162,10 @@ class CommThread:
         """Queue a job. `on_failure` is called in the thread with the error if it failed or was never run."""
         if self._closed:
             raise LoopError("the session is closed, so nothing can be sent. Call gossamer.attach(...) again.")
-        self._thread_count.look()
-        ticket = Work(job, self._streams, on_failure, None if self.is_fixed else self.waiters)
+        count = self._thread_count
+        if threading.get_ident() == count.owner and torch.get_num_threads() != count.count:
+            count.look()
+        ticket = Work(job, self._streams, on_failure, self._worker, None if self.is_fixed else self.waiters)
         self._queue.put(ticket)  # type: ignore[arg-type]
         return ticket
 
@@ -193,8 +196,10 @@ class CommThread:
 
     def _work(self) -> None:
         torch.set_grad_enabled(False)  # in this thread: sent and stored tensors need no graph
+        adopted = 0  # number of threads that this one uses
         while (ticket := self._next()) is not None:
-            self._thread_count.adopt()
+            if adopted != self._thread_count.count:
+                adopted = self._thread_count.adopt()
             try:
                 if self._failure is not None:
                     raise self._failure

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from heapq import heappop, heappush
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from statistics import median
 from typing import Any, Protocol
 
@@ -76,16 +76,11 @@ class Pipeline:
         """Begin another script, and advance earlier scripts that are due."""
         script, self._count = self._count, self._count + 1
         heappush(self._turns, (issue_slot(script, 0, self._window), script, going))
-        self._run_until(script)
+        self.finish(script)
 
-    def finish(self) -> None:
-        """Advance all scripts to their ends."""
-        while self._turns:
-            ((now, _), _, _) = self._turns[0]
-            self._run_until(now)
-
-    def _run_until(self, now: int) -> None:
-        while self._turns and self._turns[0][0][0] <= now:
+    def finish(self, until: float = inf) -> None:
+        """Advance all scripts to their ends, or up to the turn of script number `until`."""
+        while self._turns and self._turns[0][0][0] <= until:
             (_, round_), script, going = heappop(self._turns)
             if going.advance():
                 heappush(self._turns, (issue_slot(script, round_ + 1, self._window), script, going))

@@ -19,9 +19,10 @@ from gossamer.comm.runtime.peer_thread import PeerEndpoint
 class WorkerScope:
     """One worker of this process. The default is its only one."""
 
-    def waiting(self) -> AbstractContextManager[None]:
-        """Context manager within which the running thread waits for other workers."""
-        return nullcontext()
+    # Context manager within which the running thread waits for other workers
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    now: Callable[[], float] = time.perf_counter  # seconds on this worker's clock
+    is_virtual = False  # whether its clock is not that of this machine
 
     def wait_for(self, condition: threading.Condition, over: Callable[[], bool]) -> None:
         """Wait, in a block `with condition`, until scripts of this worker's endpoints have made `over()` true."""
@@ -31,12 +32,8 @@ class WorkerScope:
         """Return a new endpoint of `peer`, in this worker's process, in a simulated network; None: it needs sockets."""
         return None
 
-    def now(self) -> float:
-        """Return seconds on this worker's clock."""
-        return time.perf_counter()
-
     def step_costs(self, measured: Mapping[str, float]) -> Mapping[str, float]:
-        """Return the durations in the step that ends now, on this worker's clock. measured: those in this process."""
+        """Return the durations in the step that ends now, on a virtual clock. measured: those in this process."""
         return measured
 
     def compute_seconds(self, measured: float, parts: int) -> float:

@@ -23,6 +23,7 @@ from gossamer.base.aggregation import STEADY
 from gossamer.comm.echo_transport import ReplayTransport, ScriptSeconds, TimedCompressor
 from gossamer.comm.runtime.comm_thread import CommThread, Work
 from gossamer.comm.runtime.transaction import Transaction
+from gossamer.comm.runtime.worker_scope import current_worker
 from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.frozen_parameters import FrozenParameters
 from gossamer.train.engine.loop import LoopState, StepContext
@@ -157,7 +158,7 @@ class _InlineCommThread:
         return range(world)
 
     def submit(self, job: Callable[[], T], on_failure: Callable[[BaseException], None] | None = None) -> Work[T]:
-        began, work = time.perf_counter(), Work(job, None, on_failure)
+        began, work = time.perf_counter(), Work(job, None, on_failure, current_worker())
         self._transport.pause()
         work.run()
         self._transport.pause()

@@ -124,6 +124,8 @@ class JobGate:
 class VirtualWorker(WorkerScope, ABC):
     """One worker: a thread that runs while it holds the baton. Subclasses add its time, and stop it at the gate."""
 
+    is_virtual = True
+
     def __init__(
         self, rank: int, script: Path, state: ProcessState, baton: Baton, gate: JobGate, output: TextIO
     ) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
 
@@ -80,18 +80,18 @@ class OutermostBackward:
             self._over()
 
 
+@dataclass(eq=False)
 class _Pass:
     """An outermost backward pass, first seen in the graph task `first_task`."""
 
-    def __init__(self, first_task: int) -> None:
-        self._first_task = first_task
-        self.awaits_end = False
-        self.hooks: list[RemovableHandle] = []
+    first_task: int
+    awaits_end: bool = False
+    hooks: list[RemovableHandle] = field(default_factory=list)
 
     def holds(self, task: int) -> bool:
         """Whether a graph task belongs to this pass, if no enclosing function is known: a nested task on another
         device's thread, or the outermost task, which is older than nested ones."""
-        return self.awaits_end or task < self._first_task
+        return self.awaits_end or task < self.first_task
 
 
 def outermost_function() -> Node | None:

@@ -19,10 +19,9 @@ from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.compressors.base import aggregate_finite
 from gossamer.base import flight_recorder
 from gossamer.base.aggregation import AggregationContext, AggregationResult, State
-from gossamer.base.coalesce import coalesce
 from gossamer.base.kernels import within_range
 from gossamer.base.layout import FlatTensors, Layout, Slot, first_nonfinite
-from gossamer.base.ops import AllGather, AllReduceMean, Script
+from gossamer.base.ops import AllGather, AllReduceMean, Script, coalesce
 from gossamer.base.runner import ScriptCost, ScriptRun, broadcast, run_script
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.comm_thread import CommThread, Work
@@ -43,7 +42,8 @@ from gossamer.train.engine.step_decision import (
     StepDecision,
     StepReport,
     compare_settings,
-    exchange_reports,
+    decide,
+    encode,
     gather_first_batches,
     gather_standings,
     refuse_newcomers,
@@ -297,7 +297,8 @@ class StepReduction:
         """Exchange reports. It starts after the last bucket's encoder, so that the report includes its failures."""
         steps = trailer.report.steps if self.agreed_step is None else self.agreed_step
         found = replace(trailer.report, steps=steps, first_nonfinite=self.first_nonfinite, sample=trailer.sample())
-        return (yield from exchange_reports(found))
+        received = yield AllGather((encode(found),))
+        return decide([text for (text,) in received], found)
 
     def blame(self, decision: StepDecision, reduced: Sequence[Reducible]) -> NonFiniteOrigin | None:
         """The rank and tensor with the first non-finite value, or None."""
@@ -354,15 +355,13 @@ class PendingReduction:
     _work: list[Work[Any]] = field(default_factory=list)
     _before: list[Callable[[], object]] = field(default_factory=list)  # jobs to run before the next one
 
-    def __post_init__(self) -> None:
-        if not self.comm_thread.is_fixed:
-            self._transaction = self.comm_thread.transaction(admits=self.admits, prepare=self.reduction.prepare)
-
     def begin(
         self, warn: Callable[[Sequence[tuple[int, float]]], None], trained: Sequence[int], check: ParameterCheck
     ) -> None:
         """Run the exchanges that must precede the first bucket. trained: members that trained in the previous exchange;
         if some did not, they do not know whether its average was used."""
+        if not self.comm_thread.is_fixed:
+            self._transaction = self.comm_thread.transaction(admits=self.admits, prepare=self.reduction.prepare)
         if self.reduction.reference is None:
             self._submit(partial(self.reduction.open, self.taken.first_batch, warn))
         weigh = partial(self._weigh, trained, check)

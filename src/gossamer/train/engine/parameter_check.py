@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from gossamer.base.kernels.crc import crc32
+from gossamer.base.kernels.checks import crc32
 from gossamer.base.layout import dense_stride
 from gossamer.base.units import ranks_text
 from gossamer.errors import AttachError, LayoutError, LoopError, MismatchError, require
@@ -107,12 +107,19 @@ class ParameterCheck(Extension):
         return partial(_checksums, [part.clone() for part in due])
 
     def _due(self, step: int) -> Sequence[Tensor]:
-        """Parameters that are compared at a step."""
+        """Elements of parameters that are compared at a step, in memory order."""
         parts = self._parts(step)
         if not parts or self._verify == "off" or "parameters" in self._reported:
             return ()
-        size = -(-self._numel // PARTS)
-        return list(self._between(parts.start * size, parts.stop * size))
+        size, start = -(-self._numel // PARTS), 0
+        begin, end = parts.start * size, parts.stop * size
+        due = []
+        for parameter in self._parameters.values():
+            stop = start + parameter.numel()
+            if start < end and stop > begin:
+                due.append(_flat(parameter)[max(begin - start, 0) : end - start])
+            start = stop
+        return due
 
     def _parts(self, step: int) -> range:
         """Parts that are compared at a step."""
@@ -136,15 +143,6 @@ class ParameterCheck(Extension):
                 return None if None in seen else min(step for step in seen if step is not None)
             start += parameter.numel()
         return None
-
-    def _between(self, begin: int, end: int) -> Iterator[Tensor]:
-        """Elements `begin` to `end` of all parameters, in memory order."""
-        start = 0
-        for parameter in self._parameters.values():
-            stop = start + parameter.numel()
-            if start < end and stop > begin:
-                yield _flat(parameter)[max(begin - start, 0) : end - start]
-            start = stop
 
     def text(self) -> str:
         """A checksum of each tensor, for `compare`."""

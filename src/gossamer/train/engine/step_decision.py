@@ -122,13 +122,6 @@ def control_bytes(parameter_tensors: int, buffer_groups: int = 0, *, by_speed: b
     return HEAD.size + -(-parameter_tensors // 8) + -(-buffer_groups // 8) + PACE.size * by_speed
 
 
-def exchange_reports(report: StepReport) -> Generator[AllGather, Any, StepDecision]:
-    """All-gather the reports."""
-    received = yield AllGather((encode(report),))
-    texts, by_speed = [text for (text,) in received], report.part_seconds is not None
-    return decide(texts, len(report.used), len(report.moved), by_speed=by_speed)
-
-
 def encode(report: StepReport) -> Tensor:
     head = HEAD.pack(
         report.weight,
@@ -144,12 +137,12 @@ def encode(report: StepReport) -> Tensor:
     return torch.frombuffer(bytearray(b"".join((head, *bits, pace))), dtype=torch.uint8)
 
 
-def decide(texts: Sequence[Tensor], parameters: int, buffers: int, *, by_speed: bool = False) -> StepDecision:
-    """Decode all ranks' reports at once. texts: by rank, as encoded with these numbers of flags."""
-    raw = torch.stack([*texts]).numpy()
+def decide(received: Sequence[Tensor], own: StepReport) -> StepDecision:
+    """Decode all ranks' reports at once. received: by rank, as encoded; own: this rank's, which has the same form."""
+    raw, parameters, buffers = torch.stack([*received]).numpy(), len(own.used), len(own.moved)
     split = HEAD.size + -(-parameters // 8)
     end = split + -(-buffers // 8)
-    paces = raw[:, end:].copy().view("<f8")[:, 0].tolist() if by_speed else ()
+    paces = raw[:, end:].copy().view("<f8")[:, 0].tolist() if own.part_seconds is not None else ()
     heads = raw[:, : HEAD.size].copy().view(FIELDS)[:, 0]
     presence, first, wishes = heads["presence"], heads["first_nonfinite"], int(np.bitwise_or.reduce(heads["wishes"]))
     trained, found = presence == Presence.TRAINING, first >= 0
@@ -161,7 +154,7 @@ def decide(texts: Sequence[Tensor], parameters: int, buffers: int, *, by_speed: 
         weight=sum(heads["weight"].tolist()),  # in rank order, for the same bits on every rank
         presences=tuple(map(Presence, presence.tolist())),
         active=active,
-        all_trained=len(active) == len(texts),
+        all_trained=len(active) == len(received),
         stop=bool(wishes & STOP),
         look=bool(wishes & LOOK),
         nonfinite=tuple(zip(np.flatnonzero(found).tolist(), first[found].tolist(), strict=True)),

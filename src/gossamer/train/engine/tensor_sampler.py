@@ -46,8 +46,8 @@ class TensorSampler:
     """Chooses buckets, measures them, and emits events.TensorsMeasured. steps: returns the number of steps made."""
 
     def __init__(self, steps: Callable[[], int], clock: Callable[[], float] = time.perf_counter) -> None:
-        self._steps, self._clock = steps, clock
-        self._due = -inf
+        self._steps, self.clock = steps, clock
+        self.due = -inf  # no bucket is measured before
         self._measured: set[str] = set()  # buckets measured in this cycle, by their first tensor
         self._passed: set[str] = set()  # those of them that were skipped since the last sample
         self._went_round, self._cold = False, True
@@ -55,7 +55,7 @@ class TensorSampler:
 
     def takes(self, layout: Layout) -> bool:
         """Whether to measure the next bucket."""
-        if self._clock() < self._due or not events.sampled() or not layout.names or not self._steps():
+        if self.clock() < self.due or not events.sampled() or not layout.names or not self._steps():
             return False  # the first step includes imports and first allocations, and has no residuals yet
         name = layout.names[0]
         if name in self._measured and name not in self._passed:
@@ -78,17 +78,17 @@ class TensorSampler:
         """
         try:
             costs = self._bytes(compressor, x, nbytes, at)  # priced once
-            began = self._clock()
+            began = self.clock()
             rows = self._rows(compressor, x, staged, costs)
         except Exception as error:
-            self._due = inf
+            self.due = inf
             events.notice(f"the costs of tensors are no longer measured ({type(error).__name__}: {error})")
             return
         events.emit(events.TensorsMeasured(step=self._steps(), tensors=rows))
-        ended = self._clock()
+        ended = self.clock()
         least = SAMPLE_SECONDS if self._went_round or self._cold else 0.0
         took = 0.0 if self._cold else ended - began  # the first sample runs with cold caches and is not representative
-        self._due, self._cold = ended + max(least, took / SAMPLE_SHARE), False
+        self.due, self._cold = ended + max(least, took / SAMPLE_SHARE), False
 
     def _rows(
         self, compressor: Compressor, x: FlatTensors, staged: AggregationResult, costs: Sequence[float]

@@ -100,7 +100,9 @@ class SessionStatus:
             self._data.begin()
 
     def step_ended(self, skipped: bool, costs: StepCosts) -> None:
-        costs, now = self._worker.step_costs(costs), self.clock()
+        now = self.clock()
+        if self._worker.is_virtual:
+            costs = self._worker.step_costs(costs)
         if active.recorder is not None:
             active.recorder.step_ended(self._step(), self._last_at, now)
         seconds, self._last_at = now - self._last_at, now

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.base import rng, system
-from gossamer.base.kernels.crc import crc32
+from gossamer.base.kernels.checks import crc32
 from gossamer.errors import MismatchError
 from gossamer.events import notice
 from gossamer.train.checkpoint.pytree import flat_bytes

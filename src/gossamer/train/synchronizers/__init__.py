@@ -3,7 +3,7 @@
     stages               builds the synchronizer of a strategy's stage, and switches to the next stage
     base                 Synchronizer, the interface; SyncContext, its dependencies; SoloSynchronizer: one worker
     gradients            GradientSynchronizer: averages gradients during backward (EveryStep)
-    scheduled            ScheduledSynchronizer: rounds that overlap with training; a round_task defines the content
+    scheduled            ScheduledSynchronizer: rounds that overlap with training; a RoundTask defines the content
     parameter_averaging  the task of LocalSGD, DiLoCo and DelayedAveraging
     delayed_gradients    the task of EveryStep(delay=...)
     in_flight            one round: outgoing tensors, reduction on the communication thread, result

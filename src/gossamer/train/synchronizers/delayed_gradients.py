@@ -13,8 +13,7 @@ from gossamer.train.engine.averaged_state import AveragedState
 from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.loop import LoopState
 from gossamer.train.engine.step_decision import Flags, Presence
-from gossamer.train.synchronizers.in_flight import InFlightRound, RoundResult
-from gossamer.train.synchronizers.round_task import RoundTask, taken_along
+from gossamer.train.synchronizers.in_flight import InFlightRound, RoundResult, RoundTask, taken_along
 
 
 class DelayedGradients(RoundTask):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gossamer.algorithms.strategies import GradientStage
 from gossamer.base import flight_recorder
+from gossamer.base.aggregation import AggregationContext
 from gossamer.base.spans import active
 from gossamer.base.spans.record_format import SpanKind
 from gossamer.comm.runtime.pipeline import PipelineTuner
@@ -128,9 +129,7 @@ class GradientSynchronizer(Synchronizer):
         self._trained: Sequence[int] = self._members  # ranks that trained in the previous exchange
         self._kept = None if context.comm_thread.is_fixed else KeptInputs(buckets)
         self._bucket_of = {name: bucket for bucket in buckets for name in bucket.parameters}
-        self._watch = self._loop.gradients(
-            self._parameters, self._pass_ended, self._pass_began, self._ready, self.controls
-        )
+        self._watch = self._loop.gradients(self._parameters, self._over, self._pass_began, self._ready, self.controls)
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -196,7 +195,8 @@ class GradientSynchronizer(Synchronizer):
                 "the previous backward pass did not finish, and part of its gradients was sent already, so the ranks "
                 "are out of step. Continue from the last checkpoint, as gossamer run --max-restarts 1 does."
             )
-        self._expect_all()
+        for bucket in self._buckets:
+            bucket.expect_all()
         if self._unused:
             self._drop_thrown_away()
         if self._admission.awaited:
@@ -223,13 +223,17 @@ class GradientSynchronizer(Synchronizer):
         if self._pending is not None:
             self._pending.taken = taken
             return self._pending
-        at = (context := self._context).aggregation(self.step, taken.moments)
+        context = self._context
         compressor, transport = context.compressor, context.transport
+        at = AggregationContext(
+            step=self.step, seed=context.seed, rank=transport.rank, world=transport.world, **taken.moments._asdict()
+        )
         if self._kept is not None:
             self._kept.clear()
         reduction = StepReduction(compressor, transport, self.names, at, self.reference, weight, tuner=self._tuner)
         reduction.kept, reduction.since = self._kept, context.since
-        reduction.sampler = self._loop.tensors if sampled() else None
+        tensors = self._loop.tensors
+        reduction.sampler = tensors if tensors is not None and tensors.clock() >= tensors.due and sampled() else None
         flight_recorder.current.buckets = len(self._buckets)
         admits = presence == Presence.TRAINING and not self._admission.gates
         self._pending = PendingReduction(
@@ -279,16 +283,14 @@ class GradientSynchronizer(Synchronizer):
 
     # -- after backward ------------------------------------------------------------------------------------------------
 
-    def _pass_ended(self) -> None:
-        self._seen_pass = True
-        self._over()
-
     def _let_in(self) -> None:
         self._admission.let_in()
         if self._shares is not None:
             self._shares.clock.drop()
 
-    def _over(self) -> None:
+    def _over(self, *, seen: bool = True) -> None:
+        """Called after a backward pass, or with seen=False if no gradient hook was called in it."""
+        self._seen_pass = self._seen_pass or seen
         if self._admission.awaited:
             self._let_in()
         if self._sums.complete:
@@ -298,11 +300,6 @@ class GradientSynchronizer(Synchronizer):
         self._passes += 1
         if self.phase is GradientPhase.WAITING:
             self.phase = GradientPhase.FINISHED
-        self._expect_all()
-
-    def _expect_all(self) -> None:
-        for bucket in self._buckets:
-            bucket.expect_all()
 
     def finish(self, presence: Presence = Presence.TRAINING) -> StepDecision:
         """Send the remaining buckets, wait for the exchange, and commit or skip the step as all ranks decide. A rank
@@ -347,7 +344,6 @@ class GradientSynchronizer(Synchronizer):
         self.step = max(pending.reduction.at.step, *decision.steps.values(), 0) + pending.committed
         if self._versions is not None:
             self._versions.note()
-        self._expect_all()
         if decision.active:
             members = self._members
             self._trained = list(map(members.__getitem__, decision.active))
@@ -411,7 +407,7 @@ class GradientSynchronizer(Synchronizer):
         if self.phase is GradientPhase.WAITING and not closure:
             if not any(part.has_new for part in self._parts):
                 self._loop.check.note_missing_pass()
-            self._over()  # no gradient hook was called here, and the other ranks wait for this one
+            self._over(seen=False)  # the other ranks wait for this one
         self.in_optimizer = True
         self.use()
 

@@ -16,7 +16,7 @@ from gossamer.train.engine.sparse_gradients import SparseGradients
 from gossamer.train.engine.step_decision import NonFiniteOrigin, Presence
 from gossamer.train.synchronizers.base import SyncContext, Synchronizer
 from gossamer.train.synchronizers.gradients import GradientSynchronizer
-from gossamer.train.synchronizers.round_task import RoundTask
+from gossamer.train.synchronizers.in_flight import RoundTask
 from gossamer.train.synchronizers.scheduled import ScheduledSynchronizer
 
 

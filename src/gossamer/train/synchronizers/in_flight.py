@@ -1,10 +1,15 @@
-"""Sync rounds in flight: outgoing tensors of a fragment, their reduction on the communication thread, the result."""
+"""Sync rounds in flight: outgoing tensors of a fragment, their reduction on the communication thread, the result.
+
+A RoundTask defines which values are sent, and how the mean is applied.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import hypot
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,16 +18,25 @@ from torch import Tensor
 from gossamer.algorithms.strategies import SyncRound
 from gossamer.base.aggregation import AggregationContext, State
 from gossamer.base.kernels import all_finite
-from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
+from gossamer.base.layout import FlatTensors, accumulation_dtype
 from gossamer.base.runner import ScriptCost
 from gossamer.comm.runtime.comm_thread import Work
 from gossamer.events import sampled
+from gossamer.train.engine.averaged_state import AveragedState
 from gossamer.train.engine.bucket import NO_INPUT, Bucket, KeptInputs
 from gossamer.train.engine.bucket_reduction import StepReduction, StepTrailer, sum_costs, with_own, without_own
 from gossamer.train.engine.loop import StepCosts
 from gossamer.train.engine.participation import StepPace
-from gossamer.train.engine.step_decision import Agreement, NonFiniteOrigin, StepDecision, unchanged
-from gossamer.train.synchronizers.base import SyncContext
+from gossamer.train.engine.step_decision import (
+    NO_FLAGS,
+    Agreement,
+    Flags,
+    NonFiniteOrigin,
+    Presence,
+    StepDecision,
+    unchanged,
+)
+from gossamer.train.synchronizers.base import NamedState, SyncContext
 
 
 @dataclass
@@ -38,29 +52,21 @@ class Fragment:
         return [name for bucket in self.buckets for name in bucket.layout.names]
 
 
-@dataclass(frozen=True)
 class OutgoingBucket:
-    """Outgoing values in a bucket's layout, compressed with its state."""
+    """Outgoing values in a bucket's layout, compressed with its state.
 
-    bucket: Bucket
-    flat: Tensor
-    keeps: bool  # whether they are needed when the mean arrives
+    Args:
+        keeps: whether they are needed when the mean arrives.
+    """
 
-    @property
-    def packed(self) -> FlatTensors:
-        return FlatTensors(self.flat, self.bucket.layout)
-
-    @property
-    def layout(self) -> Layout:
-        return self.bucket.layout
+    def __init__(self, bucket: Bucket, flat: Tensor, keeps: bool) -> None:
+        self.bucket, self.flat, self.keeps = bucket, flat, keeps
+        self.layout, self.packed = bucket.layout, FlatTensors(flat, bucket.layout)
+        self.mean_buffer = None if keeps else flat
 
     @property
     def state(self) -> State:
         return self.bucket.state
-
-    @property
-    def mean_buffer(self) -> Tensor | None:
-        return None if self.keeps else self.flat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,3 +215,78 @@ def read_result(written: Mapping[str, Any]) -> RoundResult:
     about = {key: written[key] for key in ("committed", "stop", "used")}
     about["mean_steps"] = written.get("mean_steps", 0.0)
     return RoundResult(means=means, owns=owns, averaged_state=written["riders"], **about)
+
+
+# -- which values of a bucket a scheduled synchronizer sends, and how the mean is applied ------------------------------
+
+
+class RoundTask(ABC):
+    """Called by a ScheduledSynchronizer on the training thread: `offer` when a round is sent, `apply` or `revert` when
+    it lands."""
+
+    in_backward = False  # rounds are sent and land at the end of a backward pass, not after the optimizer step
+    keeps_alike = False  # parameters are equal on all ranks at every step
+    merges_own = False  # the merged parameters are the mean of the workers' own, not `agreed`
+    keeps_offers = False  # the offer is needed when the mean arrives
+    guards_gradients = False  # drop non-finite gradients before the optimizer uses them
+    agreed_state: Mapping[str, Tensor] = MappingProxyType({})  # the model's other state by name, as last averaged
+
+    def check_pass(self, *, counted: bool) -> None:  # noqa: B027 - most can use any number of them
+        """Called after a backward pass. counted: whether this is not the first one since the last step. Raises
+        LoopError if only one is allowed."""
+
+    def check_step(self, *, closure: bool) -> None:  # noqa: B027 - most work with any optimizer
+        """Called before the optimizer step. Raises LoopError if a closure is not allowed."""
+
+    @abstractmethod
+    def offer(self, bucket: Bucket, presence: Presence) -> Tensor:
+        """Values of a bucket to send: (n,)."""
+
+    @abstractmethod
+    def averaged_state(self, number: int, landed: InFlightRound | None = None) -> AveragedState:
+        """State that round `number` averages uncompressed; of a round that was sent, the state that it averages."""
+
+    def used(self, buckets: Sequence[Bucket], presence: Presence) -> Flags:
+        """Whether each parameter of a fragment has a gradient on this rank, if the other ranks need it."""
+        return NO_FLAGS
+
+    @abstractmethod
+    def apply(self, landed: InFlightRound, result: RoundResult) -> None:
+        """Apply the committed result of a round."""
+
+    @abstractmethod
+    def revert(self, landed: InFlightRound) -> None:
+        """Undo the offer: values of a rank were not finite, so the round was not committed."""
+
+    def nothing_landed(self) -> None:  # noqa: B027 - most have nothing to show
+        """Called if no round was due to land at this boundary."""
+
+    @property
+    def agreed(self) -> Mapping[str, Tensor] | None:
+        """Parameters and other state by name that all workers agree on; None if these are the model's own."""
+        return None
+
+    @property
+    def state(self) -> NamedState:
+        """State for checkpoints: {parameter name: {key: tensor}}, as views."""
+        return {}
+
+    def adopt_memory(self) -> None:  # noqa: B027 - most remember nothing
+        """Set the parameters to values that fit the state, after it was received from another worker."""
+
+    def restart(self) -> None:  # noqa: B027 - most remember nothing
+        """Called after the parameters were overwritten with values that all workers agree on."""
+
+    def end_epoch(self, missed: int) -> int:
+        """Return how many of the `missed` steps this rank has to catch up with."""
+        return 0
+
+
+def taken_along(averaged: Mapping[str, Tensor], landed: InFlightRound | None) -> Mapping[str, Tensor]:
+    """Averaged tensors of the model that a round includes. Rounds saved by an earlier version have no counters."""
+    if landed is None:
+        return averaged
+    names = landed.along
+    if names is None:
+        names = [name for name, tensor in averaged.items() if tensor.is_floating_point()]
+    return {name: averaged[name] for name in names}

@@ -20,8 +20,7 @@ from gossamer.train.engine.step_decision import Presence
 from gossamer.train.moments.aligned_moment import align_first_moments, check_alignable
 from gossamer.train.moments.shared_variance import share_variance
 from gossamer.train.synchronizers.base import NamedState
-from gossamer.train.synchronizers.in_flight import InFlightRound, RoundResult
-from gossamer.train.synchronizers.round_task import RoundTask, taken_along
+from gossamer.train.synchronizers.in_flight import InFlightRound, RoundResult, RoundTask, taken_along
 
 
 class ParameterAveraging(RoundTask):

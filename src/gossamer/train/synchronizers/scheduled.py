@@ -35,10 +35,10 @@ from gossamer.train.synchronizers.in_flight import (
     OutgoingBucket,
     OutgoingRound,
     RoundResult,
+    RoundTask,
     read_result,
 )
 from gossamer.train.synchronizers.local_step_counter import LocalStepCounter
-from gossamer.train.synchronizers.round_task import RoundTask
 from gossamer.train.synchronizers.speed_balance import LocalPace
 
 LAG_STEPS = 16  # steps between two measurements of the lag

@@ -12,9 +12,8 @@ import torch
 from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.aggregation import STEADY, AggregationContext
-from gossamer.base.coalesce import coalesce
 from gossamer.base.layout import FlatTensors, Layout
-from gossamer.base.ops import AllGather, CollectiveOp, Script
+from gossamer.base.ops import AllGather, CollectiveOp, Script, coalesce
 
 
 @dataclass(frozen=True)

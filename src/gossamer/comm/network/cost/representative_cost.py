@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gossamer.algorithms.collectives import Collective, Does, TreeAllReduce
-from gossamer.base.identity import Itself
+from gossamer.base.layout import Itself
 from gossamer.base.ops import (
     AllGather,
     AllReduceMean,

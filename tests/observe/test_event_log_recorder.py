@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gossamer.events import Attached, Closed, CollectivePicked, Event, Logged, Noticed, Saved, Skipped, StepEnded
+from gossamer.observe.event_log import Recorder, live_path
 from gossamer.observe.rank_record import RankRecord
 from gossamer.observe.record import read_ranks
-from gossamer.observe.recorder import Recorder, live_path
 
 
 def attached(moment: float = 100.0) -> Attached:

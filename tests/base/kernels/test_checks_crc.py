@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from gossamer.base.kernels import crc
+from gossamer.base.kernels import checks
 from gossamer.base.kernels import library as native
 
 BYTES = random.Random(5).randbytes(70_000)
-LENGTHS = [*range(300), 511, 512, 513, 575, 1000, 4096, crc.SHORT - 1, crc.SHORT, 2**16 + 15]
+LENGTHS = [*range(300), 511, 512, 513, 575, 1000, 4096, checks.SHORT - 1, checks.SHORT, 2**16 + 15]
 Checksum = Callable[[memoryview, int], int]
 
 
@@ -23,8 +23,8 @@ def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     library = native.library()
     if library is None:
         pytest.skip("no kernels were compiled here")
-    monkeypatch.setattr(crc, "SHORT", 0)
-    monkeypatch.setattr(crc, "wanted_kernels", lambda: "native")
+    monkeypatch.setattr(checks, "SHORT", 0)
+    monkeypatch.setattr(checks, "wanted_kernels", lambda: "native")
     library.gossamer_limit_instructions(request.param)
     yield
     library.gossamer_limit_instructions(2)
@@ -40,7 +40,7 @@ def check_equal(of: Checksum) -> None:
 
 @pytest.mark.usefixtures("instructions")
 def test_it_equals_zlibs() -> None:
-    check_equal(crc.crc32)
+    check_equal(checks.crc32)
 
 
 @pytest.mark.usefixtures("instructions")
@@ -50,7 +50,7 @@ def test_pieces_make_the_whole() -> None:
         checksum = place = 0
         while place < len(BYTES):
             piece = data[place : place + draw.choice([1, 15, 64, 257, 9000])]
-            checksum = crc.crc32(piece, checksum)
+            checksum = checks.crc32(piece, checksum)
             place += piece.nbytes
         assert checksum == zlib.crc32(data)
 
@@ -92,7 +92,7 @@ def check_changes_are_noticed(of: Callable[[memoryview], int], nbytes: int) -> N
 
 @pytest.mark.parametrize("nbytes", [1000, 2**16, 70_000])
 def test_it_notices_what_changed(nbytes: int) -> None:
-    check_changes_are_noticed(crc.crc32, nbytes)
+    check_changes_are_noticed(checks.crc32, nbytes)
 
 
 def test_a_plain_sum_would_not() -> None:
@@ -101,6 +101,6 @@ def test_a_plain_sum_would_not() -> None:
 
 
 def test_without_a_library_it_is_zlibs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crc, "library", lambda: None)
-    monkeypatch.delattr(crc, "_CRC32")
-    check_equal(crc.crc32)
+    monkeypatch.setattr(checks, "library", lambda: None)
+    monkeypatch.delattr(checks, "_CRC32")
+    check_equal(checks.crc32)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gossamer.base import kernels
-from gossamer.base.kernels import dispatch, library
+from gossamer.base.kernels import library
 
 CUDA = torch.device("cuda", 0)
 
@@ -21,7 +21,7 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
     def forget() -> None:
         library.wanted_kernels.cache_clear()
-        dispatch._module.cache_clear()
+        library._module.cache_clear()
 
     def chosen(**variables: str) -> None:
         forget()
@@ -37,7 +37,7 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 def test_tensors_of_processors_go_to_compiled_loops(choose: Callable[..., None]) -> None:
     choose(TRITON_INTERPRET="1")
-    assert dispatch.gpu((torch.ones(3), 4.0), {}) is None
+    assert library.gpu((torch.ones(3), 4.0), {}) is None
 
 
 def test_the_interpreter_serves_processors_where_it_is_asked_to(
@@ -63,7 +63,7 @@ def test_processors_without_the_interpreter_are_refused(choose: Callable[..., No
 @pytest.mark.parametrize("wish", ["native", "reference"])
 def test_other_kernels_asked_for_by_name_keep_triton_out(choose: Callable[..., None], wish: str) -> None:
     choose(GOSSAMER_KERNELS=wish, TRITON_INTERPRET="1")
-    assert dispatch._module(CUDA) is None
+    assert library._module(CUDA) is None
 
 
 def test_a_gpu_without_triton_is_served_by_plain_torch_with_one_notice(
@@ -72,8 +72,8 @@ def test_a_gpu_without_triton_is_served_by_plain_torch_with_one_notice(
     choose(TRITON_INTERPRET="1")
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.warns(UserWarning, match=r"pip install 'gossamer\[gpu\]'"):
-        assert dispatch._module(CUDA) is None
-    assert dispatch._module(CUDA) is None  # a second notice would be an error here
+        assert library._module(CUDA) is None
+    assert library._module(CUDA) is None  # a second notice would be an error here
 
 
 def test_a_gpu_that_is_too_old_is_served_by_plain_torch_with_one_notice(
@@ -82,7 +82,7 @@ def test_a_gpu_that_is_too_old_is_served_by_plain_torch_with_one_notice(
     choose()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
     with pytest.warns(UserWarning, match=r"capability 7\.0, and this GPU has 6\.1"):
-        assert dispatch._module(CUDA) is None
+        assert library._module(CUDA) is None
 
 
 def test_every_kernel_of_triton_has_a_public_name() -> None:
@@ -104,6 +104,6 @@ def test_kernels_start_on_the_device_of_their_tensors(
         current[0] = before
 
     monkeypatch.setattr(torch.cuda, "device", become)
-    monkeypatch.setattr(dispatch, "gpu", lambda arguments, named: second)
+    monkeypatch.setattr(library, "gpu", lambda arguments, named: second)
     monkeypatch.setattr(triton, "within_range", lambda x, terms: current[0] == second)
     assert kernels.within_range(torch.ones(3), 4.0)
