@@ -180,7 +180,7 @@ def test_recipes_that_wait_for_none_are_raced_with_the_others(file: Path) -> Non
         return SimulatedJob(file, ["100000"], recipe, WORKERS, clock=seen, learning_rate_factor=factor)
 
     found = Race(
-        start=start, baseline="Dense()", challengers=list(WITHOUT_WAITING), budget_seconds=3600.0, most_steps=100
+        start=start, baseline="Dense()", challengers=list(WITHOUT_WAITING), budget_seconds=3600.0, most_steps=64
     ).run()
     assert not any(each.failure for each in found.contenders)
     assert {each.recipe for each in found.contenders} == {"Dense()", *WITHOUT_WAITING}
