@@ -60,7 +60,7 @@ frameworks: $(FRAMED) ## install the packages of make test-frameworks
 ENGINE_TESTS := tests/engines tests/integrations/test_ray.py tests/federated/flower tests/federated/virtual/test_ray_training.py
 test-engines: export PYTHONDONTWRITEBYTECODE :=
 test-engines: $(ENGINED) ## run jobs on Slurm, MPI, Ray and Flower that lose a worker and resume
-	.venv-engines/bin/python -m pytest --durations=10 $(ENGINE_TESTS)
+	.venv-engines/bin/python -m pytest --durations=10 -m "nightly or not nightly" $(ENGINE_TESTS)
 
 # Twice as long, without forks and without what tests/eager puts in the compiler's place: once a day is enough.
 test-plain: export PYTHONDONTWRITEBYTECODE :=
@@ -72,7 +72,7 @@ check: $(READY) ## formatting, lint, types, architecture, words
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q -p no:cacheprovider tests/test_prose.py
+	$(BIN)/pytest -q -p no:cacheprovider -m "nightly or not nightly" tests/test_prose.py
 
 # mypy knows which names the standard library has on each system.
 check-systems: $(READY) ## type-check the package for macOS and Windows: it uses no call that they lack

@@ -103,8 +103,9 @@ def test_a_session_of_arrays_has_the_same_deprecated_names() -> None:
 
 
 def _aliases() -> Iterator[str]:
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    texts = (path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py"))
+    for text in (text for text in texts if re.search("former_attribute|warn_former_name", text)):
+        for node in ast.walk(ast.parse(text)):
             match node:
                 case ast.Call(func=ast.Name(id="former_attribute"), args=[ast.Constant(owner), ast.Constant(old), _]):
                     yield f"{owner}.{old}"

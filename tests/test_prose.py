@@ -26,6 +26,7 @@ AREAS = {
 }
 
 
+@pytest.mark.nightly  # and in make check
 @pytest.mark.parametrize("area", sorted(AREAS))
 def test_prose_uses_plain_technical_words(area: str) -> None:
     text = "\n".join(prose(path) for path in files_below(*AREAS[area]))
@@ -73,6 +74,7 @@ def identifiers(source: str) -> Iterator[str]:
                 yield name
 
 
+@pytest.mark.nightly  # and in make check
 def test_identifiers_with_banned_words_become_no_more() -> None:
     found = {name for path in files_below(PACKAGE) if path.suffix == ".py" for name in identifiers(path.read_text())}
     assert len(banned_names := sorted(filter(BANNED_TOKENS.search, found))) <= MOST_BANNED_IDENTIFIERS, banned_names

@@ -92,6 +92,7 @@ class Job:
         raise AssertionError(f"job is {self.state()}: {self._output.read_text() if self._output.exists() else ''}")
 
 
+@pytest.mark.nightly  # as a job of mpirun, and requeued as the next one
 @pytest.mark.processes
 def test_a_requeued_job_of_slurm_resumes_after_the_loss_of_a_worker(slurm: dict[str, str], tmp_path: Path) -> None:
     (undisturbed := tmp_path / "undisturbed").mkdir()

@@ -76,7 +76,7 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(a.double(), b.double(), atol=tolerance, rtol=tolerance)
 
 
-def check_own(compressor: Compressor, world: int, *, tolerance: float = 1e-11, steps: int = 4) -> None:
+def check_own(compressor: Compressor, world: int, *, tolerance: float = 1e-11, steps: int = 3) -> None:
     """Law 1: the mean over workers of own is the mean, and every rank receives identical bits."""
     group = Group(compressor, world)
     owed = torch.zeros(LAYOUT.numel, dtype=torch.float64)
@@ -92,7 +92,7 @@ def check_own(compressor: Compressor, world: int, *, tolerance: float = 1e-11, s
 
 
 def check_conservation(
-    compressor: Compressor, world: int, *, tolerance: float = 1e-10, steps: int = 12, decay: float = 1.0
+    compressor: Compressor, world: int, *, tolerance: float = 1e-10, steps: int = 6, decay: float = 1.0
 ) -> None:
     """Law 2: what was sent, the mean residual and what is owed add up to what was given, less what decayed."""
     group = Group(compressor, world)

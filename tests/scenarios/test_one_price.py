@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from support.nightly import once_each
 from torch import nn
 from torch.optim import SGD
 
@@ -105,8 +106,7 @@ def prices(text: str, network: Network, model) -> dict[str, tuple[float, float]]
     }
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("recipe", RECIPES)
+@once_each("recipe, network", RECIPES, NETWORKS)
 def test_all_commands_price_a_step_equally(recipe, network):
     found = prices(recipe, read_network(network, WORKERS), transformer)
     assert found == dict.fromkeys(found, found["explain"])

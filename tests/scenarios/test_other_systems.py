@@ -57,16 +57,22 @@ def run(system: str, *words: str, folder: Path, seconds: float = 250) -> str:
     return done.stdout
 
 
+ALL = [check.__name__ for check in CHECKS]
+# Imports of all modules lack more calls on Windows than on macOS: by day there, nightly on both
+BY_DAY = [pytest.param("darwin", ALL[1:], id="darwin"), pytest.param("win32", ALL, id="win32")]
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_gossamer_imports_trains_and_explains_without_calls_of_linux(system: str, tmp_path: Path) -> None:
-    printed = run(system, "-m", "support.other_system_checks", str(tmp_path), folder=tmp_path)
-    assert [line.split(" ", 1)[0] for line in printed.splitlines() if line[:1].islower()] == [
-        check.__name__ for check in CHECKS
-    ]
-    found = re.search(r"^imports_every_module (\d+) modules", printed, re.MULTILINE)
-    assert found is not None
-    assert int(found[1]) > 700
+@pytest.mark.parametrize(("system", "checks"), [*BY_DAY, *nightly(("darwin", ALL[:1]))])
+def test_gossamer_imports_trains_and_explains_without_calls_of_linux(
+    system: str, checks: list[str], tmp_path: Path
+) -> None:
+    printed = run(system, "-m", "support.other_system_checks", str(tmp_path), *checks, folder=tmp_path)
+    assert [line.split(" ", 1)[0] for line in printed.splitlines() if line[:1].islower()] == checks
+    if "imports_every_module" in checks:
+        found = re.search(r"^imports_every_module (\d+) modules", printed, re.MULTILINE)
+        assert found is not None
+        assert int(found[1]) > 700
 
 
 @pytest.mark.processes

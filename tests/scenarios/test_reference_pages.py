@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import re
 import sqlite3
+from functools import cache
 from html import unescape
 
 import pytest
@@ -23,6 +24,7 @@ from gossamer.observe.record import merge
 from gossamer.observe.telemetry.store import TABLES
 
 REFERENCE = ROOT / "docs" / "reference"
+messages_page = cache(pages.messages_page)  # reads all sources
 
 
 def read(name: str) -> str:
@@ -103,7 +105,7 @@ def absent(page: str, messages: str) -> list[tuple[str, str]]:
 
 
 def test_key_words_of_the_page_are_in_a_message_of_their_class() -> None:
-    messages = unescape(re.sub(r"\\(.)", r"\1", pages.messages_page()))
+    messages = unescape(re.sub(r"\\(.)", r"\1", messages_page()))
     assert absent(read("troubleshooting.md"), messages) == []
     assert absent("| `PeerLost` | no such words | cause |\n", messages) == [("PeerLost", "no such words")]
 
@@ -124,9 +126,9 @@ def f(path):
 
 
 def test_long_lists_of_messages_are_divided_by_area() -> None:
-    loop = pages.messages_page().partition("\n## LoopError\n")[2].partition("\n## ")[0]
+    loop = messages_page().partition("\n## LoopError\n")[2].partition("\n## ")[0]
     assert {"### Session and training loop", "### Gradients of a step", "### JAX"} <= set(loop.splitlines())
-    assert "### Other" not in pages.messages_page()
+    assert "### Other" not in messages_page()
     assert pages.area(pages.SOURCE / "train" / "session" / "average.py") == "Session and training loop"
     assert pages.area(pages.SOURCE / "train" / "new.py") == "Training"
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+
+from support.nightly import nightly
 
 BLOCK = 25  # seeds in one test, so that `pytest -n 2` has many tests to share out
 FIRST, COUNT = "GOSSAMER_FIRST_SEED", "GOSSAMER_SEEDS"
 
 
-def blocks(default: int) -> Sequence[range]:
-    """The seeds, as many as a test makes of them: `default` where the environment says nothing."""
+def blocks(default: int) -> list[object]:
+    """The seeds, as many as a test makes of them. Without the environment `default`, of which half are nightly."""
     first, count = (int(os.environ.get(name, other)) for name, other in ((FIRST, 0), (COUNT, default)))
-    return [range(start, min(start + BLOCK, first + count)) for start in range(first, first + count, BLOCK)]
+    found = [range(start, min(start + BLOCK, first + count)) for start in range(first, first + count, BLOCK)]
+    day = len(found) if COUNT in os.environ else -(-len(found) // 2)
+    return [*found[:day], *nightly(*found[day:])]
 
 
 def block_name(block: range) -> str:

@@ -1,6 +1,6 @@
 """What a process does in which Gossamer sees another system (tests/other_systems): each check is a function.
 
-python -m support.other_system_checks FOLDER runs all of them and prints a line for each.
+python -m support.other_system_checks FOLDER [CHECK...] runs all of them, or those named, and prints a line for each.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ CHECKS = (
 
 def main() -> None:
     warnings.filterwarnings("error", category=EncodingWarning, module="gossamer")
-    for check in CHECKS:
+    for check in (check for check in CHECKS if check.__name__ in (sys.argv[2:] or check.__name__)):
         print(check.__name__, check(Path(sys.argv[1])), flush=True)
 
 

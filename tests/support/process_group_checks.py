@@ -26,9 +26,12 @@ from gossamer.train.checkpoint import digest
 
 
 def compressors_over_gloo() -> None:
-    """The same aggregation over Gloo and simulated: the same bits, except for the order of float sums beyond two."""
+    """The same aggregation over Gloo and simulated: the same bits, except for the order of float sums beyond two.
+
+    Two workers compare every third, four, nightly, all of them.
+    """
     transport = ProcessGroupTransport()
-    for compressor in EXACT + ROUNDED:
+    for compressor in (EXACT + ROUNDED)[:: 3 if world.size == 2 else 1]:
         _compare(compressor, False, transport)
     _compare(Dense(), True, transport)  # whole numbers: the order of their sums is all the same
     transport.close()

@@ -60,7 +60,7 @@ def check_all_learn_and_end_alike(recipe: str) -> None:
 
     def run(worker: Worker) -> tuple[float, float, torch.Tensor]:
         model, optimizer, session = begun(worker, recipe, momentum=0.0)
-        losses = [step(model, optimizer, 0, worker.rank) for _ in range(80)]
+        losses = [step(model, optimizer, 0, worker.rank) for _ in range(48)]
         session.close()
         return loss_of(network(), 0, worker.rank).item(), losses[-1], parameters(model)
 

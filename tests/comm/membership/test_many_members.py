@@ -220,9 +220,9 @@ def ended_without_a_loss(run: ManyMembers, seconds: float) -> int:
 def test_under_churn_views_end_by_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss every 0.3 s, and a pace of 0.3 s. Negative control: newcomers end views as soon as losses may."""
     monkeypatch.setattr(next_view, "SECONDS_A_MEMBER", 0.01)
-    waits = ended_without_a_loss(begun(FREE_MEMBERS + 30), 20.0)
+    waits = ended_without_a_loss(begun(FREE_MEMBERS + 30), 10.0)
     monkeypatch.setattr(next_view, "NEWCOMERS_PACES", 1.0)
-    assert 2 * waits < ended_without_a_loss(begun(FREE_MEMBERS + 30), 20.0)
+    assert 2 * waits < ended_without_a_loss(begun(FREE_MEMBERS + 30), 10.0)
 
 
 def test_known_workers_are_lost_at_their_deadline_unless_they_reconnect() -> None:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.mesh_group import Group, SealedGroup, SharedGroup
+from support.nightly import once_each
 from support.standalone_group import StandaloneGroup, connected
 
 from gossamer.algorithms.collectives import DirectAllReduce, HalvingDoubling, RingAllReduce, TreeAllReduce
@@ -101,9 +102,7 @@ def said_by_who_comes_late(collective, numel=100, dead=2, late=1, kind=Group):
         return [ticket.result(30) for ticket in tickets]
 
 
-@pytest.mark.parametrize("late", [0, 1, 3])
-@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
-@pytest.mark.parametrize("kind", [Group, SealedGroup])
+@once_each("collective, late, kind", COLLECTIVES, [0, 1, 3], [Group, SealedGroup])
 def test_a_peer_that_was_busy_meanwhile_is_told_who_died(collective, late, kind):
     assert all("rank 2 is gone" in each for each in said_by_who_comes_late(collective, late=late, kind=kind))
 

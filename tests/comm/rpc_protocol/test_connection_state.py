@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from support import wire_fuzz as fuzz
+from support.nightly import nightly
 from support.wire_pairs import LIMIT, SERVED, authenticated_pair, feed
 
 from gossamer.base.kernels import polyval
@@ -182,8 +183,9 @@ def test_promise_7_no_memory_is_taken_for_a_length_that_was_not_agreed_on() -> N
         assert peak < LIMIT
 
 
-def test_promise_7_20000_changed_streams_make_no_other_word() -> None:
-    fuzz.fuzz(20_000)
+@pytest.mark.parametrize("streams", [5_000, *nightly(20_000)])
+def test_promise_7_changed_streams_make_no_other_word(streams: int) -> None:
+    fuzz.fuzz(streams)
 
 
 def no_control_tag(monkeypatch: pytest.MonkeyPatch) -> None:

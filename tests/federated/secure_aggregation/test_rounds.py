@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from support.federations import federate
+from support.nightly import once_each
 from support.rounds_by_hand import rounds_made
 from support.secure_federations import (
     LEAVES_BEFORE,
@@ -63,9 +65,7 @@ def test_the_sum_is_exact_whoever_leaves(first: str | None, second: str | None) 
             assert sorted(run.commits[0].reports) == sent
 
 
-@pytest.mark.parametrize("second", [None, *LEAVES_BEFORE])
-@pytest.mark.parametrize("first", [None, *LEAVES_BEFORE])
-@pytest.mark.parametrize("compressor", ["RandomK(0.2)", "RandomProjection(2)"])
+@once_each("compressor, first, second", ["RandomK(0.2)", "RandomProjection(2)"], *[[None, *LEAVES_BEFORE]] * 2)
 def test_the_sum_of_coefficients_is_that_of_plain_integers(
     compressor: str, first: str | None, second: str | None
 ) -> None:
@@ -242,6 +242,7 @@ def pulled_apart(claim: int) -> ClientFunction:
     return train
 
 
+@cache
 def mean_weight_after(claim: int, secure: str) -> float:
     recipe = f"FedAvg(fraction=1.0{secure})"
     run = simulate(pulled_apart(claim), Line, recipe, clients=12, rounds=30)

@@ -100,7 +100,7 @@ def test_where_the_worse_half_continues_the_planted_winner_is_lost(monkeypatch: 
 def test_noise_alone_wins_no_more_often_than_said() -> None:
     """Sixteen recipes that are Dense() but for their own noise: whose speedup is surely above one?"""
     recipes = {"Dense()": DENSE} | {f"R{place}": DENSE for place in range(16)}
-    trials = 40
+    trials = 24
     surely = seemingly = 0
     for seed in range(trials):
         found, _ = _run(recipes, seed, 8_000.0)

@@ -249,9 +249,9 @@ def test_every_recipe_tells_of_every_tensor_and_trains_to_the_same_bits(
     monkeypatch.setattr("gossamer.train.synchronizers.stages.assign_buckets", partial(assign_buckets, bucket_bytes=1))
     monkeypatch.setattr(tensor_sampler, "SAMPLE_SHARE", float("inf"))
     monkeypatch.setattr(tensor_sampler, "SAMPLE_SECONDS", 0.0)
-    alone = trained(recipe, 40)
+    alone = trained(recipe, 24)
     with sampled() as found:
-        watched = trained(recipe, 40)
+        watched = trained(recipe, 24)
     assert torch.equal(alone, watched)
     rows: Sequence[TensorCost] = [each for event in found for each in event.tensors]
     assert {each.name for each in rows} == {name for name, _ in network(0).named_parameters()}

@@ -45,9 +45,9 @@ def trained(recipe: Any, worker: Worker) -> tuple[int, Tensor]:
 
 
 def check_survivors_agree(recipe: str, heard: str) -> int:
-    """At how many operations the worker was lost."""
+    """At every second operation. Returns the first at which the run was over."""
     deaf = frozenset({0}) if heard == "by some" else frozenset()
-    for op in count():
+    for op in count(sum(map(ord, recipe + heard)) % 2, 2):
         run = ElasticRun(3, Loss(victim=1, op=op, answered=heard != "by nobody", deaf=deaf))
         first, lost, third = run(partial(trained, recipe))
         if lost is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.nightly import once_each
 from support.processes import succeed
 from support.sessions import sgd
 from support.tracked_training import BATCHES, EPOCHS, Training
@@ -430,9 +431,7 @@ KINDS: list[Callable[[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("length", [3, 600, 61_000])
+@once_each("kind, shape, length", KINDS, SHAPES, [3, 600, 61_000])
 def test_functions_with_another_length_have_another_text(kind: Any, shape: Any, length: int) -> None:
     def text(length: int) -> str:
         return functions_text(kind(functools.partial(shape, length=length)))

@@ -17,7 +17,7 @@ from gossamer.train.session.tracked_parts import RestoredLoader, TrackedLoader
 from gossamer.train.world_state import WorldState
 
 DATA = torch.arange(37)  # 19 and 18 samples on two ranks
-EPOCHS = 3
+EPOCHS = 2
 Step = tuple[int, tuple[int, ...], float]  # (epoch, batch, a draw from torch's generator)
 
 LOADERS: dict[str, dict[str, Any]] = {

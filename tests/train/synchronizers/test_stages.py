@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.elastic_groups import ElasticRun, Join
+from support.nightly import once_each
 from support.sessions import sgd
 from support.virtual_workers import Worker, agree, cluster, network, parameters
 from torch import Tensor, nn
@@ -153,9 +154,8 @@ def states_after(runs: Sequence[Trained], step: int, *, earlier_version: bool = 
     return found
 
 
-@pytest.mark.parametrize("first_bytes", [BUCKET_BYTES, FIRST_BYTES])
-@pytest.mark.parametrize(
-    "recipe",
+@once_each(
+    "recipe, first_bytes",
     [
         "Dense()",
         "Int8()",
@@ -167,6 +167,7 @@ def states_after(runs: Sequence[Trained], step: int, *, earlier_version: bool = 
         "EveryStep(accumulate=2) + RandomK(density=0.01)",
         "PostLocalSGD(period=2, start=2) + Int8()",
     ],
+    [BUCKET_BYTES, FIRST_BYTES],
 )
 def test_promise_17_training_continues_bit_for_bit_with_the_buckets_of_its_checkpoint(
     recipe: str, first_bytes: int

@@ -85,8 +85,10 @@ class ProcessState:
         sys.modules.update(self._modules)
 
     def _own_modules(self) -> list[str]:
-        own = [name for name in sys.modules.keys() - self._shared if self._is_own(name)]
-        self._shared |= sys.modules.keys() - {*own}
+        added = [name for name in sys.modules if name not in self._shared]
+        own = [name for name in added if self._is_own(name)]
+        self._shared.update(added)
+        self._shared.difference_update(own)
         return own
 
     def _is_own(self, name: str) -> bool:

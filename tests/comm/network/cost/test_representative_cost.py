@@ -55,7 +55,7 @@ def exact_ops(world, items):
 
 @pytest.mark.parametrize("text", NETWORKS)
 @pytest.mark.parametrize("wish", ["direct", "ring"])
-@pytest.mark.parametrize("worlds", [(*range(2, 10), 16), *nightly(((33,),))], ids=max)
+@pytest.mark.parametrize("worlds", [(2, 3, 4, 5, 8, 9), *nightly(((6, 7, 16, 33),))], ids=max)
 def test_one_rank_tells_what_all_would_where_all_look_alike(text, wish, worlds):
     for world in worlds:
         for items in ITEMS:
@@ -129,12 +129,13 @@ def test_groups_of_neighbors():
     assert found == pytest.approx([1.0] * len(found), rel=1e-9)
 
 
-def test_where_ranks_differ_a_round_ends_with_its_last_piece():
+@pytest.mark.parametrize("worlds", [(4, 7, 8, 12), *nightly(((16, 33),))], ids=max)
+def test_where_ranks_differ_a_round_ends_with_its_last_piece(worlds):
     """Measured bounds: against every rank's messages, one after the other, without loss."""
     bounds = {"halving": (0.83, 1.92), "hierarchical(4)": (0.59, 1.13)}
     for wish, (least, most) in bounds.items():
         for text in ("1gbit,1ms", "100mbit,50ms", "10gbit,0s"):
-            for world in (4, 7, 8, 12, 16, 33):
+            for world in worlds:
                 for items in ITEMS[1:]:
                     op = always(AllReduceMean(floats(items * world)))
                     found = list(ratios([op], read_network(text, world), wish))

@@ -298,4 +298,6 @@ def test_a_server_that_breaks_a_rule_is_detected(policy: type[Witnessed], name: 
             check(name, seed, VirtualNetwork.random(seed, PEERS, HORIZON_SECONDS, mortal=()), None, policy)
         except AssertionError:
             found += 1
-    assert found > 1
+        if found > 1:
+            return
+    pytest.fail(f"{found} of 10 runs fail the check")
