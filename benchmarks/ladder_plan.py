@@ -6,8 +6,9 @@ search continues if that makes another rate the best.
 
 The larger rungs have no search. Their learning rate is predicted: on every smaller rung of the family, the minimum of
 a parabola through the loss over the logarithm of the rate; over rungs, a power law of the parameters. Half and twice
-the predicted rate are trained with the first tuning seed to confirm it, and replace it if they are better: first for
-the ends of the scale, and for the other arms after the reported seeds.
+the predicted rate are trained with the first tuning seed to confirm it, and replace it if they are better. The two best
+are then trained with the second tuning seed, and the better mean counts. This comes first for the ends of the scale,
+and for the other arms after the reported seeds.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -110,7 +111,7 @@ def tuned_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float | No
     arm = ARMS[arm].rate_of or arm
     if rungs()[rung].predicts:
         tried = confirming_losses(runs, rung, arm)
-        return min(tried, key=lambda rate: tried[rate]) if tried else predicted_rate(runs, rung, arm)
+        return best_confirmed(tried) if tried else predicted_rate(runs, rung, arm)
     losses = tuning_losses(runs, rung, arm)
     return best_rate(losses) if losses and not next_tries(losses, first_rate(runs, rung, arm)) else None
 
@@ -163,22 +164,41 @@ def confirming_rates(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> list
     return [float(f"{predicted * 2.0**power:.1e}") for power in range(-DOUBLINGS, DOUBLINGS + 1)]
 
 
-def confirming_losses(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> dict[float, float]:
-    """Tuning loss by learning rate, of the predicted rate and its trained multiples."""
-    jobs = [Job(rung, arm, rate, TUNING_SEEDS[0]) for rate in confirming_rates(runs, rung, arm)]
-    return {job.learning_rate: number(runs[job]["held_out"]) for job in jobs if job in runs}
+def confirming_losses(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> dict[float, dict[int, float]]:
+    """Tuning losses by learning rate, then by seed, of the predicted rate and its trained multiples."""
+    found: dict[float, dict[int, float]] = {}
+    for rate in confirming_rates(runs, rung, arm):
+        jobs = [Job(rung, arm, rate, seed) for seed in TUNING_SEEDS]
+        losses = {job.seed: number(runs[job]["held_out"]) for job in jobs if job in runs}
+        if TUNING_SEEDS[0] in losses:
+            found[rate] = losses
+    return found
+
+
+def best_confirmed(losses: Losses) -> float:
+    """The best rate with the first tuning seed, or the second best if the mean of both seeds says so."""
+    best, *others = _two_best(losses)
+    second = TUNING_SEEDS[1]
+    compared = [rate for rate in (best, *others) if second in losses[rate]]
+    return min(compared, key=lambda rate: sum(losses[rate].values())) if len(compared) == 2 else best
+
+
+def _two_best(losses: Losses) -> list[float]:
+    return sorted(losses, key=lambda rate: losses[rate][TUNING_SEEDS[0]])[:2]
 
 
 def confirmations(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> list[Job]:
     """Trainings that confirm the predicted rate: itself, its double and its half, and further until the best rate has a
-    worse neighbor on both sides. Empty when it is confirmed."""
+    worse neighbor on both sides; then the two best with the second tuning seed. Empty when it is confirmed."""
     grid, losses = confirming_rates(runs, rung, arm), confirming_losses(runs, rung, arm)
     if not grid:
         return []
+    first, second = TUNING_SEEDS
     predicted = grid[DOUBLINGS]
-    at = grid.index(min(losses, key=lambda rate: losses[rate])) if predicted in losses else DOUBLINGS
+    at = grid.index(_two_best(losses)[0]) if predicted in losses else DOUBLINGS
     around = [grid[place] for place in (at, at + 1, at - 1) if 0 <= place < len(grid)]
-    return [Job(rung, arm, rate, TUNING_SEEDS[0]) for rate in around if rate not in losses]
+    missing = [Job(rung, arm, rate, first) for rate in around if rate not in losses]
+    return missing or [Job(rung, arm, rate, second) for rate in _two_best(losses) if second not in losses[rate]]
 
 
 def first_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float:

@@ -50,7 +50,9 @@ class Results:
     runs: Mapping[str, Mapping[int, LadderRun]]
     rates: Mapping[str, float]
     edges: frozenset[str]  # arms whose best learning rate is at an end of the grid
-    confirmed: Mapping[str, Mapping[float, float]] = field(default_factory=dict)  # tuning loss by arm and rate
+    confirmed: Mapping[str, Mapping[float, Mapping[int, float]]] = field(
+        default_factory=dict
+    )  # as by confirming_losses
 
     def losses(self, arm: str) -> dict[int, float]:
         return {seed: number(run["held_out"]) for seed, run in self.runs[arm].items()}

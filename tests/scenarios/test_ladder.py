@@ -18,6 +18,7 @@ from benchmarks.ladder_plan import (
     Job,
     LadderRun,
     at_an_end,
+    best_confirmed,
     best_rate,
     confirmations,
     is_current,
@@ -329,10 +330,23 @@ def test_predicted_rate_is_confirmed_and_replaced_by_a_better_one() -> None:
     tried = []
     while jobs := confirmations(runs, PREDICTED, LOCK_STEP):
         job = jobs[0]
-        tried.append(round(job.learning_rate / rate, 1))
-        runs[job] = run_of(*job, 1.0 + abs(log(job.learning_rate / (2 * rate))), 4e8)
-    assert tried == [1.0, 2.0, 4.0], "further until the best rate has a worse neighbor on both sides"
+        tried.append((round(job.learning_rate / rate, 1), job.seed))
+        runs[job] = run_of(*job, 1.0 + abs(log(job.learning_rate / (1.9 * rate))), 4e8)
+    seeds = [(1.0, FIRST), (2.0, FIRST), (4.0, FIRST), (2.0, SECOND), (1.0, SECOND)]
+    assert tried == seeds, "further until the best rate has a worse neighbor on both sides; the two best once more"
     assert tuned_rate(runs, PREDICTED, LOCK_STEP) == pytest.approx(2 * rate, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("of_best", "of_other", "chosen"), [(1.3, 1.4, 0.01), (1.4, 1.2, 0.02), (1.4, None, 0.01), (None, 0.5, 0.01)]
+)
+def test_the_second_tuning_seed_decides_between_the_two_best_rates_if_both_have_it(
+    of_best: float | None, of_other: float | None, chosen: float
+) -> None:
+    seconds = [{} if loss is None else {SECOND: loss} for loss in (of_best, of_other)]
+    assert (
+        best_confirmed({0.01: {FIRST: 1.0} | seconds[0], 0.02: {FIRST: 1.1} | seconds[1], 0.04: {FIRST: 2.0}}) == chosen
+    )
 
 
 def test_ends_of_the_scale_are_confirmed_before_the_reported_seeds_and_other_arms_after_them() -> None:
