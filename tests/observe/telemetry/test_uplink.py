@@ -20,6 +20,7 @@ from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.membership.next_view import CoordinatorOptions
 from gossamer.errors import PeerLost
 from gossamer.observe.telemetry.batches import MOST_BYTES
+from gossamer.observe.telemetry.hangs import find_hang, read_activities
 from gossamer.observe.telemetry.machines import BATCH, CLOCK, MOST_WAITING, MachineDesk, RankBook
 from gossamer.observe.telemetry.rows import NewRows
 from gossamer.observe.telemetry.uplink import MOST_DRIFT, ClockOffset, Line, Offset, Uplink, to_coordinator
@@ -73,6 +74,27 @@ def test_rows_come_once_though_answers_get_lost(db: sqlite3.Connection, desk: Ma
     assert texts(db) == [(2, 1100.0 + step, f"step {step}") for step in range(3)]
     known = db.execute("SELECT rank, state, began, clock_offset, clock_error FROM rank").fetchone()
     assert tuple(known) == (2, "training", 1099.0, AHEAD, 0.0)
+
+
+def test_an_operation_of_another_machine_has_the_clock_and_the_ranks_of_the_first(
+    db: sqlite3.Connection, desk: MachineDesk
+) -> None:
+    rows, since = NewRows(), 990.0
+    activity = {"operation": "all-reduce", "under_way": True, "number": 7, "step": 3, "since": since}
+    rows.know(
+        0, state="waiting", waits_for="rank 1", activity=json.dumps(activity | {"group": [-2, 4], "waits_for": [1]})
+    )
+    with uplink(lambda: nullcontext(Straight(desk))) as up:
+        up.forward(rows)
+        assert eventually(up._waiting.empty)
+    desk.drain(db, RankBook(db, own=range(2)))
+    (found,) = read_activities(db, now=since + AHEAD + 4.0)
+    assert (found.rank, found.since, found.group, found.waits_for) == (2, since + AHEAD, (0, 4), (3,))
+    assert db.execute("SELECT waits_for FROM rank").fetchone()[0] == "rank 3"
+    assert find_hang([found], since + AHEAD + 4.0, patience_seconds=5.0) is None
+    hang = find_hang([found], since + AHEAD + 6.0, patience_seconds=5.0)
+    assert hang is not None
+    assert hang.ranks == (3,)
 
 
 def test_what_finds_no_room_is_dropped_counted_and_told(db: sqlite3.Connection, desk: MachineDesk) -> None:

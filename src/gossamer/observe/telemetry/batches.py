@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gossamer.base.json_text import json_text, read_json
+from gossamer.base.units import ranks_text
 from gossamer.errors import MalformedError
 from gossamer.observe.telemetry.rows import NewRows
 
@@ -52,7 +53,11 @@ class BatchReader:
         rows = NewRows()
         try:
             for rank, columns in unpacked["ranks"].items():
-                rows.know(ranks(int(rank)), **self._translated("rank", columns, ranks, offset))
+                here = ranks(int(rank))
+                translated = self._translated("rank", columns, ranks, offset)
+                if columns.get("activity") is not None:
+                    translated |= _activity(columns["activity"], here - int(rank), offset)
+                rows.know(here, **translated)
             for rank, step in unpacked["rewound"].items():
                 rows.rewind(ranks(int(rank)), int(step))
             for table, each in unpacked["tables"].items():
@@ -70,6 +75,15 @@ class BatchReader:
         moved = {name: row[name] + offset for name in MOMENTS if row.get(name) is not None}
         named = {name: ranks(row[name]) for name in RANKS if row.get(name) is not None}
         return {**row, **moved, **named}
+
+
+def _activity(text: str, ranks_later: int, offset: float) -> dict[str, str | None]:
+    """The columns of a rank's operation, whose ranks the sender numbers from its own rank on."""
+    activity = read_json(text)
+    first, size = activity["group"]
+    waits_for = [rank + ranks_later for rank in activity["waits_for"]]
+    moved = {"since": activity["since"] + offset, "group": [first + ranks_later, size], "waits_for": waits_for}
+    return {"activity": json_text({**activity, **moved}), "waits_for": ranks_text(waits_for) or None}
 
 
 def _unpacked(packed: bytes) -> dict[str, Any]:
