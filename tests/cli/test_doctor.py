@@ -74,7 +74,7 @@ def test_what_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no peer to measure" in refused("--workers", "1")
     assert "leave out --nnodes" in refused("--network", "1mbit", "--nnodes", "2", "--rendezvous", "a:1")
     assert "--rendezvous" in refused("--nnodes", "2")
-    assert "such as 100mbit" in refused("--network", "fast")
+    assert "such as 20mbit" in refused("--network", "fast")
     monkeypatch.setattr(
         module, "enter", lambda network, faults: EmulationPlan(emulation="paced", reason="there is no tun")
     )

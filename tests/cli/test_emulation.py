@@ -103,7 +103,7 @@ def refused(directory: Path, *options: str) -> str:
 
 def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "such as 100mbit" in refused(tmp_path, "--network", "fast")
+    assert "such as 20mbit" in refused(tmp_path, "--network", "fast")
     assert "positive number" in refused(tmp_path, "--network", "0mbit")
     assert "one of cut" in refused(tmp_path, "--fault", "explode(1, at=2)")
     assert "there is no 2" in refused(tmp_path, "--fault", "kill(2, at=2)")

@@ -143,6 +143,6 @@ def test_what_cannot_work_is_refused_before_anything_starts(shapes, tmp_path, mo
     assert "same recipe" in refused(*model, *step, "--recipe", "Dense", "--recipe", "Dense()")
     assert "LocalSGD(period=8)" in refused(*model, *step, "--recipe", "PostLocalSGD(8, start=100)")
     assert "EveryStep(accumulate=4)" in refused(*model, *step, "--recipe", "EveryStep(global_batch=64, batch=8)")
-    assert "100mbit" in refused(*model, *step, "--network", "100quick")
+    assert "20mbit" in refused(*model, *step, "--network", "100quick")
     assert "no directory" in refused(*model, *step, "--json", "nowhere/out.json")
     assert list(tmp_path.iterdir()) == [shapes]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.base.kernels import crc
+from gossamer.base.kernels.checks import SHORT
 from gossamer.train.session import startup_checks
 from gossamer.train.session.startup_checks import tensor_hashes
 
@@ -56,8 +56,8 @@ def test_the_number_of_threads_does_not_matter() -> None:
 
 def test_compiled_loops_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else ranks of unlike machines would begin with an error."""
-    monkeypatch.setattr(startup_checks, "CHUNK_BYTES", 2 * crc.SHORT)
-    long = [torch.arange(size, dtype=torch.float32) for size in (crc.SHORT // 4, crc.SHORT + 1, 3 * crc.SHORT)]
+    monkeypatch.setattr(startup_checks, "CHUNK_BYTES", 2 * SHORT)
+    long = [torch.arange(size, dtype=torch.float32) for size in (SHORT // 4, SHORT + 1, 3 * SHORT)]
     found = tensor_hashes(long)
     monkeypatch.setattr(startup_checks, "crc32", zlib.crc32)
     assert tensor_hashes(long) == found
