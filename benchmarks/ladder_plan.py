@@ -179,8 +179,8 @@ def best_confirmed(losses: Losses) -> float:
     """The best rate with the first tuning seed, or the second best if the mean of both seeds says so."""
     best, *others = _two_best(losses)
     second = TUNING_SEEDS[1]
-    compared = [rate for rate in (best, *others) if second in losses[rate]]
-    return min(compared, key=lambda rate: sum(losses[rate].values())) if len(compared) == 2 else best
+    compared = {rate: losses[rate] for rate in (best, *others) if second in losses[rate]}
+    return best_rate(compared) if len(compared) == 2 else best
 
 
 def _two_best(losses: Losses) -> list[float]:

@@ -6,6 +6,8 @@ from gossamer.base.units import (
     bytes_text,
     count_text,
     first_line,
+    parse_rate,
+    parse_seconds,
     ranks_text,
     rate_text,
     seconds_text,
@@ -62,3 +64,13 @@ def test_ranks_are_listed_as_one_or_as_several() -> None:
 def test_the_first_line_of_a_failure_or_its_name() -> None:
     assert first_line(RuntimeError("a\nb")) == "a"
     assert first_line(RuntimeError()) == "RuntimeError"
+
+
+def test_quantities_have_a_unit_in_any_case_and_a_bound() -> None:
+    assert (parse_rate("20 Mbit"), parse_seconds("1.5min")) == (20e6, 90.0)
+    for text in ("1000000001gbit", f"{'9' * 400}bit"):
+        with pytest.raises(ValueError, match=r"is out of range\. Write a rate such as 20mbit"):
+            parse_rate(text)
+    for other in ("20", "mbit", "-1mbit", "1e3bit", "20ms", 5):
+        with pytest.raises(ValueError, match="is not a rate"):
+            parse_rate(other)

@@ -12,6 +12,7 @@ RATE_UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
 BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 COUNT_UNITS = ("", "thousand", "million", "billion", "trillion")
 SHOWN_CHARACTERS = 100  # of invalid input in messages
+MOST_QUANTITY = 1e18  # seconds, bytes or bits per second
 SECOND_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -64,7 +65,7 @@ def parse_quantity(value: object, units: Mapping[str, float], what: str, example
             f"{shown(value)} is not {what}. Write a number and one of {', '.join(units)}, such as {example}."
         )
     quantity = float(found[1]) * factor
-    if not isfinite(quantity):
+    if quantity > MOST_QUANTITY:
         raise ValueError(f"{shown(value)} is out of range. Write {what} such as {example}.")
     return quantity
 

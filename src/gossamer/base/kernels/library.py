@@ -227,7 +227,3 @@ def _problem(device: torch.device) -> str | None:
     except ImportError as error:
         return f"Triton is not installed ({error}; {INSTALL})"
     return None
-
-
-def _version(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))

@@ -163,7 +163,7 @@ class CommThread:
         if self._closed:
             raise LoopError("the session is closed, so nothing can be sent. Call gossamer.attach(...) again.")
         count = self._thread_count
-        if threading.get_ident() == count.owner and torch.get_num_threads() != count.count:
+        if threading.get_ident() == count.owner and torch.get_num_threads() != count.count:  # rarely
             count.look()
         ticket = Work(job, self._streams, on_failure, self._worker, None if self.is_fixed else self.waiters)
         self._queue.put(ticket)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gossamer.base.units import ranks_text
 from gossamer.observe.event_log import read_entry
 from gossamer.observe.rank_record import DAMAGED
 from gossamer.observe.telemetry.rows import MOST_CHARACTERS, NewRows
@@ -365,11 +366,10 @@ def _activity(rows: NewRows, rank: int, at: float | None, entry: Entry) -> None:
         details["group"] = [first, details.pop("world")]
         details["waits_for"] = [first + each for each in details["waits_for"]]
         details["since"] = (at or 0.0) - entry["seconds"]
-    waits_for = ", ".join(map(str, details.get("waits_for", ())))
     rows.know(
         rank,
         state=entry["state"],
-        waits_for=f"rank{'s' * (',' in waits_for)} {waits_for}" if waits_for else None,
+        waits_for=ranks_text(details.get("waits_for", ())) or None,
         activity=json.dumps(details) if "group" in details else None,
     )
 
