@@ -5,7 +5,8 @@ the best rate has a worse neighbor on both sides. The best rate is then trained 
 search continues if that makes another rate the best.
 
 The larger rungs have no search. Their learning rate is predicted: on every smaller rung of the family, the minimum of
-a parabola through the loss over the logarithm of the rate; over rungs, a power law of the parameters. Half and twice
+a parabola through the loss over the logarithm of the rate; over rungs, a power law of the parameters. A smaller rung
+counts once its best rate lies between two worse ones. Half and twice
 the predicted rate are trained with the first tuning seed to confirm it, and replace it if they are better. The two best
 are then trained with the second tuning seed, and the better mean counts. This comes first for the ends of the scale,
 and for the other arms after the reported seeds.
@@ -117,42 +118,43 @@ def tuned_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float | No
 
 
 def smaller_rungs(rung: str) -> list[str]:
-    """Names of the rungs of the same family with fewer parameters and a search of their own, small first."""
+    """Names of the rungs of the same family with fewer parameters, small first."""
     mine = rungs()[rung]
-    found = [
-        other
-        for other in rungs().values()
-        if other.family == mine.family and other.parameters < mine.parameters and not other.predicts
-    ]
+    found = [other for other in rungs().values() if other.family == mine.family and other.parameters < mine.parameters]
     return [each.name for each in sorted(found, key=lambda each: each.parameters)]
 
 
-def parabola_minimum(losses: Losses) -> float:
-    """Learning rate at the minimum of the parabola through the best rate and its two neighbors on the grid.
+def parabola_minimum(losses: Losses) -> float | None:
+    """Learning rate at the minimum of the parabola through the best rate and its two neighbors.
 
     The loss is a function of the logarithm of the rate, with the first tuning seed. The neighbors are worse, so the
-    minimum lies between them.
+    minimum lies between them. None where the best rate has no neighbor on one side.
     """
     by_rate = {rate: by_seed[TUNING_SEEDS[0]] for rate, by_seed in losses.items() if TUNING_SEEDS[0] in by_seed}
-    at = RATES.index(min(by_rate, key=lambda rate: by_rate[rate]))
-    rates = [rate for rate in RATES[max(at - 1, 0) : at + 2] if rate in by_rate]
-    if len(rates) < 3:
-        return RATES[at]
-    square, linear, _ = np.polyfit(np.log(rates), [by_rate[rate] for rate in rates], 2)
+    rates = sorted(by_rate)
+    at = rates.index(min(by_rate, key=lambda rate: by_rate[rate])) if rates else 0
+    if not 0 < at < len(rates) - 1:
+        return None
+    around = rates[at - 1 : at + 2]
+    square, linear, _ = np.polyfit(np.log(around), [by_rate[rate] for rate in around], 2)
     return exp(-float(linear) / (2 * float(square)))
 
 
 def predicted_rate(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> float | None:
     """Learning rate c N^a of a model with N parameters, fitted to the smaller rungs; two significant digits.
 
-    None where fewer than two smaller rungs have a finished search.
+    None where fewer than two smaller rungs have a best rate between two worse ones.
     """
     arm = ARMS[arm].rate_of or arm
-    known = [name for name in smaller_rungs(rung) if tuned_rate(runs, name, arm) is not None]
-    if len(known) < 2:
+    minima: dict[int, float] = {}  # by parameters
+    for name in smaller_rungs(rung):
+        losses = confirming_losses if rungs()[name].predicts else tuning_losses
+        best = parabola_minimum(losses(runs, name, arm))
+        if best is not None:
+            minima[rungs()[name].parameters] = best
+    if len(minima) < 2:
         return None
-    minima = [parabola_minimum(tuning_losses(runs, name, arm)) for name in known]
-    power, scale = np.polyfit([log(rungs()[name].parameters) for name in known], np.log(minima), 1)
+    power, scale = np.polyfit(np.log(list(minima)), np.log(list(minima.values())), 1)
     return float(f"{exp(float(scale) + float(power) * log(rungs()[rung].parameters)):.1e}")
 
 

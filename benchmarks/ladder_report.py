@@ -274,26 +274,47 @@ def kendall(first: Sequence[float], second: Sequence[float]) -> float:
     return (2 * agreed - len(pairs)) / len(pairs) if pairs else nan
 
 
-def predict(sizes: Sequence[int], losses: Sequence[float], size: int) -> float:
-    """Loss at another model size by L = A N^a, fitted to the logarithms by least squares.
+def predict(sizes: Sequence[int], losses: Sequence[float], size: int, irreducible: float = 0.0) -> float:
+    """Loss at another model size by L = E + A N^a, fitted to the logarithms of L - E by least squares.
 
-    Source: form of Kaplan et al. 2020, arXiv:2001.08361; fitted per arm as by Charles et al. 2025, arXiv:2503.09799.
+    Source: form of Hoffmann et al. 2022, arXiv:2203.15556; with E = 0 that of Kaplan et al. 2020, arXiv:2001.08361.
+    Fitted per arm as by Charles et al. 2025, arXiv:2503.09799.
+
+    Args:
+        irreducible: E, below every loss.
     """
-    power, scale = np.polyfit(np.log(sizes), np.log(losses), 1)
-    return exp(float(scale) + float(power) * log(size))
+    power, scale = np.polyfit(np.log(sizes), np.log(np.subtract(losses, irreducible)), 1)
+    return irreducible + exp(float(scale) + float(power) * log(size))
+
+
+def irreducible_loss(sizes: Sequence[int], losses: Sequence[float]) -> float:
+    """E of L = E + A N^a with the smallest squared error of log(L - E), on a grid of 1/1,000 of the lowest loss; 0 with
+    fewer than three sizes, which do not determine it."""
+    if len(sizes) < 3:
+        return 0.0
+    grid = np.arange(1000) / 1000 * min(losses)
+    errors = [np.polyfit(np.log(sizes), np.log(np.subtract(losses, each)), 1, full=True)[1].sum() for each in grid]
+    return float(grid[int(np.argmin(errors))])
 
 
 def predictions(runs: Mapping[Job, LadderRun], target: str, seeds: int) -> list[dict[str, Any]]:
-    """Learning rate and held-out loss of every arm on a larger rung, from the smaller rungs alone."""
+    """Learning rate and held-out loss of every arm on a larger rung, from the smaller rungs alone.
+
+    All arms share the irreducible loss of lock step.
+    """
     known = results(runs, smaller_rungs(target), seeds)
     found: list[dict[str, Any]] = []
+
+    def by_size(arm: str) -> dict[int, float]:
+        mine = [each for each in known if arm in each.runs]
+        return {each.rung.parameters: statistics.fmean(each.losses(arm).values()) for each in mine}
+
+    least = irreducible_loss([*by_size(LOCK_STEP)], [*by_size(LOCK_STEP).values()])
     for arm in ARMS:
-        mine = [each for each in known if arm in each.runs and not ARMS[arm].rate_of]
-        rate = predicted_rate(runs, target, arm)
-        if rate is None or len(mine) < 2:
+        losses, rate = by_size(arm), predicted_rate(runs, target, arm)
+        if rate is None or len(losses) < 2 or ARMS[arm].rate_of:
             continue
-        losses = [statistics.fmean(each.losses(arm).values()) for each in mine]
-        loss = predict([each.rung.parameters for each in mine], losses, rungs()[target].parameters)
+        loss = predict([*losses], [*losses.values()], rungs()[target].parameters, least)
         found.append({"rung": target, "arm": arm, "learning_rate": rate, "held_out": round(loss, 4)})
     return found
 
@@ -328,8 +349,8 @@ def _compared_with(found: Sequence[Results], predicted: Sequence[Mapping[str, An
         if rows:
             yield f"## Prediction: {each.rung.name}"
             yield (
-                "The predicted losses follow from the smaller rungs (L = A N^a per arm) and were stored before the "
-                "first reported run of this rung."
+                "The predicted losses follow from the smaller rungs (L = E + A N^a per arm; E is that of lock step, or "
+                "0 with only two smaller rungs) and were stored before the first reported run of this rung."
             )
             yield markdown(rows)
 

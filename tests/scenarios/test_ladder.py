@@ -33,6 +33,7 @@ from benchmarks.ladder_report import (
     LOCK_STEP,
     SILENCE,
     families,
+    irreducible_loss,
     kendall,
     measured,
     page_part,
@@ -46,7 +47,7 @@ from benchmarks.tasks import TASKS
 from torch.optim import AdamW, Muon
 
 FIRST, SECOND = TUNING_SEEDS
-SMALL, LARGE, PREDICTED = "bytelm-57k-b16", "bytelm-113k-b16", "bytelm-237k-b16"
+SMALL, LARGE, PREDICTED, LARGEST = "bytelm-57k-b16", "bytelm-113k-b16", "bytelm-237k-b16", "bytelm-503k-b16"
 FEW, HARMFUL = "4 bits", "top 1 %, 2 bits"
 
 
@@ -281,6 +282,15 @@ def test_power_law_is_continued() -> None:
     assert predict(sizes, [3.0 * size**-0.1 for size in sizes], 480) == pytest.approx(3.0 * 480**-0.1)
 
 
+def test_irreducible_loss_is_found_from_three_sizes_and_left_out_of_the_power_law() -> None:
+    sizes = [57, 113, 237]
+    losses = [1.2 + 3.0 * size**-0.5 for size in sizes]
+    least = irreducible_loss(sizes, losses)
+    assert least == pytest.approx(1.2, abs=0.002)
+    assert predict(sizes, losses, 503, least) == pytest.approx(1.2 + 3.0 * 503**-0.5, abs=0.002)
+    assert irreducible_loss(sizes[:2], losses[:2]) == 0, "two sizes do not determine it"
+
+
 def curved(rung: str, arm: str, optimum: float, loss: float) -> dict[Job, LadderRun]:
     """A finished search with a loss that is a parabola over the logarithm of the rate, and three reported seeds."""
     found: dict[Job, LadderRun] = {}
@@ -320,6 +330,21 @@ def test_rate_of_a_larger_model_follows_a_power_law() -> None:
     assert predicted_rate(two_sizes(), PREDICTED, LOCK_STEP) == pytest.approx(0.02 * share**-0.5, rel=0.05)
     one_size = {job: run for job, run in two_sizes().items() if job.rung == SMALL}
     assert predicted_rate(one_size, PREDICTED, LOCK_STEP) is None
+
+
+def test_rate_of_the_largest_model_follows_the_confirmed_rate_of_a_predicted_one() -> None:
+    runs = two_sizes()
+    before, middle = predicted_rate(runs, LARGEST, LOCK_STEP), predicted_rate(runs, PREDICTED, LOCK_STEP)
+    assert before is not None
+    assert middle is not None
+    for factor, loss in ((0.5, 1.1), (1.0, 1.0), (2.0, 1.2)):
+        rate = float(f"{factor * middle:.1e}")
+        runs[Job(PREDICTED, LOCK_STEP, rate, FIRST)] = run_of(PREDICTED, LOCK_STEP, rate, FIRST, loss, 4e8)
+        if factor < 2:
+            assert predicted_rate(runs, LARGEST, LOCK_STEP) == before, "not yet between two worse ones"
+    after = predicted_rate(runs, LARGEST, LOCK_STEP)
+    assert after is not None
+    assert 0.8 * before < after < before, "its best rate is below the predicted one"
 
 
 def test_predicted_rate_is_confirmed_and_replaced_by_a_better_one() -> None:
