@@ -41,6 +41,20 @@ def test_one_line_reports_where_the_run_is() -> None:
     assert "loss nan" in said(ATTACHED, step(1, 1.0, loss="nan"))
 
 
+def test_line_names_the_time_since_the_last_step_if_it_is_unusually_long() -> None:
+    now = [0.0]
+    for seconds_per_step, usual in ((0.1, 5), (30.0, 150)):
+        progress = Progress(clock=lambda: now[0])
+        for number in (10, 30):
+            progress.take(step(number, number * seconds_per_step))
+        now[0] += usual
+        assert "no step" not in str(progress)
+        now[0] += 1
+        assert str(progress).endswith(f" · no step for {'6 s' if usual == 5 else '2 min 31 s'}")
+        progress.take(step(31, now[0]))
+        assert "no step" not in str(progress)
+
+
 def test_where_workers_come_and_go_the_line_reports_how_many_are_there(tmp_path: Path) -> None:
     view = LiveView(tmp_path, range(1))
     live_path(tmp_path, 2).write_text(json.dumps(step(7, 1.0)) + "\n")

@@ -71,6 +71,19 @@ def test_without_a_terminal_a_line_every_few_seconds(plain: Shown) -> None:
     assert plain.out.getvalue() == ""
 
 
+def test_without_a_terminal_lines_become_rarer_in_a_long_run(plain: Shown) -> None:
+    def lines(until: int) -> int:
+        before = plain.err.getvalue().count("\n")
+        for moment in range(int(plain.seconds), until):
+            plain.seconds = moment
+            plain.terminal.tick()
+        return plain.err.getvalue().count("\n") - before
+
+    assert lines(100) == 19
+    assert lines(3600) < 100
+    assert lines(2 * 3600) == 60, "at least one a minute"
+
+
 def test_nothing_that_a_worker_prints_steers_the_terminal(tmp_path: Path, plain: Shown) -> None:
     shown = Shown(tmp_path, is_terminal=True)
     for each in (shown, plain):

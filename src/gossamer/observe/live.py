@@ -17,6 +17,7 @@ from gossamer.observe.event_log import live_path
 WINDOW_LINES = 40
 MOST_LINE_BYTES = 2**24  # of a line; longer lines are not read
 SILENT_SECONDS = 2.0
+LATE_SECONDS, LATE_STEPS = 5.0, 5.0  # without a step, for the line of progress to name it: the longer of the two
 WITHOUT_SCALER = " With a GradScaler write attach(..., scaler=scaler)."
 
 
@@ -120,18 +121,29 @@ class Progress:
         return sentence
 
     def __str__(self) -> str:
-        """One line: position and speed of the run."""
+        """One line: position and speed of the run, and the time since its last step if that is unusually long."""
         window = self.window
         count = () if self.workers is None else (f"{self.workers} worker{'s' * (self.workers != 1)}",)
-        return " · ".join((*count, *_parts(window))) if window else str(self.starting)
+        return " · ".join((*count, *_parts(window), *self._late(window))) if window else str(self.starting)
+
+    def _late(self, window: Sequence[dict[str, Any]]) -> Iterator[str]:
+        speed = _steps_per_second(window)
+        silent = self.clock() - max(each.last_line_at for each in self._windows.values())
+        if speed is not None and silent > max(LATE_SECONDS, LATE_STEPS / speed):
+            yield f"no step for {seconds_text(round(silent))}"
+
+
+def _steps_per_second(window: Sequence[dict[str, Any]]) -> float | None:
+    """Mean over the window; None with one line."""
+    steps, elapsed = (window[-1][name] - window[0][name] for name in ("steps_made", "seconds"))
+    return steps / elapsed if steps > 0 and elapsed > 0 else None
 
 
 def _parts(window: Sequence[dict[str, Any]]) -> Iterator[str]:
-    first, last = window[0], window[-1]
+    last = window[-1]
     yield f"step {last['step']}"
-    elapsed = last["seconds"] - first["seconds"]
-    if elapsed > 0:
-        yield f"{short((last['steps_made'] - first['steps_made']) / elapsed)} steps/s"
+    if (speed := _steps_per_second(window)) is not None:
+        yield f"{short(speed)} steps/s"
     if "loss" in last["metrics"]:
         yield f"loss {short(float(last['metrics']['loss']))}"
     yield f"{bytes_text(_mean(window, 'bytes_sent'))}/step"

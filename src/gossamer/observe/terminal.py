@@ -18,7 +18,7 @@ from gossamer.observe.live import LiveView
 from gossamer.observe.record import Record
 
 RANK_STYLES = ("cyan", "magenta", "green", "yellow", "blue", "red")
-PLAIN_SECONDS = 5.0
+PLAIN_SECONDS, LONGEST_PLAIN_SECONDS = 5.0, 60.0  # between lines of progress without a terminal
 AGREE = {True: "yes", False: "no", None: "unknown: only this machine's workers are in this record"}
 TRUNCATED = "{ranks}: the disk was full, so their last steps and numbers are missing here"
 UNRECORDED = "unknown: the disk was full, so the final parameters of {ranks} are not recorded"
@@ -34,7 +34,7 @@ APART = ", on the merged model; each holds its own (session.averaged_parameters)
 class Terminal:
     """Shows a run on a console; without a terminal, as plain lines.
 
-    Worker lines go to `console`, standard output. Without a terminal, the launcher's progress (every few seconds) and
+    Worker lines go to `console`, standard output. Without a terminal, the launcher's progress and
     notes go to `aside`, standard error.
 
     status: shows the progress in place of such lines, as in a notebook cell.
@@ -52,7 +52,8 @@ class Terminal:
         self._console = console
         self._aside = console if console.is_terminal else aside
         self._clock = clock
-        self._next_plain = clock() + PLAIN_SECONDS
+        self._began = clock()
+        self._next_plain = self._began + PLAIN_SECONDS
         self._rewritten: dict[int, str] = {}  # unfinished, rewritten lines by rank
         self._spinner = Spinner("dots", style="cyan")
 
@@ -83,13 +84,15 @@ class Terminal:
             self._aside.print(Text(without_controls(text)), soft_wrap=True)
 
     def tick(self) -> None:
-        """Read the live files; without a terminal print a line of progress every few seconds."""
+        """Read the live files; without a terminal print a line of progress: every five seconds at first, and
+        every minute after twenty minutes."""
         for sentence in self._live.look():
             self.note(sentence)
         if self._status_line is not None:
             self._status_line(str(self._live.progress))
         elif not self._console.is_terminal and self._clock() >= self._next_plain:
-            self._next_plain = self._clock() + PLAIN_SECONDS
+            elapsed = self._clock() - self._began
+            self._next_plain = self._clock() + min(max(PLAIN_SECONDS, elapsed / 20), LONGEST_PLAIN_SECONDS)
             self._aside.print(f"gossamer: {self._live.progress}", soft_wrap=True, markup=False, highlight=False)
             if self._bar is not None:
                 self._aside.print(self._bar, soft_wrap=True)
