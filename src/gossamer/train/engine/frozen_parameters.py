@@ -78,7 +78,7 @@ class FrozenParameters:
         return differs
 
     def average(self, moved: Flags, *, gives_notice: bool) -> None:
-        """Average those that have changed on any rank, from now on. `gives_notice`: whether this rank prints it."""
+        """Average those that have changed on any rank, from now on. gives_notice: whether this rank prints it."""
         names = [name for name, has_moved in zip(self._holders, moved, strict=True) if has_moved]
         new = [name for name in names if name not in self._averaged]
         if not new:
