@@ -175,14 +175,14 @@ def complete(
         prune(directory, step, rank, len(digests), keep)
 
 
-def put_in_place(directory: str | os.PathLike[str], step: int, rank: int, description: bytes) -> None:
-    """Rename the staged file, and write its manifest."""
+def put_in_place(directory: str | os.PathLike[str], step: int, rank: int, content: bytes) -> None:
+    """Rename the staged file, and write its manifest with this content."""
     folder = _folder(directory, step)
     data, manifest = part_files(directory, step, rank)
     with _all_or_nothing(directory, step, rank):
         # Everything that needs space is written before old files of this step are replaced. In between there is no
         # manifest, so a manifest never describes another file.
-        write_file(_temporary(manifest), [description])
+        write_file(_temporary(manifest), [content])
         if manifest.exists():
             manifest.unlink()
             system.sync_folder(folder)
