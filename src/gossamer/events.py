@@ -83,13 +83,14 @@ class Attached(Event):
     Attributes:
         recipe: text of the resolved recipe.
         layouts: the (dtype name, layout) of each bucket.
-        parameters: number of elements of all layouts.
-        buffer_bytes: bytes of buffers, such as BatchNorm statistics, that rank 0 broadcasts in each step.
+        parameters: number of elements of the model's parameters, or of all layouts without a model.
+        buffer_bytes: bytes of buffers, such as BatchNorm statistics, broadcast per step by the first rank with data.
         control_bytes: payload of the report at the end of a round, in bytes.
         rank: this worker's rank.
         world: number of workers.
         fragments: the number of the fragment of each bucket.
-        rider_bytes: per fragment, the mean bytes per round of optimizer state that is averaged with parameters.
+        rider_bytes: per fragment, the mean bytes per round of values averaged with parameters: optimizer state, in the
+            first fragment buffers, and with averaging="radial" a norm per tensor.
         period: steps after which the schedule repeats.
         site_control_bytes: payload of the report within a site in each step, in bytes.
         buffers: bytes of each buffer of `buffer_bytes`.
@@ -353,7 +354,7 @@ class TensorCost:
         bytes: this tensor's part of the bucket's payload in one exchange.
         residual_norm: L2 norm of this worker's residual.
         gradient_norm: L2 norm of this worker's input.
-        energy_share: fraction of the input plus residual that was sent immediately.
+        energy_share: fraction of the energy of the input plus residual that was sent immediately.
     """
 
     name: str
@@ -418,7 +419,7 @@ class Closed(Event):
     Attributes:
         steps: number of steps.
         digest: hash of the model's state_dict() as merged by the recipe; equal digests mean equal bits.
-        residual_bytes: bytes of all residuals of this worker.
+        residual_bytes: bytes of the state of this worker's compressors, such as residuals.
         bucket_bytes: bytes of all buckets.
         holds_merged: whether this worker's own model has the merged parameters.
         agrees: whether it agrees with ranks on other machines; None: a single machine, or no report from them.

@@ -127,6 +127,9 @@ class World(ShardFactory):
             value: numbers, text, bytes, tensors, arrays, or containers of these.
             root: the rank that sends.
 
+        Raises:
+            ValueError: `root` is not a rank.
+
         Example:
             >>> gossamer.init().broadcast({"learning_rate": 0.1, "layers": [3, 4]})
             {'learning_rate': 0.1, 'layers': [3, 4]}
@@ -165,6 +168,10 @@ class World(ShardFactory):
                 except: sums of integers and bools are int64, means of them are of the default dtype (float64 for
                 arrays), means of numbers are floats.
             op: "mean", "sum", "min" or "max".
+
+        Raises:
+            ValueError: `op` is not one of these.
+            TypeError: a sparse tensor, the minimum or maximum of a complex one, or a container.
 
         Example:
             >>> gossamer.init().all_reduce(3, "sum")

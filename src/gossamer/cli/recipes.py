@@ -8,7 +8,8 @@ import click
 
 from gossamer.algorithms.recipes.auto import Auto
 from gossamer.algorithms.recipes.catalog import NESTED, PRESETS, describe, example_of
-from gossamer.algorithms.recipes.recipe import KINDS, resolve
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.recipes.registry import KINDS
 from gossamer.cli.console import columns, echo, in_columns, wrapped
 
 

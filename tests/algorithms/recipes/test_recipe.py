@@ -13,7 +13,8 @@ from gossamer.algorithms.compressors import Dense, Feedback, Float4, PowerSGD, R
 from gossamer.algorithms.compressors.int8 import Int8
 from gossamer.algorithms.recipes.catalog import NESTED, NOUNS, PRESETS, describe
 from gossamer.algorithms.recipes.parser import parse
-from gossamer.algorithms.recipes.recipe import KINDS, Recipe, resolve
+from gossamer.algorithms.recipes.recipe import Recipe, resolve
+from gossamer.algorithms.recipes.registry import KINDS
 from gossamer.algorithms.recipes.validation import LONGEST_TEXT
 from gossamer.algorithms.strategies import EveryStep, federated_rules
 from gossamer.algorithms.topologies import Complete

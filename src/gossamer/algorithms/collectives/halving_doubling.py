@@ -14,11 +14,11 @@ class HalvingDoubling(Collective):
     """Exchange halves with the rank at distance 1, quarters with the one at distance 2, and so on; then in reverse.
 
     m pieces, m the largest power of two up to n. Of the first 2 (n - m) ranks every odd one is idle: it sends its
-    tensor to
-    the rank before it, and receives the sum in the end. The m others, renumbered from 0, exchange at distance
+    tensor to the rank before it, and receives the sum in the end. The m others, renumbered from 0, exchange at distance
     1, 2, ..., m/2 while they add, at m/2, ..., 2, 1 while they keep; the lower of two keeps the lower half.
     bytes:    2 N (m-1)/m a rank, N more for one with an idle partner; N for an idle rank
-    messages: 2 log2 m a rank (2 more, 1), in as many rounds (2 more if n is not a power of two)
+    messages: 2 log2 m a rank, 1 more for one with an idle partner; 1 for an idle rank; in 2 log2 m rounds, 2 more if n
+              is not a power of two
     source:   Rabenseifner 2004, ICCS; Thakur, Rabenseifner & Gropp 2005, IJHPCA
 
     Adjacent ranks exchange the most bytes, distant ranks the fewest.

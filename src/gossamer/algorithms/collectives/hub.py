@@ -56,7 +56,7 @@ class HubAllGather(Collective):
     """Each rank sends its piece to the hub, which sends each rank the pieces of all others.
 
     n pieces, piece i of rank i; round 0: to the hub; round 1: from the hub to all
-    bytes:    its own piece each other rank; n - 1 times the pieces of the others and its own, the hub
+    bytes:    its own piece each other rank; n - 2 times the pieces of the others and n - 1 times its own, the hub
     messages: 1 each other rank, (n - 1)^2 the hub, in 2 rounds
     source:   as HubAllReduce
 

@@ -40,9 +40,8 @@ class Adaptive(Wrapper):
     The inner compressor determines the total; it needs a density, as TopK and Chain have. Entries are distributed
     within a bucket. Until the first measurement, each tensor has the inner compressor's share.
 
-    The density remains a hyperparameter. Two automatic rules were tried, a bound on each tensor's own error and one on
-    the size of the residual relative to the gradient: on most tasks they ended at a higher loss than a fixed density
-    that sends as many bytes.
+    The density remains a hyperparameter: rules that bound each tensor's own error, or the residual relative to the
+    gradient, ended at a higher loss on most tasks than a fixed density that sends as many bytes.
 
     Args:
         inner: a compressor with a density.

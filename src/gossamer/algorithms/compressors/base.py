@@ -125,7 +125,9 @@ class Compressor(Term, ABC):
         return complete(self)
 
     def init(self, like: FlatTensors, at: AggregationContext) -> State:
-        """Return the initial state for tensors with the layout, dtype and device of `like`; equal on all ranks."""
+        """Return the initial state for tensors with the layout, dtype and device of `like`; equal on all ranks, except
+        the state of a part that only this rank handles.
+        """
         return State()
 
     def init_compensated(self, like: FlatTensors, at: AggregationContext) -> State:

@@ -45,12 +45,12 @@ def decode_mean(
     out: Tensor,
     at: AggregationContext,
 ) -> bool:
-    """Overwrite `out`: (n,) with the mean of the ranks' payloads; return whether the result is finite, as decode_heard.
+    """Overwrite `out`: (n,) with the mean of the ranks' payloads; return whether the result is finite.
 
     Args:
         decoders: each with the ranks whose payloads it decodes, ascending. Sums of several decoders are added in this
             order, so all ranks receive the same bits.
-        `received`: received payloads, by rank.
+        received: payloads, by rank.
         layout: that of `out`.
         out: receives the result.
         at: the step and the number of ranks.
@@ -85,7 +85,7 @@ def decode_received(
 
     Args:
         decode: writes the sum of the decoded payloads.
-        `received`: received payloads, one per rank.
+        received: payloads, one per rank.
         layout: that of `out`, to name a tensor in an error; None if unknown.
         out: receives the result.
         at: the step, for an error.

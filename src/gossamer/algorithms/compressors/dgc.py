@@ -63,7 +63,8 @@ class DGC(Compressor):
         warmup: steps in which the density falls from 1/4 to `density`.
         masking: whether sent entries lose their momentum.
         clip: norm limit of each tensor's mean gradient; None: no clipping.
-        then: codec of the values, such as Int8(); its error remains in v.
+        then: codec of the values, such as Int8(), with its payload in place of k itemsize; its error remains in v.
+            Whether everything is sent is decided by k itemsize.
 
     Example:
         >>> gossamer.DGC(density=0.001, warmup=500, clip=1.0)

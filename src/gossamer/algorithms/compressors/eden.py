@@ -40,8 +40,8 @@ class EDEN(Codec):
     R = (H D / sqrt(d))^2, H Walsh-Hadamard, D random signs, drawn by each worker in each step
     law:    x . C(x) = |x|^2 in each message; E C(x) = x for uniform rotations, and E |x - C(x)|^2 / |x|^2 is about
             0.571, 0.133, 0.0096 for 1, 2, 4 bits; the mean of n workers has 1/n of that
-    bytes:  (workers - 1) (8 + ceil(N bits / 8) + 4 ceil(N / block)), N per tensor; the rest of a tensor is cut into
-            powers of two
+    bytes:  (workers - 1) (8 + sum over the tensors of ceil(N bits / 8) + 4 ceil(N / block)); the rest of a tensor is
+            cut into powers of two, each with a scale
     source: Vargaftik et al. 2021, NeurIPS (DRIVE: 1 bit); Vargaftik et al. 2022, ICML (EDEN)
 
     The papers call the levels centroids and S the scale. The signs D are sent as a 63-bit seed. H D is not a uniform

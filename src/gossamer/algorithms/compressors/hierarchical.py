@@ -38,7 +38,8 @@ class Hierarchical(Compressor):
 
     rank = node per_node + place;  m_p = mean over the node of x_p;  answer_p = mean over nodes of C(m_p)
     law:    own_p = x_p + per_node (C(m_p) - m_p) where the place is p, else x_p, so that mean own = answer
-    bytes:  2 (per_node - 1)/per_node N itemsize within a node, C's for N/per_node entries between nodes, and 1 to each
+    bytes:  2 (per_node - 1)/per_node N itemsize within a node; between nodes C's for N/per_node entries, and a byte to
+            each other node
     source: Goyal et al. 2017, arXiv:1706.02677 (the three phases)
 
     The phases are a reduce-scatter within the node, an aggregation by `between` among the workers with the same place,

@@ -26,8 +26,7 @@ class OneBit(Quantizer):
     """Send each entry's sign in one bit, with one magnitude per block, or two values per column of a matrix.
 
     C(x)_j = s sign(x_j), s = mean |x| over the block j is in; by columns: the mean of the entries of j's column that
-    have
-    the sign of x_j, where zeros count as positive
+    have the sign of x_j, where zeros count as positive
     law:    |x - C(x)|^2 = |x|^2 - d s^2 per block of d entries; by columns: C(x) has every column's sum and no rule
             with two values per column and this split is nearer; blocks and columns of zeros stay zero
     bytes:  (workers - 1) (ceil(N / 8) + 4 ceil(N / block)), N per tensor; by columns ceil(N / 8) + 8 cols;
@@ -70,7 +69,7 @@ class OneBit(Quantizer):
         return not self.columns  # a part of the buffer has no columns
 
     def suits(self, shape: Sequence[int]) -> bool:
-        """Whether compression saves bytes; by columns it does not for matrices of two rows."""
+        """Whether compression saves bytes; by columns it does not for matrices of one or two rows."""
         return not self.columns or prod(shape) // 8 + 8 * _matrix_shape(shape)[1] < 4 * prod(shape)
 
     def encode(self, x: FlatTensors, at: AggregationContext, residual: Residual | None = None) -> Payload:

@@ -105,10 +105,8 @@ class PowerSGD(Compressor):
             expand(factoring, torch.cat([first[: factoring.left_numel], others]), own_factor, whole)
             return whole
 
-        following = FlatTensors(
-            (yield AllReduceMean(own_factor)).clone(), q.layout
-        )  # states are written to, answers are not
-
+        # A copy: states are written to, answers are not
+        following = FlatTensors((yield AllReduceMean(own_factor)).clone(), q.layout)
         mean = mean_buffer_like(x.flat, out)
         expand(factoring, first, following.flat, mean)
         staged = AggregationResult(

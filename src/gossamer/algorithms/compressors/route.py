@@ -23,8 +23,8 @@ from gossamer.errors import require
 class Route(Compressor):
     """Compress tensors of two or more dimensions and `smallest` or more entries by `inner`; send the others by `rest`.
 
-    way(x) = inner if x has two dimensions, at least `smallest` entries, suits inner, and does not match `names`; else
-    rest
+    way(x) = inner if x has two or more dimensions and at least `smallest` entries, suits inner, and does not match
+    `names`; else rest
     law:    the laws of both
     bytes:  the sum of both, in as many messages as the longer of them
     source: Lin et al. 2018, ICLR (biases and norms stay dense)

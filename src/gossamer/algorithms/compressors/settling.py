@@ -63,10 +63,10 @@ def energy(x: Tensor) -> Tensor:
 def exchange(progress: WarmupProgress, like: Tensor, at: AggregationContext) -> Script:
     """Sum (waiting, given) of the last step over all ranks; the result has the same bits on every rank."""
     own_progress = like.new_tensor([progress.my_waiting, progress.my_given], dtype=torch.float64)
-    updated = yield AllGather((own_progress,))
-    for rank, payload in enumerate(updated):
+    received = yield AllGather((own_progress,))
+    for rank, payload in enumerate(received):
         with sent_by(rank, at):
             expect_tensors([payload], 1)
             expect(payload[0], torch.float64, 2)
-    waiting, given = torch.stack([numbers for (numbers,) in updated]).cpu().sum(0).tolist()
+    waiting, given = torch.stack([numbers for (numbers,) in received]).cpu().sum(0).tolist()
     return waiting, given

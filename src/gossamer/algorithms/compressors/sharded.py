@@ -197,8 +197,8 @@ class Sharded(Wrapper):
     def _encode_mean(
         self, part: OwnedPart, mean: Tensor, finite: bool, undelivered: Residual | None, at: AggregationContext
     ) -> Payload:
-        """Encode the mean of a part, plus `owed.before`. Only this worker knows whether the sum overflowed: it reports
-        that to all ranks by values that cannot be summed.
+        """Encode the mean of a part, plus `undelivered.before`. Only this worker knows whether the sum overflowed: it
+        reports that to all ranks by values that cannot be summed.
         """
         if finite:
             try:

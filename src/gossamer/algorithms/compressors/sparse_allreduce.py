@@ -152,8 +152,7 @@ class SparseSum(Wrapper):
     """Sparse all-reduce: worker j sums the entries of its region that `inner` selects, and broadcasts the largest.
 
     s = w_j + sum over the other workers i of the entries of w_i sent to j; answer = s/n where |s| is among the r
-    largest,
-    else 0
+    largest, else 0
     law:    own is the sent entries, and w_j - (s - n answer) in the own region; so mean own = answer, exactly
     bytes:  (n-1) (4 + (c + r) itemsize + coded_bytes(c, R) + coded_bytes(r, R)), R entries a region, r = k/n of them,
             c = r + 2 sqrt(r); at most 24 k (n-1)/n where r >= 40, and never more than Dense

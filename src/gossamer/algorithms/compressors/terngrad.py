@@ -99,8 +99,8 @@ class TernGrad(Compressor):
             ternary_decode([(local,)], scales, sizes, self.per_byte, decoded)
             return decoded
 
-        def decode(description: Sequence[Payload], into: Tensor) -> None:
-            both = pairs(description)  # all have the same scales
+        def decode(messages: Sequence[Payload], into: Tensor) -> None:
+            both = pairs(messages)  # (scales, codes) of each rank, with equal scales
             ternary_decode([(codes,) for _, codes in both], both[0][0], sizes, self.per_byte, into, at.world)
 
         mean = mean_buffer_like(x.flat, out)

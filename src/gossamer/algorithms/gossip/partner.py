@@ -130,9 +130,8 @@ class Partner:
         incarnation: int = 0,
     ) -> None:
         self.rank, self.incarnation, self._seed, self._layout = rank, incarnation, seed, parameters.layout
-        self.extra_state: Callable[[], Payload] = (
-            tuple  # additional state for a worker that starts from these parameters
-        )
+        #: returns additional state for a worker that starts from these parameters
+        self.extra_state: Callable[[], Payload] = tuple
         #: (n,), the parameters at the last step boundary plus pending changes: at least float32, on the CPU, from where
         #: messages are sent
         self.shown = parameters.flat.to("cpu", accumulation_dtype(parameters.flat.dtype), copy=True)

@@ -241,9 +241,9 @@ class PushSum(MixingRule):
         numbers, mass = offer.own
         memory[NUMBERS].copy_(numbers)
         memory[MASS].copy_(mass)
-        for _, (neighbor_parameters, their_mass), _ in received:
-            memory[NUMBERS].add_(neighbor_parameters)
-            memory[MASS].add_(their_mass)
+        for _, (neighbor_numbers, neighbor_mass), _ in received:
+            memory[NUMBERS].add_(neighbor_numbers)
+            memory[MASS].add_(neighbor_mass)
         return self._shown(x, memory)
 
     def shares(self, x: Tensor, memory: Memory) -> Payload:
@@ -300,12 +300,12 @@ class OuterMomentum(MixingRule):
     def land(
         self, x: Tensor, layout: Layout, memory: Memory, offer: GossipOffer, received: Sequence[NeighborMessage]
     ) -> Tensor:
-        slow, moved = offer.own
-        change = moved * self.learning_rate
-        for weight, (their_slow, they_moved), _ in received:
-            if all_finite(their_slow) and all_finite(they_moved):
-                change.add_(they_moved - moved, alpha=weight * self.learning_rate)
-                change.add_(their_slow - slow, alpha=weight * self.pull)
+        slow, delta = offer.own
+        change = delta * self.learning_rate
+        for weight, (neighbor_slow, neighbor_delta), _ in received:
+            if all_finite(neighbor_slow) and all_finite(neighbor_delta):
+                change.add_(neighbor_delta - delta, alpha=weight * self.learning_rate)
+                change.add_(neighbor_slow - slow, alpha=weight * self.pull)
         memory[SLOW].add_(memory[MOMENTUM].mul_(self.momentum).add_(change))
         return memory[SLOW].to(x.dtype, copy=True)
 

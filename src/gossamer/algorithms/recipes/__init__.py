@@ -13,10 +13,7 @@ wrapping            Feedback, Sharded, SparseSum and Route around a compressor t
                     Hierarchical for a topology of nodes
 """
 
-from gossamer.algorithms.recipes.catalog import PRESETS, describe
-from gossamer.algorithms.recipes.fields import signature
 from gossamer.algorithms.recipes.parser import parse
-from gossamer.algorithms.recipes.recipe import KINDS, Recipe, automatic, resolve
-from gossamer.algorithms.recipes.validation import LONGEST_TEXT
+from gossamer.algorithms.recipes.recipe import resolve
 
-__all__ = ["KINDS", "LONGEST_TEXT", "PRESETS", "Recipe", "automatic", "describe", "parse", "resolve", "signature"]
+__all__ = ["parse", "resolve"]

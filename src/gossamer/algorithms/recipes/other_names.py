@@ -137,7 +137,7 @@ OTHER_NAMES = (
         "ParameterServer('async')",
         "its workers write to one memory, and here each has its own",
     ),
-    OtherName(("parallel SGD", "parallel restarted SGD"), "Stich 2018", "LocalSGD(period=8)"),
+    OtherName(("parallel SGD", "parallel restarted SGD"), "Stich 2018; Yu et al. 2019", "LocalSGD(period=8)"),
     OtherName(
         ("AdaComm", "adaptive period"), "Wang & Joshi 2019", "LocalSGD(period=8)", "its period changes while it trains"
     ),

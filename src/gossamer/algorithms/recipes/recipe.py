@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gossamer.algorithms.compressors import Compressor, Dense
 from gossamer.algorithms.recipes.auto import Auto
 from gossamer.algorithms.recipes.parser import parse
+from gossamer.algorithms.recipes.registry import KINDS
 from gossamer.algorithms.recipes.validation import LONGEST_TEXT, check_pair, check_place, check_term, check_type
 from gossamer.algorithms.recipes.wrapping import compress_between_nodes, sharing_workers, tables_of, wrapped
 from gossamer.algorithms.strategies import EveryStep, Strategy
@@ -74,9 +75,6 @@ def recipe(text: str) -> Terms:
         True
     """
     return parse(text)
-
-
-KINDS = tuple(item.name for item in fields(Recipe))
 
 
 def resolve(recipe: Recipe | Terms | Term | str | None, world: int | None = None) -> Recipe:

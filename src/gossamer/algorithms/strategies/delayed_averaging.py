@@ -17,7 +17,7 @@ from gossamer.errors import require
 class DelayedAveraging(AveragingStrategy):
     """Apply local steps immediately; `delay` steps later, replace those that were sent by their mean over the workers.
 
-    offered: u_i = the change by this worker's optimizer in the last `period` steps
+    offered: u_i = minus the change by this worker's optimizer in the last `period` steps
     landing: x_i <- x_i + own(u_i) - mean over workers of u_j;  agreed <- agreed - mean
     law:    x_i = agreed - sum of own parts in flight - residual; with SGD and one learning rate
             x_i = x_0 - lr (sum of mean gradients that landed + sum of own gradients in flight)

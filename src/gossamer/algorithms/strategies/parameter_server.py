@@ -17,9 +17,8 @@ from gossamer.errors import RecipeError, require
 
 SYNC, ASYNC, STALE = "sync", "async", "stale"
 MATRIX = Slot("weight", (64, 64), 0, (64, 1))
-VELOCITY = Ownership(
-    optimizers=(SGD,), rule=UpdateRule.VELOCITY
-)  # SGD's momentum, which servers can leave to the workers from the first step on
+# SGD's momentum, which servers can leave to the workers from the first step on
+VELOCITY = Ownership(optimizers=(SGD,), rule=UpdateRule.VELOCITY)
 MOST_LOST = 1.01  # largest relative squared error of a difference; above it, differences would grow
 
 

@@ -14,7 +14,7 @@ from statistics import median
 from gossamer.errors import require
 
 LEAST_GAIN = 0.05  # of a step's time; for less, shares do not change, so that noise moves no samples
-LONGER = 1.05  # a round, for one more local step of its slowest worker
+LONGER = 1.05  # largest factor by which rounding up a worker's local steps may lengthen a round
 LEAST_CHANGE, STEADY = 0.75, 0.1  # of a worker's local steps: in steps, and as a part of them
 MOST_APART = 32.0  # a reported time counts as at most this many times the median, or at least as its inverse
 

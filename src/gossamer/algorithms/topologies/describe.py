@@ -71,10 +71,10 @@ def _halving(topology: Topology, world: int, left: float) -> str:
 
 def _exact_after(topology: Topology, world: int) -> int:
     """Return the first round after which every rank has the mean, within the period."""
-    receivers = topology.mixing(world)
+    product = topology.mixing(world)
     rounds = 1
-    while rounds < topology.rounds(world) and (receivers - 1 / world).abs().max() > EXACT:
-        receivers = topology.mixing(world, rounds) @ receivers
+    while rounds < topology.rounds(world) and (product - 1 / world).abs().max() > EXACT:
+        product = topology.mixing(world, rounds) @ product
         rounds += 1
     return rounds
 

@@ -54,9 +54,9 @@ def _rounded(seconds: float) -> float:
 
 def common_steps(measurements: Iterable[Measurement]) -> list[Sequence[StepSeconds]]:
     """The steps for which all ranks with data have measurements: the latest ones of each rank."""
-    step_counts = [measurement.steps for measurement in measurements if measurement.steps]
-    count = min(map(len, step_counts), default=0)
-    return [steps[len(steps) - count :] for steps in step_counts] if count else []
+    steps_by_rank = [measurement.steps for measurement in measurements if measurement.steps]
+    count = min(map(len, steps_by_rank), default=0)
+    return [steps[len(steps) - count :] for steps in steps_by_rank] if count else []
 
 
 # -- slow steps --------------------------------------------------------------------------------------------------------

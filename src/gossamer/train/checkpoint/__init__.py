@@ -19,7 +19,7 @@
     DIRECTORY/replaced/step-00000020/               the old version of a step that is being replaced
 
 `stage` writes the first file under a temporary name. After every rank has done so, `complete` renames it and writes the
-second. Only agreement.py, coordinated.py and replicas.py communicate.
+second. Only agreement.py, coordinated.py, replicas.py and runs.py communicate.
 """
 
 from gossamer.train.checkpoint.files import (

@@ -144,7 +144,7 @@ def import_(directory: str | os.PathLike[str], model: nn.Module, optimizer: Opti
 
 
 def _by_number(saved: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> State:
-    """The inverse of `_by_name`; the keys of `state` are text in both forms."""
+    """The inverse of `_by_name`, also for a state without names, with numbers as text for keys."""
     groups, state = [], {}
     number = 0
     for group, names in zip(saved["param_groups"], parameter_names(model, optimizer), strict=True):

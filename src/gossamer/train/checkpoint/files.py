@@ -175,14 +175,14 @@ def complete(
         prune(directory, step, rank, len(digests), keep)
 
 
-def put_in_place(directory: str | os.PathLike[str], step: int, rank: int, description: bytes) -> None:
-    """Rename the staged file, and write its manifest."""
+def put_in_place(directory: str | os.PathLike[str], step: int, rank: int, content: bytes) -> None:
+    """Rename the staged file, and write its manifest with this content."""
     folder = _folder(directory, step)
     data, manifest = part_files(directory, step, rank)
     with _all_or_nothing(directory, step, rank):
         # Everything that needs space is written before old files of this step are replaced. In between there is no
         # manifest, so a manifest never describes another file.
-        write_file(_temporary(manifest), [description])
+        write_file(_temporary(manifest), [content])
         if manifest.exists():
             manifest.unlink()
             system.sync_folder(folder)
@@ -340,7 +340,7 @@ def room_text(directory: str | os.PathLike[str], error: OSError) -> str:
     if error.errno not in FULL:
         return "Free some space or choose another directory, and save again."
     here = Path(directory)
-    sizes = sorted(((_nbytes(path), path.name) for path in _folders(here)), reverse=True)
+    sizes = sorted(((folder_bytes(path), path.name) for path in _folders(here)), reverse=True)
     held = ", ".join(f"{name} has {nbytes:,} bytes" for nbytes, name in sizes if nbytes)
     runs = any(name.startswith("run-") for _, name in sizes)
     advice = "Remove the folders that you do not need" + (": those named run-... are of other runs" if runs else "")
@@ -368,12 +368,13 @@ def _folders(here: Path) -> list[Path]:
         return []
 
 
-def _nbytes(folder: Path) -> int:
+def folder_bytes(folder: Path) -> int:
+    """Return the bytes of all files in a folder."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
             try:
                 total += os.stat(os.path.join(root, name)).st_size
-            except OSError:  # removed by another rank
+            except OSError:  # removed in the meantime
                 continue
     return total

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gossamer.base.units import ranks_text
 from gossamer.errors import CheckpointError
-from gossamer.train.checkpoint.files import MALFORMED, REPLACED, complete_steps, manifests, read, step_folders
+from gossamer.train.checkpoint.files import (
+    MALFORMED,
+    REPLACED,
+    complete_steps,
+    folder_bytes,
+    manifests,
+    read,
+    step_folders,
+)
 from gossamer.train.checkpoint.runs import run_of, save_of
 
 
@@ -70,7 +77,7 @@ def _summary(place: Path, step: int, folder: Path, verify: bool) -> CheckpointSu
         recipe=str(about.get("recipe", "")),
         run=run_of(manifest),
         version=str(about.get("gossamer", "")),
-        nbytes=_nbytes(folder),
+        nbytes=folder_bytes(folder),
         problem=_problem(place, step, found_manifests, verify),
     )
 
@@ -91,11 +98,3 @@ def _problem(place: Path, step: int, found_manifests: list[dict[str, Any]], veri
         except (CheckpointError, OSError, *MALFORMED) as error:
             return f"the part of rank {rank} is damaged: {error}"
     return ""
-
-
-def _nbytes(folder: Path) -> int:
-    total = 0
-    for path in folder.iterdir():
-        with suppress(OSError):  # removed in the meantime
-            total += path.stat().st_size
-    return total

@@ -75,7 +75,7 @@ class GivenGradients:
 
 
 def leaf(name: str, array: Array) -> Tensor:
-    """A tensor of the session that holds one parameter or gradient."""
+    """A tensor of the session that holds one parameter."""
     tensor = as_tensor(array).clone()
     if not tensor.is_floating_point():
         raise AttachError(

@@ -16,12 +16,12 @@ from torch.nn import Parameter
 
 from gossamer.base.ops import AllGather
 from gossamer.events import notice
+from gossamer.train.engine.parameter_check import listed
 from gossamer.train.engine.parameter_views import state_places
 from gossamer.train.engine.step_decision import Flags
 
 ENTRIES = 64  # entries of each parameter that are compared with those at attach
 FLAGS_PER_NUMBER = 48  # float64 represents integers below 2^53 exactly
-NAMED = 3  # parameters in a notice
 
 
 class FrozenParameters:
@@ -78,7 +78,7 @@ class FrozenParameters:
         return differs
 
     def average(self, moved: Flags, *, gives_notice: bool) -> None:
-        """Average those that have changed on any rank, from now on. `gives_notice`: whether this rank prints it."""
+        """Average those that have changed on any rank, from now on. gives_notice: whether this rank prints it."""
         names = [name for name, has_moved in zip(self._holders, moved, strict=True) if has_moved]
         new = [name for name in names if name not in self._averaged]
         if not new:
@@ -119,12 +119,9 @@ def _places(tensor: Tensor) -> Tensor:
 
 
 def _notice_text(names: list[str], numel: int) -> str:
-    listed = ", ".join(f'"{name}"' for name in names[:NAMED]) + (
-        f" and {len(names) - NAMED} more" if names[NAMED:] else ""
-    )
     return (
-        f"the script changes parameters that have requires_grad=False: {listed}. Workers train separately with this "
-        f"recipe, so these are averaged from now on, uncompressed: {numel:,} numbers per round. If they were only "
+        f"the script changes parameters that have requires_grad=False: {listed(names)}. Workers train separately with "
+        f"this recipe, so these are averaged from now on, uncompressed: {numel:,} numbers per round. If they were only "
         "loaded after gossamer.attach, load them before it; then they are not averaged."
     )
 

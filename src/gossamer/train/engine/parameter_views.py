@@ -75,13 +75,13 @@ def plain_name(path: str, leaf: str) -> str:
 def sparse_names(model: nn.Module) -> frozenset[str]:
     """Names of the trainable parameters with sparse gradients, according to the attribute `sparse` of their modules:
     nn.Embedding(..., sparse=True)."""
-    description = {
+    sparse = {
         id(p)
         for module in model.modules()
         if getattr(module, "sparse", False) is True
         for p in module.parameters(False)
     }
-    return frozenset(name for name, parameter in trainable(model).items() if id(parameter) in description)
+    return frozenset(name for name, parameter in trainable(model).items() if id(parameter) in sparse)
 
 
 def refuse_no_module(model: object) -> None:

@@ -1,4 +1,4 @@
-"""Participation poll before each sync round: all-gathers (sample weight, steps, presence, moved frozen parameters)."""
+"""Participation poll before each sync round: all-gathers weights, steps, presences, speeds, moved frozen parameters."""
 
 from __future__ import annotations
 

@@ -140,11 +140,11 @@ class SparseGradients:
 
     def show_infinite(self, used: Set[str]) -> None:
         """Assign infinite gradients, which signal the skipped step to a GradScaler."""
-        ends = {
-            name: Rows(none.numbers.new_zeros(1), none.values.new_full((1, *none.values.shape[1:]), torch.inf))
-            for name, none in self.no_rows().items()
+        infinite = {
+            name: Rows(blank.numbers.new_zeros(1), blank.values.new_full((1, *blank.values.shape[1:]), torch.inf))
+            for name, blank in self.no_rows().items()
         }
-        self.show(ends, used, 1.0)
+        self.show(infinite, used, 1.0)
 
     def clear(self) -> None:
         """Remove all gradients, so that optimizers skip the parameters."""

@@ -32,7 +32,7 @@ FIELDS = np.dtype(  # the fields of HEAD
         ("sample", "<i8"),
         ("first_nonfinite", "<i4"),
         ("presence", "u1"),
-        ("wishes", "u1"),
+        ("requests", "u1"),
     ]
 )
 STOP, LOOK, LAP = 1, 2, 4  # bits of the last field; the bits above them are the lap
@@ -144,19 +144,20 @@ def decide(received: Sequence[Tensor], own: StepReport) -> StepDecision:
     end = split + -(-buffers // 8)
     paces = raw[:, end:].copy().view("<f8")[:, 0].tolist() if own.part_seconds is not None else ()
     heads = raw[:, : HEAD.size].copy().view(FIELDS)[:, 0]
-    presence, first, wishes = heads["presence"], heads["first_nonfinite"], int(np.bitwise_or.reduce(heads["wishes"]))
+    presence, first = heads["presence"], heads["first_nonfinite"]
+    requests = int(np.bitwise_or.reduce(heads["requests"]))
     trained, found = presence == Presence.TRAINING, first >= 0
     active = tuple(np.flatnonzero(trained).tolist())
     steps = dict(zip(active, heads["steps"][trained].tolist(), strict=True))
     in_step, settings = len({*steps.values()}) <= 1, {*heads["settings"][trained].tolist()}
-    samples, laps = {*heads["sample"][trained].tolist()}, (heads["wishes"][trained] // LAP).tolist()
+    samples, laps = {*heads["sample"][trained].tolist()}, (heads["requests"][trained] // LAP).tolist()
     return StepDecision(
         weight=sum(heads["weight"].tolist()),  # in rank order, for the same bits on every rank
         presences=tuple(map(Presence, presence.tolist())),
         active=active,
         all_trained=len(active) == len(received),
-        stop=bool(wishes & STOP),
-        look=bool(wishes & LOOK),
+        stop=bool(requests & STOP),
+        look=bool(requests & LOOK),
         nonfinite=tuple(zip(np.flatnonzero(found).tolist(), first[found].tolist(), strict=True)),
         short=bool((first == SHORT_OF_MEMORY).any()),
         alike=len(settings) <= 1,

@@ -90,6 +90,8 @@ def dirichlet_split(classes: Tensor, size: int, concentration: float, seed: int 
     Args:
         classes: number of each sample's label, (n,).
         size: number of ranks.
+        concentration: the larger, the more similar are the ranks' labels.
+        seed: seed of the draws.
     """
     require(
         isinstance(concentration, int | float) and isfinite(concentration) and concentration > 0,

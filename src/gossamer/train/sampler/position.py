@@ -37,9 +37,7 @@ class Position:
     size: int
     epoch: int
     deal: Deal
-    widths: tuple[
-        int, ...
-    ] = ()  # places of each worker in the deals of this and later epochs, by rank; empty: one each
+    widths: tuple[int, ...] = ()  # places of each worker in this and later deals, by rank; empty: one each
     drawn: int = 0  # number of drawn entries of the newest deal
     in_last_batch: bool = False  # all entries are drawn, but the loop has not ended the epoch yet
     before: int = 0  # number of entries that this worker drew in the epoch under earlier deals
@@ -81,7 +79,7 @@ class Position:
         return self.over if epoch == self.epoch else epoch < self.epoch
 
     def state(self, *, marks_end: bool) -> dict[str, Any]:
-        """The state for a checkpoint. says_over: include whether the loop has ended the epoch."""
+        """The state for a checkpoint. marks_end: include whether the loop has ended the epoch."""
         seen = replace(self)  # another thread may draw at the same time
         state: dict[str, Any] = {"epoch": self.epoch, "drawn": seen.drawn}
         if self.widths:

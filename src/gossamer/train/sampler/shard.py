@@ -23,9 +23,10 @@ from gossamer.train.sampler.sources import Labels, classes_of, digest_of, length
 class Shard(ShardProgress, Sampler[int]):
     """Sampler of this rank's indices: disjoint from those of other ranks, together covering the dataset.
 
-    The sizes of the ranks' parts differ by at most one, or follow the ranks' speeds: EveryStep(balance=True). Each rank
-    computes its part from (seed, epoch, rank, size) without communication. Each `iter` starts the next epoch, from 0.
-    After `load_state_dict` the next `iter` continues at the saved position, so an interrupted epoch is completed first.
+    The sizes of the ranks' parts differ by at most one, or follow the ranks' speeds under strategies with balance=True.
+    Each rank computes its part from (seed, epoch, rank, size) without communication. Each `iter` starts the next epoch,
+    from 0. After `load_state_dict` the next `iter` continues at the saved position, so an interrupted epoch is
+    completed first.
 
     When workers join or leave during an epoch, `regroup` divides the rest again, and active iterators continue with it:
     every sample of the epoch is used once, except those drawn by lost workers. A lost worker that returns alone starts

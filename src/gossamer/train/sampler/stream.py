@@ -21,8 +21,8 @@ Item = TypeVar("Item", covariant=True)
 
 
 class StreamShard(ShardProgress, IterableDataset[Item]):
-    """This rank's items of a stream, every `size`-th one: disjoint from those of other ranks, together covering. With
-    EveryStep(balance=True) the parts follow the ranks' speeds.
+    """This rank's items of a stream, every `size`-th one: disjoint from those of other ranks, together covering. Under
+    strategies with balance=True the parts follow the ranks' speeds.
 
     The source is an iterable dataset that yields the same items in every process and in every `iter`. Every rank, and
     every worker of its DataLoader, reads the whole stream and keeps its own items. Each `iter` is an epoch; a source

@@ -53,7 +53,7 @@ class ArrayExchange:
 
     Attributes:
         session: The session.
-        is_elastic: Whether workers come and go.
+        is_elastic: Whether workers join and leave during the run.
         joined: Whether this worker joined workers that train already.
         began: Whether `begin_with` was called.
         held: In an elastic run the arrays of the loop that a newcomer receives: moments, and the epoch.

@@ -65,7 +65,7 @@ class ArraySession(SessionBase):
 
     Args:
         parameters: arrays by name, flat or of any shape.
-        recipe: as for gossamer.attach; GOSSAMER_RECIPE beats it.
+        recipe: as for gossamer.attach; GOSSAMER_RECIPE overrides it.
         transport: None for that of `gossamer.init()`, or of a world of one.
         seed: for random choices of the recipe, alike on every rank.
         verify, verify_every, record, log_to: as for gossamer.attach.
@@ -240,7 +240,7 @@ class ArraySession(SessionBase):
 
         Args:
             gradients: an array for each parameter, of its shape and dtype.
-            weight: how much this rank's batch counts, usually its number of samples; stays until it is given again.
+            weight: of this rank's batch in the mean, usually its number of samples. Persists until the next one.
 
         Raises:
             LayoutError: for names, shapes or dtypes that are not those of the parameters.

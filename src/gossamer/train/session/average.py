@@ -227,9 +227,10 @@ def average_(
             as `state` to resume.
 
     Raises:
-        ValueError: a state is needed and missing.
+        ValueError: a state is needed and missing, or belongs to another compressor.
         RecipeError: the text has a strategy or a topology, which would be ignored.
         TypeError: a value is not a tensor of floating-point numbers.
+        MismatchError: another rank made a step or another call at the same time.
 
     Example:
         >>> gradients = {"weight": torch.ones(3)}

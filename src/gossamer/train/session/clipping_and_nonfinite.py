@@ -125,9 +125,13 @@ class NonFiniteMonitor:
         """Record the result of an exchange or pass.
 
         Args:
+            what: the kind of exchange or pass; its results in a row are counted.
             blame: (rank, tensor) with a non-finite value; no rank if only the mean was not finite; None if all were.
             scaled: whether a GradScaler may still find its scale.
             batch: number of the batch, if this rank knows it.
+
+        Raises:
+            NonFiniteError: not `scaled`, and MAX_SKIPPED_STEPS results in a row had a non-finite value.
         """
         self._in_a_row[what] = 0 if blame is None else self._in_a_row.get(what, 0) + 1
         self.is_clear = not any(self._in_a_row.values())

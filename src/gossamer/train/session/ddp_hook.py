@@ -64,8 +64,12 @@ def ddp_hook(model: nn.Module, compressor: Compressor | str) -> tuple[DdpState, 
 
     Args:
         model: the module that DDP wraps, or the wrapper.
-        compressor: a Compressor or its text, without strategy and topology (else RecipeError): DDP averages in every
-            step among all workers. `gossamer run --recipe` overrides it.
+        compressor: a Compressor or its text, without strategy and topology: DDP averages in every step among all
+            workers. `gossamer run --recipe` overrides it.
+
+    Raises:
+        RecipeError: the text has a strategy or a topology, which would be ignored.
+        AttachError: the compressor applies the optimizer's momentum.
 
     Example:
         ddp.register_comm_hook(*gossamer.ddp_hook(model, "TopK(0.01)"))

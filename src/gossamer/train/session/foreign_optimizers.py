@@ -43,7 +43,7 @@ class ForeignOptimizerGuard:
     Args:
         watch: the model's parameters at attach.
         before: parameters that were attached earlier, and may have left the model.
-        `gives_notice`: whether this rank prints notices.
+        gives_notice: whether this rank prints notices.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Lifecycle events: builds Attached, StepEnded and Closed, from which the record of a run is made."""
+"""Lifecycle events: builds Attached and Closed; compares the final models of all machines."""
 
 from __future__ import annotations
 

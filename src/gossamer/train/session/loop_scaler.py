@@ -161,10 +161,8 @@ def _watched(name: str) -> Any:
 
     @wraps(plain)
     def method(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        bound_watcher = [
-            watcher(scaler, optimizer) for each in _watchers if (watcher := each()) and scaler.is_enabled()
-        ]
-        if any(bound_watcher):
+        taken_up = [watcher(scaler, optimizer) for each in _watchers if (watcher := each()) and scaler.is_enabled()]
+        if any(taken_up):
             return getattr(scaler, name)(optimizer, *args, **kwargs)
         return plain(scaler, optimizer, *args, **kwargs)
 

@@ -54,7 +54,7 @@ def gather(value: T) -> list[T]:
         >>> gossamer.gather(0.5)
         [0.5]
     """
-    return _everyones(value, "gather")
+    return _values_by_rank(value, "gather")
 
 
 @overload
@@ -96,7 +96,7 @@ def mean(value: float | Tensor | Mapping[str, float | Tensor]) -> float | Tensor
                 f"{shown(name)}an integer of {each.bit_length()} bits is too large for the mean, which is a float64. "
                 "Write a smaller unit, such as gossamer.mean(count / 1e9)."
             )
-    received = _everyones(value, "mean")
+    received = _values_by_rank(value, "mean")
     if isinstance(value, Mapping):
         return {name: _mean([each[name] for each in received]) for name in value}
     return _mean(received)
@@ -114,7 +114,7 @@ def _mean(values: Sequence[Any]) -> float | Tensor:
     return exact.to(device=values[0].device, dtype=kind if kept else torch.get_default_dtype())
 
 
-def _everyones(value: Any, caller: str) -> list[Any]:
+def _values_by_rank(value: Any, caller: str) -> list[Any]:
     named = {name: _checked(name, each, caller) for name, each in _named(value).items()}
     found: list[Any] = [named]
     if (world := current()).size > 1:

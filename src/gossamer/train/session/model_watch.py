@@ -1,9 +1,9 @@
 """Model watch: finds trainable parameters that a model has gained since attach, without reading the model every step.
 
 torch calls a global hook when a module is given a parameter or a submodule. A watch is marked if the module belongs to
-its model; a step then compares one flag, and the model is searched only after a mark. Two
-ways past that hook, `module._parameters[...] = ...` and ModuleList.insert, are found where the model is searched in any
-case: at the beginning of an epoch, and when an optimizer trains such a parameter.
+its model; a step then compares one flag, and the model is searched only after a mark. `module._parameters[...] = ...`
+and ModuleList.insert do not call that hook. Such parameters are found at the beginning of an epoch, and when an
+optimizer trains them.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ LENGTH = struct.Struct("!Q")
 
 
 def survivor_calls(world: WorldState) -> RollCall | None:
-    """Where calls outside of steps travel while the recipe outlives the loss of a rank; None: the group's collectives.
+    """Return the roll call for calls outside of steps, if the recipe tolerates the loss of a rank; otherwise None.
 
-    Raises ConnectError where the launcher's store does not answer.
+    Raises ConnectError if the launcher's store does not answer.
     """
     group = newest_group()
     return process_calls(world.rank, world.size) if group is None else group.roll_call()

@@ -251,11 +251,8 @@ def _change(session: SwitchingSession, following: Following, held: Sequence[str]
     before, stage, nbytes, pending = session._synchronizer, session._stages.now, 0.0, dict[str, Tensor]()
     if not session._group.alone:
         before.flush()
-        compressor, at, following_copies = (
-            session.recipe.compressor,
-            session._at(),
-            session._stages.loop.copies.following,
-        )
+        compressor, at = session.recipe.compressor, session._at()
+        following_copies = session._stages.loop.copies.following
         match stage:
             case GradientStage():
                 pending = unsent_gradients(before.buckets, compressor, at)

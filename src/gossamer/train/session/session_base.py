@@ -52,7 +52,7 @@ class StopBlocks(Extension):
 
     Args:
         end_session: closes the session at interpreter exit, as leaving its block would.
-        `gives_notice`: whether this rank prints the notice.
+        gives_notice: whether this rank prints the notice.
     """
 
     order = 1

@@ -72,7 +72,10 @@ def session_state(
 def restore(
     states: Sequence[SessionState], current: SessionState, transport: Transport, synchronizer: Synchronizer
 ) -> None:
-    """Restore `states`: this rank's own, or those of all ranks of another world size. mine: the current state."""
+    """Restore `states`: this rank's own, or those of all ranks of another world size.
+
+    current: this session's own state.
+    """
     own = own_state(states, transport)
     state = reshard.taken_up(own, current) if own["world"] == current["world"] else reshard.fold(states, current)
     refuse_misfit(state, current)

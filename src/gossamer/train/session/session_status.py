@@ -84,11 +84,11 @@ class SessionStatus:
         self._steps, self._bytes_sent, self._bytes_received = 0, 0.0, 0.0
         self._began_at, self._waiting, self._communicating = self._last_at, 0.0, 0.0  # seconds of all steps
         self._last, self._last_costs = StepSeconds(0.0, 0.0, 0.0, 0.0), NO_COSTS
-        self._data: DataWait | None = None  # where anybody listens
-        self.record = self.checkpoint = ""  # where they are
+        self._data: DataWait | None = None  # if an observer is subscribed
+        self.record = self.checkpoint = ""  # paths
 
     def watch(self, model: nn.Module, optimizer: Optimizer) -> tuple[RemovableHandle, ...]:
-        """Hooks that time the loop's data, where anybody listens."""
+        """Return hooks that time the loop's data, if an observer is subscribed."""
         if not events.observed():
             return ()
         self._data = DataWait()
@@ -189,9 +189,9 @@ def _stats(steps: int, took: StepSeconds, sent: float, received: float, dense_by
 
 
 def step_seconds(seconds: float, costs: StepCosts) -> StepSeconds:
-    """Where a step's seconds went."""
-    computing = costs.get("encode_seconds", 0.0) + costs.get("decode_seconds", 0.0)
-    return StepSeconds(seconds, costs.get("waiting_seconds", 0.0), costs.get("wire_seconds", 0.0), computing)
+    """Divide a step's seconds into phases."""
+    codec = costs.get("encode_seconds", 0.0) + costs.get("decode_seconds", 0.0)
+    return StepSeconds(seconds, costs.get("waiting_seconds", 0.0), costs.get("wire_seconds", 0.0), codec)
 
 
 def _compared(sent: float, dense: float) -> str:

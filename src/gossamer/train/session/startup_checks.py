@@ -127,7 +127,7 @@ def hand_out(
     all_gather_text: Callable[[str], list[str]],
     broadcast: Callable[[Sequence[Tensor], int], None],
 ) -> None:
-    """Broadcast rank 0's values of the tensors that differ between ranks. `all_gather_text`: all-gathers a text.
+    """Broadcast rank 0's values of the tensors that differ between ranks. all_gather_text: all-gathers a text.
 
     Hashes are compared first: a script that seeds every rank alike, or loads one file, has nothing to send.
     """

@@ -26,7 +26,7 @@ class TrackedParts:
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, scheduler: Stateful | None = None, *, gives_notice: bool
     ) -> None:
-        """scheduler: the first part. `gives_notice`: whether this rank prints notices."""
+        """scheduler: the first part. gives_notice: whether this rank prints notices."""
         self._model, self._optimizer, self._gives_notice = model, optimizer, gives_notice
         self._parts: dict[str, Stateful] = {}
         self._loaded: frozenset[str] = frozenset()  # names in the loaded checkpoint

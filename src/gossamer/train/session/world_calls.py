@@ -1,7 +1,7 @@
 """World calls: barrier, broadcast, all_gather and all_reduce among all workers, outside of steps.
 
 A call travels on the newest session's communication thread, so it keeps its place among the steps; without a session it
-uses a group of its own. Under recipes that outlive the loss of a worker it is a roll call of the workers that are left.
+uses a group of its own. With recipes that tolerate the loss of a worker it is a roll call of the remaining workers.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _combined(values: Sequence[Tensor], op: Reduction) -> Tensor:
 
 
 def _gathered(world: WorldState, call: Call, content: bytes) -> list[bytes]:
-    """The contents of all ranks that are there, by rank."""
+    """The contents of all remaining ranks, by rank."""
 
     def perform(transport: Transport) -> list[bytes]:
         lengths = _agreed(transport, call, len(content))
@@ -255,7 +255,7 @@ def _performed(
     Args:
         content: this rank's contribution to a roll call.
         among_all: The call over a transport; made again if the group changes meanwhile.
-        among_survivors: The result, given the contents of the ranks that are left.
+        among_survivors: The result, given the contents of the remaining ranks.
     """
     if world is not current():
         raise LoopError(
@@ -267,8 +267,8 @@ def _performed(
         return among_survivors({0: own})
     if (calls := survivor_calls(world)) is not None:
         form = call.text.encode()
-        perform = calls.gather(f"world.{call.name}", call.form, b"".join((_LENGTH.pack(len(form)), form, own)))
-        return among_survivors(_of_one_form(perform))
+        contents = calls.gather(f"world.{call.name}", call.form, b"".join((_LENGTH.pack(len(form)), form, own)))
+        return among_survivors(_of_one_form(contents))
 
     def attempt(transport: Transport) -> tuple[list[T], str]:
         try:
@@ -299,13 +299,13 @@ def _over_newest_group(world: WorldState, calls: Callable[[Transport], T]) -> T:
         return calls(transport)
 
 
-def _of_one_form(perform: Mapping[int, bytes]) -> dict[int, bytes]:
+def _of_one_form(contents: Mapping[int, bytes]) -> dict[int, bytes]:
     """The contents by rank. Raises MismatchError where the calls had different forms."""
-    ends = {rank: _LENGTH.size + _LENGTH.unpack_from(each)[0] for rank, each in perform.items()}
-    forms = {rank: each[_LENGTH.size : ends[rank]] for rank, each in perform.items()}
+    ends = {rank: _LENGTH.size + _LENGTH.unpack_from(each)[0] for rank, each in contents.items()}
+    forms = {rank: each[_LENGTH.size : ends[rank]] for rank, each in contents.items()}
     if len(set(forms.values())) > 1:
         raise _mismatch(_by_rank(forms))
-    return {rank: each[ends[rank] :] for rank, each in perform.items()}
+    return {rank: each[ends[rank] :] for rank, each in contents.items()}
 
 
 def _by_rank(forms: Mapping[int, bytes]) -> str:

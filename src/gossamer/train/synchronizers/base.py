@@ -261,9 +261,6 @@ class SoloSynchronizer(Synchronizer):
     def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
         pass
 
-    def remembered(self) -> NamedState:
-        return {}
-
     def progress(self) -> dict[str, Any]:
         return {}
 

@@ -193,8 +193,8 @@ class GossipAveraging(Synchronizer):
     def _round_headers(
         self, parts: Sequence[MixedTensors], presence: Presence
     ) -> Generator[Any, Any, tuple[str | None, Sequence[RoundHeader], Sequence[MixedTensors]]]:
-        """Returns the first non-finite tensor before the round, all headers, and the parts after it. On this thread,
-        since it waits for the GPU."""
+        """Returns the first non-finite tensor before the round, all headers, and the parts after it. On the
+        communication thread, since it waits for the GPU."""
         nonfinite = next(filter(None, (first_nonfinite(part.x) for part in parts)), None)
         headers, mixed = yield from self._round(parts, presence)
         return nonfinite, headers, mixed

@@ -96,15 +96,15 @@ def gossip_round(
     offers = [part.offer(at, len(sends_to)) for part in parts]
     written = head.written(parts[0].x.flat.device)
     op = NeighborAllGather((written, *chain.from_iterable(offer.payload for offer in offers)), edges, sends_to)
-    everyone: Sequence[Payload] = ()
+    all_headers: Sequence[Payload] = ()
     if atomic:
         received = yield op
-        everyone = yield AllGather((written,))
+        all_headers = yield AllGather((written,))
     elif all_meet:
-        everyone, received = yield Coalesced((AllGather((written,)), op))
+        all_headers, received = yield Coalesced((AllGather((written,)), op))
     else:
         received = yield op
-    heads = [read_header(remote) for (remote,) in everyone]
+    heads = [read_header(remote) for (remote,) in all_headers]
     neighbors = {peer: read_header(payload[0]) for peer, payload in zip(op.senders, received, strict=True)}
     check(dict(enumerate(heads)) if atomic else {at.rank: head} | neighbors)
     if head.presence.call is None:

@@ -31,7 +31,7 @@ from gossamer.train.engine.step_decision import Presence
 from gossamer.train.parameter_server.client.client import Client, RunTotals, StepResult
 from gossamer.train.parameter_server.client.partition import servers_for
 from gossamer.train.parameter_server.client.shard_client import ShardClient
-from gossamer.train.synchronizers.base import NamedState, SyncContext, Synchronizer
+from gossamer.train.synchronizers.base import SyncContext, Synchronizer
 from gossamer.train.synchronizers.peer_endpoints import AllGatherText, close_now, connect_to_servers
 
 WIDEST_BYTES = 8
@@ -256,9 +256,6 @@ class ServerSynchronizer(Synchronizer):
         self._close()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
-
-    def remembered(self) -> NamedState:
-        return {}
 
     def progress(self) -> dict[str, Any]:
         """Include the state of the servers that `meet_to_save` fetched at this step."""

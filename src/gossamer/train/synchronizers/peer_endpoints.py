@@ -96,7 +96,7 @@ def connect_to_servers(
     Args:
         servers: number of servers; None for all dedicated ones, or one per worker.
         largest_bytes: total size of the tensors in one message.
-        `all_gather_text`: not called if servers are dedicated and the launcher made a token.
+        all_gather_text: not called if servers are dedicated and the launcher made a token.
 
     Raises:
         ConnectError: the endpoint could not be opened.

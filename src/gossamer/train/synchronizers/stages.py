@@ -200,7 +200,7 @@ class StageSequence:
     def _averaging(
         self, stage: AveragingStage, parameters: Parameters, fragments: Fragments, context: SyncContext
     ) -> Synchronizer:
-        """Averaging of parameters, for HierarchicalLocalSGD with dense gradients within a site."""
+        """Averaging of parameters; with sites also of gradients within a site, uncompressed: HierarchicalLocalSGD."""
         guards = stage.per_site is None
         merges_own = stage.strategy.merges_own(self.recipe.compressor)
         task = ParameterAveraging(

@@ -18,10 +18,11 @@ from gossamer.algorithms.strategies.base import FederatedStage, Stage, Strategy
 from gossamer.algorithms.strategies.federated_rules.aggregator import Aggregator, WeightedMean
 from gossamer.algorithms.strategies.federated_rules.privacy.terms import Privacy
 from gossamer.algorithms.strategies.federated_rules.secure_aggregation import SecureAggregation
+from gossamer.algorithms.strategies.parameter_server import MATRIX, MOST_LOST
 from gossamer.algorithms.topologies import Complete, Topology
 from gossamer.base import rng
 from gossamer.base.aggregation import AggregationContext
-from gossamer.base.layout import FlatTensors, Slot
+from gossamer.base.layout import FlatTensors
 from gossamer.errors import RecipeError, require
 
 
@@ -246,9 +247,7 @@ class FederatedStrategy(Strategy, ABC):
 # -- compressors of a federation ---------------------------------------------------------------------------------------
 
 
-MATRIX = Slot("weight", (64, 64), 0, (64, 1))
 FEW = 0.5  # share of a tensor's entries; below it, most devices send no value for a given entry
-MOST_LOST = 1.01  # largest relative squared error of a difference; above it, differences would grow
 
 
 def check_pull(pull: Compressor) -> None:

@@ -119,12 +119,12 @@ class MultiKrum(Aggregator):
         if not len(rows):
             return torch.zeros_like(contributions[0])
         left_out = len(contributions) - len(rows)
-        liars = max(ceil(self.outliers * len(contributions) - 1e-9) - left_out, 0)
-        if not liars:
+        outliers = max(ceil(self.outliers * len(contributions) - 1e-9) - left_out, 0)
+        if not outliers:
             return rows.mean(dim=0)
-        closest = max(len(rows) - liars - 2, 1)
+        closest = max(len(rows) - outliers - 2, 1)
         scores = square_distances(rows).sort(dim=1).values[:, 1 : 1 + closest].sum(dim=1)  # excludes the row itself
-        kept = scores.argsort(stable=True)[: max(len(rows) - liars, 1)].sort().values
+        kept = scores.argsort(stable=True)[: max(len(rows) - outliers, 1)].sort().values
         return rows[kept].mean(dim=0)
 
 

@@ -17,9 +17,8 @@ class IntegerGrid:
     """A contribution of norm `clip` becomes integers of `bits`, to which a device adds noise of `local_variance`.
 
     The noise of any `survivors` devices together is `noise` times the norm of the largest change by one device,
-    including
-    rounding: x is rounded at random to one of its neighbors, repeatedly until the norm of the result is at most
-    sqrt(C^2 + d / 4 + C + sqrt(d) / 2), for C units and d entries.
+    including rounding: x is rounded at random to one of its neighbors, repeatedly until the norm of the result is at
+    most sqrt(C^2 + d / 4 + C + sqrt(d) / 2), for C units and d entries.
     source: Kairouz et al. 2021, ICML, Theorem 1 (with beta = exp(-1/2))
     """
 

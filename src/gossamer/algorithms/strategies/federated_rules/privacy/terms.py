@@ -130,9 +130,8 @@ class CentralPrivacy(Privacy):
 
     mean = (sum_i x_i min(1, S / |x_i|) + N(0, (z S)^2)) / (q W), for W devices that are sampled with probability q each
     law:    every device has weight 1, and one of W changes the sum by at most S; q W is the expected number of devices
-            clip:   None adapts S to a quantile of the norms: S <- S exp(-rate (b - quantile)), b: the fraction of norms
-            up to S, with separate noise; the noise of the sum is increased so that both together cost as much as z
-            alone
+    clip:   None adapts S to a quantile of the norms: S <- S exp(-rate (b - quantile)), b: the fraction of norms up to
+            S, with separate noise; the noise of the sum is increased so that both together cost as much as z alone
     bytes:  none
     source: McMahan et al. 2018, ICLR (DP-FedAvg); clip=None: Andrew et al. 2021, NeurIPS
 
