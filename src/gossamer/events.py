@@ -419,7 +419,7 @@ class Closed(Event):
     Attributes:
         steps: number of steps.
         digest: hash of the model's state_dict() as merged by the recipe; equal digests mean equal bits.
-        residual_bytes: bytes of the state of this worker's compressors, such as residuals.
+        residual_bytes: bytes of the values that this worker's compressors have still to send.
         bucket_bytes: bytes of all buckets.
         holds_merged: whether this worker's own model has the merged parameters.
         agrees: whether it agrees with ranks on other machines; None: a single machine, or no report from them.

@@ -42,7 +42,7 @@ class RankRecord:
     resumed_at: int = 0  # step of the loaded checkpoint; `steps` counts from the begin of the run
     bytes_pulled: float = 0.0  # from parameter servers
     interface_bytes: float | None = None  # counted by the kernel, of all processes; None without a counter
-    residual_bytes: int = 0  # of compressors' states
+    residual_bytes: int = 0  # of values that compressors have still to send
     bucket_bytes: int = 0
     peak_resident_bytes: int = 0
     digest: str | None = None  # of the final merged model; None if the session was not closed

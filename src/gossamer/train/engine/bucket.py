@@ -119,10 +119,6 @@ class Bucket:
         return [parameter.detach() for parameter in self.parameters.values()]
 
     @property
-    def residual_bytes(self) -> int:
-        return sum(packed.flat.nbytes for packed in self.state.values())
-
-    @property
     def unsent(self) -> list[Tensor]:
         """Values that the compressor has still to send (residuals)."""
         return [packed.flat for key, packed in self.state.items() if is_unsent(key)]

@@ -154,7 +154,7 @@ def ended(
         digest=checkpoint.digest(merged[name] for name in sorted(merged)),
         tensors=dict(zip(merged, tensor_hashes(merged.values()), strict=True)) if buckets else {},
         holds_merged=_holds(held, agreed),
-        residual_bytes=sum(bucket.residual_bytes for bucket in buckets),
+        residual_bytes=sum(unsent.nbytes for bucket in buckets for unsent in bucket.unsent),
         bucket_bytes=sum(bucket.flat.nbytes for bucket in buckets),
     )
 
