@@ -81,7 +81,7 @@ class Position:
         return self.over if epoch == self.epoch else epoch < self.epoch
 
     def state(self, *, marks_end: bool) -> dict[str, Any]:
-        """The state for a checkpoint. says_over: include whether the loop has ended the epoch."""
+        """The state for a checkpoint. marks_end: include whether the loop has ended the epoch."""
         seen = replace(self)  # another thread may draw at the same time
         state: dict[str, Any] = {"epoch": self.epoch, "drawn": seen.drawn}
         if self.widths:

@@ -72,7 +72,7 @@ def session_state(
 def restore(
     states: Sequence[SessionState], current: SessionState, transport: Transport, synchronizer: Synchronizer
 ) -> None:
-    """Restore `states`: this rank's own, or those of all ranks of another world size. mine: the current state."""
+    """Restore `states`: this rank's own, or those of all ranks of another world size."""
     own = own_state(states, transport)
     state = reshard.taken_up(own, current) if own["world"] == current["world"] else reshard.fold(states, current)
     refuse_misfit(state, current)
