@@ -90,15 +90,16 @@ the last two tables. All of them show the beginning of a training, in which `aut
 
 **The targets**, a median of 1.05 and 1.25 at worst, are missed:
 
-- The step factor of `DiLoCo` is taken from tables, 1.25. On digits-resnet the true one is lower, so on links of
-  about 100 Mbit/s `auto` switches to `Dense()` although local steps are better. This is the worst case.
+- The step factor of `DiLoCo` is taken from tables, 1.25. On digits-resnet the true one is lower, so on some
+  links of a few hundred Mbit/s `auto` switches to `Dense()` although local steps are better. The worst cases of `auto`
+  are pairs of this task.
 - If a message takes 50 ms or more, the exchanges of the first seconds are a tenth of a training of two seconds.
 - If the link becomes slower, two slow steps pass before it is detected.
 
 **One fixed recipe may be better than `auto`.** On these networks, with such small models and short trainings,
-`{static}` was the best in most pairs, and its median and its worst case are below those of `auto`, which has to
-measure first. This does not hold for loops that evaluate their own model, nor if each recipe has its own learning
-rate ([retained benefit](ladder.md)).
+`{static}` was the best in {best} of {pairs} pairs, and its median and its worst case are below those of `auto`, which
+has to measure first. This does not hold for loops that evaluate their own model, nor if each recipe has its own
+learning rate ([retained benefit](ladder.md)).
 
 **advised** is the choice of `gossamer advise` for the initial network, after {race_steps} steps of all workers
 together, on the first {advised} networks of a seed. It is trained with the learning rate that it names; only this
@@ -322,6 +323,8 @@ def page(args: argparse.Namespace, trainings: Sequence[SimulatedCurves], found: 
     yield "# Automatic choice compared with the best fixed recipe"
     numbers = {"recipes": len(FIXED), "steps": args.steps, "patience": PATIENCE, "trainings": len(trainings)}
     numbers |= {"race_steps": RACE_STEPS, "advised": ADVISED}
+    best = [row.pair.best == STATIC for rows in found.values() for row in rows]
+    numbers |= {"best": sum(best), "pairs": len(best)}
     yield f"\n{ABOUT.format(computing=computing, static=STATIC, **numbers)}\n"
     yield provenance()
     yield "\n## Summary\n"
@@ -345,7 +348,7 @@ def page(args: argparse.Namespace, trainings: Sequence[SimulatedCurves], found: 
     )
     longer = replace(trainings[0], steps=LONGER * args.steps, evaluate_every=LONGER * args.evaluate_every)
     yield f"\n## In {longer.steps} steps\n"
-    yield "The same in one longer training, to see if local steps lose little only at the beginning.\n"
+    yield "The same in one longer training (one seed), to see if local steps lose little only at the beginning.\n"
     yield markdown(
         [
             {"recipe": f"`{recipe}`", **{task: needs([longer], recipe, task) for task in (*TASKS, *UNSEEN)}}

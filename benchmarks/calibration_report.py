@@ -112,8 +112,11 @@ def page(pairs: Sequence[PastForecast], written: str, picture: str) -> str:
         written,
         f"Coverage: **{100 * share:.0f} %** with one network held out, {100 * split:.0f} % on average if half of the "
         f"networks give the intervals for the other half ({len(apart)} splits). "
-        f"{'Within' if low <= share <= high else 'Not within'} {100 * low:.0f} to {100 * high:.0f} %.",
+        f"The first is {'within' if low <= share <= high else 'not within'} the target of {100 * low:.0f} to "
+        f"{100 * high:.0f} %.",
         table(judged),
+        "Coverage: with its standard error. Measured / estimated: median (least to most). High / low: median ratio of "
+        "the ends of an interval.",
         f"![measured / estimated by run, with its interval]({picture})",
         "## Outside of the interval",
         misses(judged),

@@ -139,7 +139,7 @@ def beside_sgd(start: Tried, tried: Sequence[Tried]) -> Iterator[str]:
         lost = f"{sgd.above_dense:.3f} above `Dense()`, with AdamW {start.above_dense:.3f}"
         yield f"With SGD and momentum {start.name} ends {lost}."
         if closed(sgd, start) >= MUCH:
-            yield "A likely reason: Adam moves every entry about as far, so no few of them matter most."
+            yield "A likely reason: Adam moves all entries about equally far, so a few of them do not dominate."
 
 
 def _told(each: Tried, start: Tried) -> str:

@@ -244,10 +244,10 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     heads = [
         "clients",
-        "who",
-        "what travels",
-        "ms a round (quartiles)",
-        "processor ms",
+        "system",
+        "messages",
+        "ms per round (quartiles)",
+        "CPU ms",
         "x training alone",
         "bytes up",
         "bytes down",

@@ -22,7 +22,7 @@ ABOUT = (
     "that of the averaged parameters. The gap is the distance to the loss of `Dense()`, in standard deviations of "
     "`Dense()` over seeds. `retained` is (L_silent - L) / (L_silent - L_dense) at the same learning rate, with a 95 % "
     "interval over paired seeds: 100 % equals `Dense()`, 0 % equals no communication, and negative values are worse "
-    "than no communication. Learning rates are not tuned for each recipe; [retained benefit](benchmarks/ladder.md) "
+    "than no communication. Learning rates are not tuned for each recipe; [retained benefit](ladder.md) "
     "ranks recipes at their own best ones. Bytes are the payload that one worker sends in the whole training, counted "
     "at the transport."
 )
@@ -149,9 +149,11 @@ def sentences(found: Study) -> Iterator[str]:
         yield f"Not better than both by more than {CLEAR} standard deviations: {', '.join(others)}."
     for dense in found.of(DENSE):
         enough = found.enough(dense)
+        rates = {found.runs[name][0]["learning_rate"] for name in (enough, dense)}
+        other = ", at another learning rate" * (len(rates) > 1)
         yield (
             f"Fewest bytes with at most the loss of `{dense}` plus one standard deviation: `{enough}`, "
-            f"{bytes_text(found.bytes_sent(enough))} per worker, **{found.saving(enough):,.0f} times fewer** "
+            f"{bytes_text(found.bytes_sent(enough))} per worker, **{found.saving(enough):,.0f} times fewer**{other} "
             f"(seeds: {len(found.runs[enough])}; of `{dense}`: {len(found.runs[dense])})."
         )
 

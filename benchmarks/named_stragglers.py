@@ -315,12 +315,16 @@ def main(args: argparse.Namespace) -> None:
             quiet += not each.before
             print(f"{HEALTHY}, seed {seed}: {each}", file=sys.stderr, flush=True)
     bound = (
-        f", so that at 95 % fewer than {1 - 0.05 ** (1 / args.healthy):.0%} of such runs name a rank" if quiet else ""
+        f" (with 95 % confidence, fewer than {1 - 0.05 ** (1 / args.healthy):.0%} of such runs name a rank)"
+        if quiet
+        else ""
     )
+    seeds = f"medians and ranges of {args.seeds} seeds" if args.seeds > 1 else "one seed"
     text = "\n".join(
         [
             "# Stragglers by name\n",
-            f"{WORKERS} workers; each row is one disturbed rank. Median and range over seeds. Named within "
+            "Is a straggler named with the right cause, and how soon? One of "
+            f"{WORKERS} workers on one machine is disturbed; each row is one disturbed rank, {seeds}. Named within "
             f"{WITHIN_STEPS} steps with its cause: {right} of {len(args.cases) * len(args.ranks) * args.seeds}. "
             f"No rank was named in {quiet} of {args.healthy} healthy runs of {HEALTHY_STEPS} steps"
             f"{bound if quiet == args.healthy else ''}. Other findings: before the disturbance, or "

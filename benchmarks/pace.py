@@ -90,12 +90,14 @@ def quick(args: argparse.Namespace) -> None:
 def main(args: argparse.Namespace) -> None:
     if args.quick:
         quick(args)
-    rounds = f"; of {args.rounds} rounds that take turns the median, the least and the most" if args.rounds > 1 else ""
+    several = f": the median, the least and the most of {args.rounds} rounds, in which all take turns"
+    rounds = several if args.rounds > 1 else ""
     parts = [
         "# Pace on a long, slow network",
+        "Can training on a slow network keep the pace of DDP on a fast one?",
         f"examples/bytelm.py, base (3.3 million parameters), batch 8, {args.workers} workers. Recipes run on the "
-        "network named, an emulated host for every worker; DDP runs without a limit. A step is the mean of "
-        f"{args.steps} after {WARM_UP}{rounds}. Pace is DDP's step over the recipe's, by rounds.",
+        "network of the heading, an emulated host for every worker; DDP runs without a limit. A step is the mean of "
+        f"{args.steps} after {WARM_UP}{rounds}. Pace is DDP's step over the recipe's of the same round (median).",
         provenance(),
         *(f"## {network}\n\n{table(measure(network, args))}" for network in args.networks),
     ]

@@ -118,6 +118,7 @@ def page(report: dict[str, Any], args: argparse.Namespace) -> str:
         ]
     parts = [
         "# Loss of common recipes",
+        "How much loss do three common recipes cost, with and without error feedback?",
         f"examples/bytelm.py, {args.size}, {args.workers} workers, AdamW, {args.steps} steps, seeds "
         f"{', '.join(map(str, args.seeds))}; held-out loss in nats per byte, mean and standard deviation over seeds. "
         "Bytes per step equal those of `gossamer explain`, to the byte. `retained` is the benefit of communication "

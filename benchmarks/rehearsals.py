@@ -97,9 +97,9 @@ def main(args: argparse.Namespace) -> None:
         "# Rehearsals of larger models on GPUs",
         f"How long would a step of larger models take on GPUs? `gossamer rehearse` sleeps instead of computing, and "
         f"sends real bytes: {WORKERS} workers on emulated hosts, published step times of a 2080 Ti with batch 32. "
-        "**Ratio** is relative to a step without communication; the next column was estimated before each run. One run "
-        f"per row, {args.steps} steps and more, medians. {CORES}the {os.cpu_count()} cores of this machine, which all "
-        "workers share. Nothing was trained, so this page has no losses.",
+        "**Ratio** is relative to a step without communication; the column before it was estimated before each run. "
+        f"One run per row, {args.steps} steps and more, medians. {CORES}the {os.cpu_count()} cores of this machine, "
+        "which all workers share. Nothing was trained, so this page has no losses.",
         provenance(),
         *(rehearse(each, args.steps) for each in rehearsals),
     ]

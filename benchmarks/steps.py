@@ -42,11 +42,13 @@ from gossamer.events import Event, StepEnded
 DDP = "DistributedDataParallel"
 RECIPES = ("Dense()", "Int8()", "Float4()", "TopK(0.01)", "PowerSGD(rank=4)")
 WORKERS_NOTE = (
+    "How much does a step cost over DDP's where the network is no limit?\n\n"
     "{workers} workers on one machine train copies of one model with DDP and with each recipe, in turns of a few "
     "steps, in the same processes. CPU time is of all threads of a worker; the ratios are medians of {rounds} pairs, "
     "with 95 % intervals. The training thread computes the model. The communication thread encodes, sends and receives "
     "(wire) and decodes. Other threads are Gloo's, and the bookkeeping of the communication thread. The load average "
-    "was {load:.1f}: seconds count only on a quiet machine."
+    "was {load:.1f}; seconds are reliable only on a quiet machine. An interval that contains 1 shows no difference to "
+    "DDP."
 )
 ACTIVITIES = ("training thread", "encode", "wire", "decode", "other threads")
 SECONDS = "seconds"

@@ -270,10 +270,11 @@ def main(args: argparse.Namespace) -> None:
     rounds = f"median and range of {args.rounds} rounds" if args.rounds > 1 else "one round"
     lines = [
         "# Unequal workers\n",
+        "How much do slow workers slow the others, and which recipe reaches a loss?\n",
         f"examples/bytelm.py, {args.size}, {args.seconds:g} s, batches of {BATCH} samples or the global batch of the "
         "recipe. Every worker has a part of a processor (a CPU quota); parameter servers have no such limit. Relative: "
-        "samples per second of all workers, divided by those of the same workers without communication, by round: "
-        f"{rounds}; the first {WARM_UP:.0%} of the time is left out. Samples of each worker: of the last round. "
+        "samples per second of all workers, divided by those of the same workers without communication in the same "
+        f"round ({rounds}); the first {WARM_UP:.0%} of the time is left out. Samples of each worker: of the last round. "
         "Larger batches take less time per sample, so a relative rate may exceed 1.\n",
         provenance() + "\n",
     ]

@@ -315,6 +315,7 @@ def main(args: argparse.Namespace) -> None:
     timed_at = dict.fromkeys(f"commit `{each['commit']}`" for each in times)
     parts = [
         "# Time to a loss",
+        "How long until a recipe reaches the final loss of DDP on a slow network?",
         f"Losses: {args.rung} of [retained benefit](ladder.md); {found.rung.about}. Every arm has its own best "
         f"learning rate. {timed_model(args, found)}",
         f"{args.workers} workers, each an emulated host on the network of the heading. `step` is the median over "

@@ -197,14 +197,16 @@ def report(args: argparse.Namespace) -> str:
     silent, dense = ladder.losses(SILENCE), ladder.losses(LOCK_STEP)
     lines = [
         "# Retained benefit at unequal speeds\n",
+        "What do unequal numbers of local steps retain?\n",
         f"{WORKERS} workers with speeds {', '.join(f'{speed:g}' for speed in SPEEDS)} train the task `{RUNG}` of [the "
         "ladder](ladder.md), which has the ends of the scale, the definition of `retained` and the arms with equal "
         "numbers of steps. With `balance=True` every worker makes local steps in proportion to its speed. All arms see "
-        "as many samples in all. `Used time`: the part of all workers' time in which they compute; for the rest of a "
-        "round they wait for the slowest. `Weights`: of a worker's parameters in the mean, by its samples or equal.\n",
+        "as many samples in all. `Useful share`: the samples of a round, divided by those that all workers could "
+        "compute in its time without waiting. `Weights`: of a worker's parameters in the mean, by its samples or "
+        "equal.\n",
         provenance(["python", "benchmarks/unequal_speeds.py", "--report"]) + "\n",
         *(f"{line}\n" for line in kept.lines_again(args.output)),
-        "| recipe | local steps per round | weights | used time | retained | held-out loss | rate | seeds |",
+        "| recipe | local steps per round | weights | useful share | retained | held-out loss | rate | seeds |",
         "|---|---|---|---:|---:|---:|---:|---:|",
     ]
     shown = set[str]()

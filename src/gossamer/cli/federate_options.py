@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gossamer.cli.options import check_recipe, option_group, output_option
+from gossamer.cli.options import Command, check_recipe, option_group, output_option
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from gossamer.federated.messages import Scalar
     from gossamer.federated.server.selection import SelectionPolicy
 
-Command = Callable[..., Any]
 SELECTIONS = ("uniform", "least-trained", "power-of-choice", "within-deadline")  # a literal, to avoid slow imports
 
 

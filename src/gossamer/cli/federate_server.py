@@ -25,7 +25,6 @@ from gossamer.comm.runtime.signal_handlers import STOP_SIGNALS, handling
 from gossamer.errors import ConnectError
 
 if TYPE_CHECKING:
-    from gossamer.base.host_port import Address
     from gossamer.federated.secure_aggregation.identities import IdentityRoster
 
 PORT = 29600

@@ -66,7 +66,8 @@ def launch(
         *args: its arguments, with the same values on each worker.
         workers: number of worker processes.
         recipe: overrides the recipe of gossamer.attach in the function. None for the function's own.
-        network: an emulated network, `RATE[,ROUND_TRIP][,loss=P]`, such as "20mbit,20ms". Needs Linux and root.
+        network: an emulated network, `RATE[,ROUND_TRIP][,loss=P]`, such as "20mbit,20ms". It needs
+            Linux and root; elsewhere it is only approximated.
         logs: folder for the record and the log of each rank. None for runs/TIME.
         max_restarts: restarts of all workers after a failure.
         grace_seconds: time for workers to save after an interrupt.

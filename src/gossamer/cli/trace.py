@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -29,7 +28,6 @@ NOT_TRACED = {
     Untraced.SERVERS: "not traced: server processes; pushes and pulls of workers are traced",
     Untraced.PAIRS: "not traced: exchanges of two workers (Gossip('pairwise')), which run concurrently with training",
 }
-Command = Callable[..., Any]
 OPEN_IT = "Open it in https://ui.perfetto.dev, which reads it in the browser without uploading it."
 
 

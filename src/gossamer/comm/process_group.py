@@ -342,7 +342,7 @@ class ProcessGroupTransport:
         return wait
 
     def _straight(self, outgoing: Sequence[Tensor | None], incoming: Sequence[Tensor | None]) -> Callable[[], None]:
-        """Send the bytes `outgoing[j]` directly to rank j, and its own part to `heard[j]`, concurrently in one hop."""
+        """Send the bytes `outgoing[j]` to rank j, and receive those of rank j in `incoming[j]`, all in one hop."""
         local, into_own = outgoing[self.rank], incoming[self.rank]
         if local is not None and into_own is not None and into_own.data_ptr() != local.data_ptr():
             into_own.copy_(local)
@@ -458,7 +458,7 @@ def _is_nccl(group: Any) -> bool:
 
 
 def _average(contributions: Tensor, out: Tensor) -> None:
-    """Mean of rows in rank order, summed in at least float32 and rounded once. `received`: (world, n); out: (n,)."""
+    """Mean of rows in rank order, summed in at least float32 and rounded once. contributions: (world, n); out: (n,)."""
     if contributions.is_cuda or contributions.dtype.itemsize >= 4:
         out.copy_(rank_order_mean(contributions.unbind()))
         return

@@ -96,7 +96,7 @@ class _End:
 class Relay:
     """Pairs and serves connections in a thread of its own, until it is closed. Thread-safe.
 
-    note: called with a message for the user when the first bytes of a pair are forwarded.
+    note: called with a message for the user when the first pair is connected, and if the relay fails.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:

@@ -67,5 +67,5 @@ def local_relay() -> int | None:
 
 
 def own_ipv6_addresses() -> tuple[str, ...]:
-    """Return the public IPv6 addresses of that interface; empty without any, or on systems other than Linux."""
+    """Return the public IPv6 addresses of the interface for this job's traffic; empty without any, or outside Linux."""
     return global_ipv6_addresses(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0])

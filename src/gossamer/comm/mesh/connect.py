@@ -124,7 +124,7 @@ def _hang_up(found: Sequence[socket.socket | None]) -> None:
 
 
 def _check_tokens(rank: int, token: bytes, received: Sequence[tuple[bytes, bytes]]) -> None:
-    """`receivers`: by rank, its secret and the proof that it has the same token."""
+    """Raise MismatchError for another token. received: by rank, its secret and the proof that it has the same token."""
     others = [
         str(other)
         for other, (secret, proof) in enumerate(received)

@@ -69,7 +69,7 @@ class ConnectionCandidates:
             each.due = now + BEGIN_SECONDS[each.way]
 
     def due(self, now: float) -> list[ConnectionCandidate]:
-        """ConnectionCandidates to open now."""
+        """Candidates to open now."""
         found = [each for each in self._all if each.due <= now]
         for each in found:
             each.due = inf

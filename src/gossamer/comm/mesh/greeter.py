@@ -1,9 +1,8 @@
 """Greeter: connects one member of a meeting to all others in one thread, and drops strangers.
 
 Of each pair of members one is the caller, which dials the other one. If that does not succeed soon, both also dial from
-their listening ports, and dial relays; `candidates` decides which connection is used. Connections for a later meeting
-are kept until that meeting begins.
-A connection that does not authenticate is closed after a few seconds.
+their listening ports, and dial relays; `connection_candidates` decides which one is used. Connections for a later
+meeting are kept until that meeting begins. A connection that does not authenticate is closed after a few seconds.
 """
 
 from __future__ import annotations

@@ -138,8 +138,8 @@ def straight_program(outgoing: tuple[int, ...], received: tuple[int, ...], form:
     The pieces are the messages to every rank, then the messages from every rank. Their addresses are given per call.
 
     Args:
-        `receivers`: Bytes to send to each rank.
-        `received`: Bytes to receive from each rank.
+        outgoing: Bytes to send to each rank.
+        received: Bytes to receive from each rank.
         form: Hash of the operation.
     """
     world = len(outgoing)

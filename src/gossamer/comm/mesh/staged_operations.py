@@ -37,7 +37,7 @@ Parts = Mapping[int, tuple[int, int]]  # by rank: offset and length of a part in
 
 
 class StagedMessages:
-    """Messages of one operation. `receivers`: the message to each rank; `received`: number of bytes from each."""
+    """Messages of one operation. outgoing: the message to each rank; incoming: number of bytes from each."""
 
     def __init__(
         self, operations: MeshOperations, outgoing: Mapping[int, ByteViews], incoming: Mapping[int, int]

@@ -168,7 +168,7 @@ class PeerHandshake:
     def _authenticate(
         self, handshake: Handshake, hello: HelloRecord, them: Peer, encoded: bytes, remote: bytes
     ) -> None:
-        """mine, theirs: the sides (DIALER, LISTENER) of this end and of the peer."""
+        """encoded, remote: the sides (DIALER, LISTENER) of this end and of the peer."""
         credentials, accepted = self._credentials, self._credentials.accepted_frame_bytes
         self.refusal = self._difference(hello, them)
         self.authenticated = AuthenticatedPeer(

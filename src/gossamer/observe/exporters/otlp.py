@@ -133,6 +133,7 @@ def post(url: str, body: bytes, headers: Mapping[str, str], seconds: float) -> N
 
     urllib's own timeout applies to a single read. A server that sends a byte now and then, or an endless body, would
     block the thread or fill the memory. Redirects are refused: urllib would turn them into a GET without the body.
+
     Args:
         url: an http or https address.
         body: the request's content.

@@ -80,6 +80,7 @@ class Ingest:
 
     Args:
         folder: of the logs and the store.
+        store: its file; by default in the folder.
         directory: with the run's files; by default the newest private one, or the folder itself.
         ranks: maps numbers in files to ranks of the store; by default those of workers, by the launcher's report.
         forward: called with the written rows, for other machines.

@@ -71,7 +71,7 @@ class ClockOffset:
 
     def add(self, sent: float, recorded: float, received: float) -> None:
         """Add a round trip: the request was sent at `sent` and its answer received at `received` by this clock; the
-        other clock showed `launcher_messages` in between."""
+        other clock showed `recorded` in between."""
         middle = (sent + received) / 2
         trip = _RoundTrip(middle, recorded - middle, received - sent)
         if received < sent or self._jumped(trip):

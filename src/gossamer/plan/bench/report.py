@@ -27,7 +27,9 @@ ABOUT = (
     "of the minimum bytes that the compressor must read and write, at the rate of torch.add(x, y, out=z), over the "
     "measured time; loops that write past the caches move more than torch.add does, so it may exceed 100 %. "
     f"Decoding sums the given number of payloads; {MANY} of them in a bucket of 1/{SMALLER} of the size. Sharded's "
-    "encoding includes encoding the mean of its part; with one worker that is everything a second time."
+    "encoding includes encoding the mean of its part; with one worker that is everything a second time. "
+    f"{SMALL_TENSORS} x {SMALL_NUMEL:,} / 1: time for {SMALL_TENSORS} tensors of {SMALL_NUMEL:,} elements relative to "
+    "one tensor with as many."
 )
 
 ABOUT_PAIRS = "Whole aggregations of one payload per second: of one process, and of two at once together, interleaved."

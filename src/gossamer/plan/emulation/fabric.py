@@ -54,7 +54,7 @@ def joined_bytes(bits_per_second: float) -> int:
 
 
 def queue_bytes(network: Network, host: int) -> int:
-    """The queue of one link: the bandwidth-delay product of its longest path, at least ten milliseconds."""
+    """The queue of one link: the bandwidth-delay product of its longest path, of at least 10 ms; at least 256 KiB."""
     line = network.hosts[host]
     others = [other for other in range(len(network.hosts)) if other != host]
     longest = max((network.path(host, other).round_trip_seconds for other in others), default=0.0)

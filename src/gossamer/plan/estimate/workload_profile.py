@@ -11,7 +11,7 @@ from gossamer.base.layout import Layout
 from gossamer.events import Attached
 
 ENOUGH_STEPS = 6  # to time in each copy, if its script makes as many
-NORMAL = 1.4826  # standard deviations of a normal distribution to its median deviation
+NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 MUCH_LOAD = 0.1  # of all cores busy with other work is worth a warning
 
 

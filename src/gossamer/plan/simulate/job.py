@@ -170,7 +170,7 @@ Metrics = dict[str, list[tuple[int, float, float]]]  # by name: (step, virtual s
 class JobProgress:
     """Progress of a simulated job."""
 
-    steps: int  # of rank 0
+    steps: int  # of rank 0; without lock step, of the worker that is ahead
     seconds: float  # virtual, since the first step began
     metrics: Metrics  # logged by workers, means over those that logged, as in a run's record
     bytes_sent: float  # payload of all steps so far, mean over workers
@@ -359,7 +359,7 @@ class SimulatedJob:
     # -- in virtual time -----------------------------------------------------------------------------------------------
 
     def _switched(self, worker: VirtualWorker, event: RecipeSwitched) -> None:
-        """All workers switch after the same step; the first one updates the clock."""
+        """All workers switch after the same step, to the same recipe."""
         self._time.recipe = resolve(event.after, self._count)
 
     # -- reported by workers, in their threads -------------------------------------------------------------------------
