@@ -274,8 +274,8 @@ def main(args: argparse.Namespace) -> None:
         f"examples/bytelm.py, {args.size}, {args.seconds:g} s, batches of {BATCH} samples or the global batch of the "
         "recipe. Every worker has a part of a processor (a CPU quota); parameter servers have no such limit. Relative: "
         "samples per second of all workers, divided by those of the same workers without communication in the same "
-        f"round ({rounds}); the first {WARM_UP:.0%} of the time is left out. Samples of each worker: of the last round. "
-        "Larger batches take less time per sample, so a relative rate may exceed 1.\n",
+        f"round ({rounds}); the first {WARM_UP:.0%} of the time is left out. Samples of each worker: of the last round."
+        " Larger batches take less time per sample, so a relative rate may exceed 1.\n",
         provenance() + "\n",
     ]
     for speeds in args.speeds:

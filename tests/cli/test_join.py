@@ -72,6 +72,13 @@ def test_a_file_that_others_can_read_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("no_hiding")
+@pytest.mark.parametrize("option", ["--lifetime=1h", "--uses=2", "--file=link"])
+def test_revoking_refuses_options_of_a_new_link(tmp_path: Path, option: str) -> None:
+    token = make_token(tmp_path / "of-the-run")
+    told = refusal("invite", "127.0.0.1:1", "--token-file", str(token), "--revoke", "1", option)
+    assert f"{option.partition('=')[0]} is of a new link" in told
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [

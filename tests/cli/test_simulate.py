@@ -84,6 +84,16 @@ def test_what_cannot_be_simulated_is_refused(tmp_path: Path, arguments: tuple[st
     assert reason in refusal("simulate", "--workers", "2", *arguments, str(script(tmp_path)), "3")
 
 
+@pytest.mark.parametrize(
+    "option",
+    ["--steps=3", "--seconds=4", "--servers=1", "--learning-rate-factor=2", "--picture=loss.png"],
+)
+def test_options_of_a_training_are_refused_without_one(option: str) -> None:
+    arguments = ("--workers", "2", "--network", "100mbit", "--recipe", "Dense()", "--step-seconds", "0.1")
+    found = refusal("simulate", *arguments, "--parameters", "1000", option)
+    assert f"{option.partition('=')[0]} requires a SCRIPT" in found
+
+
 def test_steps_are_timed_once_for_each_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
 

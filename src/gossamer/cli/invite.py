@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gossamer.cli.console import echo
-from gossamer.cli.options import check_parent, lifetime_option, uses_option
+from gossamer.cli.options import check_parent, lifetime_option, refuse_given, uses_option
 from gossamer.cli.resize import SECONDS, RunAccess, run_access
 from gossamer.comm.elastic.remote_control import invite, revoke
 from gossamer.comm.environment.run_token import write_secret
@@ -38,6 +38,11 @@ def invite_command(
     """
     address, token, tls = access.address, access.token, access.tls
     if number is not None:
+        refuse_given(
+            click.get_current_context(),
+            ("lifetime", "uses", "file"),
+            "{option} is of a new link; --revoke ends one. Omit it.",
+        )
         revoke(address, token, number, seconds=SECONDS, tls=tls)
         echo(f"invitation {number} is revoked; machines that have joined by it stay in the run")
         return

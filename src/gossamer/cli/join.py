@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
 from gossamer.base import bounded_file, system
+from gossamer.cli.options import refuse_given
 from gossamer.cli.run import run
 from gossamer.comm.membership.invitations import PREFIX, JoinLink, read_invitation
 from gossamer.errors import ConnectError, GossamerError
@@ -51,9 +51,7 @@ def join(link: str, words: tuple[str, ...]) -> None:
     invitation = read_link(link)
     context = run.make_context("join", ["--workers", "1", *words], parent=click.get_current_context().parent)
     options = context.params
-    for option in run.params:
-        if option.name in NOT_IN_JOIN and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(NOT_ALONE.format(option=option.opts[0]))
+    refuse_given(context, NOT_IN_JOIN, NOT_ALONE)
     if isinstance(options["workers"], WorkerRange):
         raise click.UsageError(JOINED_RANGE.format(initial=options["workers"].initial))
     if options["relay"] is not (options["listen"] is not None):

@@ -106,7 +106,7 @@ def run_training(
     if isinstance(workers, int) and elasticity is None:
         tracing.check_ranks(workers * machines.nodes)
     forecast, serving = read_forecast(forecast_file), read_serving(servers, machines)
-    faults = tuple(read_fault(text, most_workers(workers) + servers) for text in fault_texts)
+    faults = tuple(read_fault(text, most_workers(workers), servers) for text in fault_texts)
     network = machines.emulated(network_text, most_workers(workers) + servers)
     check_installed(*WORKERS_NEED)
     if limits is not None:

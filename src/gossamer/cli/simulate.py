@@ -22,7 +22,7 @@ from gossamer.base.json_text import json_text
 from gossamer.base.units import bytes_text, count_text, seconds_text, share_text, short
 from gossamer.cli.compare import NO_LOSS, check_plot, different_recipes
 from gossamer.cli.console import ShowText, echo, print_text, progress, table, wide_console
-from gossamer.cli.options import output_option, speeds_option
+from gossamer.cli.options import output_option, refuse_given, speeds_option
 from gossamer.cli.program import ScriptCommand, with_misplaced_options
 from gossamer.cli.script_terms import register_terms
 from gossamer.comm.network import read_network
@@ -44,6 +44,10 @@ from gossamer.version import __version__
 WIDTH = 140  # columns of a table in a file
 REPORT_EVERY_SECONDS = 10.0  # without a terminal
 CALL_SECONDS = 0.5  # of simulation between lines of progress
+OF_TRAINING = "steps", "seconds", "servers", "learning_rate_factor", "picture_file"
+UNTRAINED = (
+    "{option} requires a SCRIPT: with --shapes or --parameters nothing is trained, and one step is priced. Omit it."
+)
 COLUMNS = ("recipe", "steps", "first loss", "last loss", "virtual time", "a step", "sent a step")
 USED_SPEED = "used speed"  # samples per second, as a part of those of the same workers without communication
 
@@ -126,6 +130,7 @@ def simulate_command(
         )
     speeds = () if speeds_text is None else read_speeds(speeds_text, workers)
     if script is None:
+        refuse_given(click.get_current_context(), OF_TRAINING, UNTRAINED)
         if step_seconds is None:
             raise click.UsageError("shapes have no compute time. Add --step-seconds 0.3, the compute time of a step")
         title, model = _model(shapes, parameters)

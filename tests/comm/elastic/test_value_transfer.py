@@ -125,6 +125,7 @@ class Damaged:
         return [self._head if isinstance(self._head, str) else json.dumps(self._head), text]
 
     def deliver(self, outgoing, incoming):
+        assert all(size <= 8 for size in incoming.values()), "more than the value has"
         return {rank: torch.zeros(size, dtype=torch.uint8) for rank, size in incoming.items()}
 
 
@@ -141,6 +142,9 @@ HEAD = {
     [
         {"lengths": [[-1]]},
         {"lengths": [[2**60]]},
+        {"lengths": [[2**40]]},
+        {"lengths": [[9]]},
+        {"lengths": [[]]},
         {"lengths": []},
         {"lengths": [[4]]},
         {"lengths": [[2, 2, 2, 2, 0]]},

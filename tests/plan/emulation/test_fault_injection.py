@@ -70,6 +70,12 @@ def test_faults_happen_in_the_order_of_time() -> None:
     assert schedule.not_begun == []
 
 
+def test_servers_are_numbered_after_workers() -> None:
+    assert read_fault("kill(2, at=1)", 2, 1).numbers == (2,)
+    with pytest.raises(EmulationError, match="there is no 3; 2 workers and 1 server are numbered from 0 to 2"):
+        read_fault("kill(3, at=1)", 2, 1)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

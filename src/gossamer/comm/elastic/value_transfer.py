@@ -101,6 +101,13 @@ class Incoming:
         else:
             raise MalformedError(f"rank {donor} sent {len(groups[0])} bytes of a value; {end - begin} were expected")
 
+    def part_bytes(self, donor: int) -> list[int]:
+        """The size of this donor's part of each value; 0 where it has none."""
+        parts = [
+            _parts_of(ends[-1], some).get(donor, (0, 0)) for ends, some in zip(self._ends, self._donors, strict=True)
+        ]
+        return [end - begin for begin, end in parts]
+
     def check_received(self, index: int) -> None:
         """Raise MalformedError unless an earlier transfer had this value."""
         if not self._received[index]:
@@ -139,7 +146,7 @@ def receive_values(
         found = Incoming([str(text) for text in first["texts"]], donors, before)
         kept = {int(index) for index in first["kept"]}
         senders = sorted({rank for some in donors for rank in some})
-        lengths = {rank: _lengths(heads[rank]["lengths"], len(donors)) for rank in senders}
+        lengths = {rank: _lengths(heads[rank]["lengths"], found.part_bytes(rank)) for rank in senders}
     except (KeyError, TypeError, ValueError) as error:
         raise MalformedError(f"another rank's description of its state is invalid: {error!s:.100}") from None
     sums = {rank: sum(map(sum, some)) for rank, some in lengths.items()}
@@ -165,8 +172,13 @@ def _gathered(group: Group, head: Any) -> list[Any]:
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
-def _lengths(read: Any, values: int) -> list[list[int]]:
-    if len(read) != values or not all(type(each) is int and 0 <= each < MOST_ENTRIES for some in read for each in some):
+def _lengths(read: Any, most: Sequence[int]) -> list[list[int]]:
+    """Lengths of the groups of each value, checked before memory is allocated. most: their largest sum per value."""
+    if (
+        len(read) != len(most)
+        or not all(type(each) is int and each >= 0 for some in read for each in some)
+        or not all(len(some) in (1, WORD + 1) and sum(some) <= size for some, size in zip(read, most, strict=True))
+    ):
         raise ValueError("invalid lengths")
     return [list(some) for some in read]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -232,8 +233,10 @@ def _in_flight(sent: Sequence[Slice]) -> list[tuple[float, int]]:
 
 def _label(each: ProcessSpans, clocks: dict[str, AlignedClock]) -> str:
     clock = clocks[each.clock]
-    exact = clock == AlignedClock()
-    known = "the clock of all" if exact else f"clock within {1000 * clock.error:.3g} ms"
+    if clock == AlignedClock():
+        known = "the clock of all"
+    else:
+        known = f"clock within {1000 * clock.error:.3g} ms" if isfinite(clock.error) else "clock not compared"
     return f"{each.host}, process {each.pid}, {known}"
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Protocol
 
+from gossamer.base.units import counted
 from gossamer.errors import require
 from gossamer.plan.emulation.namespaces import EmulationError
 
@@ -104,8 +105,8 @@ def _each(action: Callable[[int], None], numbers: Iterable[int]) -> None:
 KINDS: Mapping[str, Callable[..., Fault]] = {"cut": _cut, "slow": _slow, "stop": _stop, "kill": _kill}
 
 
-def read_fault(text: str, workers: int) -> Fault:
-    """Parse a fault; the text is never evaluated. Raises EmulationError."""
+def read_fault(text: str, workers: int, servers: int = 0) -> Fault:
+    """Parse a fault; the text is never evaluated. Numbers of servers follow those of workers. Raises EmulationError."""
     try:
         kind, arguments, options = _call(text)
         fault = replace(KINDS[kind](*arguments, **options), text=text)
@@ -113,10 +114,11 @@ def read_fault(text: str, workers: int) -> Fault:
         raise EmulationError(
             f"{text[:SHOWN_CHARACTERS]!r} cannot be read as a fault ({problem}). Write {EXAMPLES}."
         ) from None
-    absent = [number for number in fault.numbers if number not in range(workers)]
+    absent = [number for number in fault.numbers if number not in range(workers + servers)]
     if absent:
+        known = counted(workers, "worker") + (f" and {counted(servers, 'server')}" if servers else "")
         raise EmulationError(
-            f"{text!r}: there is no {absent[0]}; {workers} workers are numbered from 0 to {workers - 1}."
+            f"{text!r}: there is no {absent[0]}; {known} are numbered from 0 to {workers + servers - 1}."
         )
     return fault
 
