@@ -263,6 +263,18 @@ def test_a_restarted_coordinator_knows_the_links_and_their_uses(tmp_path: Path, 
     log.close()
 
 
+def test_uses_of_a_link_without_a_limit_are_not_written_to_the_journal(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "journal"
+    log = ViewLog(path, print)
+    book = book_of(log, clock)
+    made = book.create(None, None)
+    before = path.stat().st_size
+    for machine in range(50):
+        assert redeemed(book, made, machine) == CONTENT
+    log.close()
+    assert path.stat().st_size == before
+
+
 def admitted_as_allowed(seed: int, make: Callable[[ViewJournal, Clock], InvitationBook]) -> None:
     """Random machines, repetitions, revocations, restarts and times; a model of three numbers decides."""
     rng, clock, journal = random.Random(seed), Clock(), MemoryJournal()

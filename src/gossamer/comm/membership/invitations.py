@@ -265,7 +265,7 @@ class InvitationBook:
         key = _answer_key(invitation_secret(self._token, self._run, number), nonce + own)
         sealed = libcrypto.seal(key, ONLY_MESSAGE, self._welcome.token)
         issued = self._issued[number]
-        if machine not in issued.machines:
+        if issued.uses is not None and machine not in issued.machines:
             self._keep(replace(issued, machines=issued.machines | {machine}))
         return json.dumps({"nonce": own.hex(), "sealed": sealed.hex(), "settings": dict(self._welcome.settings)})
 

@@ -32,7 +32,7 @@ class Issued:
         number: by which it can be revoked.
         expires: seconds since the epoch; None for no expiration.
         uses: maximum number of machines; None for no limit.
-        machines: random numbers of the machines that have used it.
+        machines: random numbers of the machines that have used it; without a limit none are kept.
         revoked: whether it was revoked.
     """
 
