@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 
 from gossamer.errors import require
 
@@ -35,6 +36,11 @@ def read_host_port(text: str, *, least: int = 1) -> Address:
         f"{text[:80]!r} is not an address with a port: write HOST:PORT, such as 10.0.0.1:29500",
     )
     return host, int(port)
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """IPv6 for an address with colons, else IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def is_loopback(host: str) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gossamer.base import bounded_file, system
-from gossamer.base.host_port import read_host_port
+from gossamer.base.host_port import family_of, read_host_port
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.relay import RelayServer
 from gossamer.comm.elastic.remote_control import ask_status
@@ -217,7 +217,7 @@ def check_joinable(address: tuple[str, int], token: bytes, tls: Tls | None = Non
 def _check_free(host: str, port: int) -> None:
     """Raise ConnectError with command-line remedies; the endpoint's own error has none."""
     try:
-        with closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as probe:
+        with closing(socket.socket(family_of(host))) as probe:
             system.reuse_address(probe)
             probe.bind((host, port))
             probe.listen()

@@ -12,9 +12,9 @@ from contextlib import suppress
 from functools import partial
 
 from gossamer.base import system
-from gossamer.base.host_port import Address, is_loopback
+from gossamer.base.host_port import Address, family_of, is_loopback
 from gossamer.comm.membership import Member, View
-from gossamer.comm.mesh.connect import family_of, settle
+from gossamer.comm.mesh.connect import settle
 from gossamer.comm.mesh.greeter import NO_EXCHANGE, Detour, Dial, Greeter, MeshMeeting, dial, meeting_key
 from gossamer.comm.mesh.key_exchange import LinkKeyExchange
 from gossamer.comm.mesh.sealing import LinkKeys

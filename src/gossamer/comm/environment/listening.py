@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from gossamer.base.host_port import LOOPBACK, Address, is_loopback
+from gossamer.base.host_port import LOOPBACK, Address, family_of, is_loopback
 
 ANYWHERE = ""
 LOCALHOST = "localhost"
@@ -70,8 +70,7 @@ def _addresses(host: str) -> list[str]:
 
 def _listen(address: str, port: int) -> socket.socket:
     if address != ANYWHERE:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        return socket.create_server((address, port), family=family)
+        return socket.create_server((address, port), family=family_of(address))
     if socket.has_dualstack_ipv6():
         return socket.create_server((ANYWHERE, port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server((ANYWHERE, port))

@@ -13,10 +13,11 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 
+from gossamer.base.host_port import family_of
 from gossamer.comm.handshake import keyed_hash
 from gossamer.comm.mesh.greeter import DIAL_SECONDS, NO_EXCHANGE, Greeter, KeyExchange, MeshMeeting, meeting_key
 from gossamer.comm.mesh.long_links import requested_congestion, use_congestion
@@ -71,7 +72,7 @@ def connect(
         return texts
 
     with ExitStack() as sockets, ExitStack() as failing:
-        failing.callback(_hang_up, found)
+        failing.callback(hang_up, found)
 
         def listen() -> str:
             listener = socket.create_server((address, 0), family=family_of(address), backlog=world)
@@ -108,18 +109,15 @@ def connect(
     return found
 
 
-def family_of(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
 def _dialed(connection: socket.socket | None) -> socket.socket:
     """Return an existing connection in the form of a Dial."""
     assert connection is not None
     return connection
 
 
-def _hang_up(found: Sequence[socket.socket | None]) -> None:
-    for each in filter(None, found):
+def hang_up(sockets: Iterable[socket.socket | None]) -> None:
+    """Close all sockets."""
+    for each in filter(None, sockets):
         each.close()
 
 

@@ -21,7 +21,7 @@ from gossamer.base.ops import SimpleOp
 from gossamer.base.transport import Transport
 from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.mesh.collective_selector import AUTO, ENGINE, CollectiveSelector, check_requested
-from gossamer.comm.mesh.connect import connect
+from gossamer.comm.mesh.connect import connect, hang_up
 from gossamer.comm.mesh.key_exchange import LinkKeyExchange
 from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.mesh.link_statistics import declared, parse_declarations, report_links
@@ -29,7 +29,7 @@ from gossamer.comm.mesh.long_links import fit_buffers
 from gossamer.comm.mesh.native_mesh import Mesh, available
 from gossamer.comm.mesh.operations import MeshOperations, Wait
 from gossamer.comm.mesh.program import Ranks
-from gossamer.comm.mesh.sealing import LinkKeys, LinksKeys, agree_group, group_context, hang_up
+from gossamer.comm.mesh.sealing import LinkKeys, LinksKeys, agree_group, group_context
 from gossamer.comm.mesh.shared_memory import share
 from gossamer.comm.mesh.staged_operations import CPU
 from gossamer.comm.mesh.stall_watchdog import requested_timeouts

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from gossamer.base import system
 from gossamer.comm.libcrypto import AES, CHACHA, libcrypto
-from gossamer.comm.mesh.connect import Gather
+from gossamer.comm.mesh.connect import Gather, hang_up
 from gossamer.comm.mesh.greeter import TURN_SECONDS, MembersUnreached
 from gossamer.comm.tls_contexts import Tls, run_tls
 from gossamer.errors import ConnectError
@@ -228,9 +228,3 @@ def _exactly(connection: ssl.SSLSocket, nbytes: int) -> bytes:
             raise ConnectionError("the peer disconnected during the handshake")
         received += more
     return received
-
-
-def hang_up(sockets: Iterable[socket.socket | None]) -> None:
-    """Close all sockets."""
-    for each in filter(None, sockets):
-        each.close()

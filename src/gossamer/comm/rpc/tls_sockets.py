@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from gossamer.base import system
-from gossamer.base.host_port import Address, is_loopback
+from gossamer.base.host_port import Address, family_of, is_loopback
 from gossamer.comm.bandwidth.shared_buckets import DOWN, UP, Meter
 from gossamer.errors import ConnectError
 
@@ -166,7 +166,7 @@ def _unverified(fault: ssl.SSLCertVerificationError) -> ConnectError:
 
 def listen(address: str, port: int) -> socket.socket:
     """Open a non-blocking listening socket; port 0 for any free port. Raises ConnectError."""
-    listener = socket.socket(_family(address), socket.SOCK_STREAM)
+    listener = socket.socket(family_of(address), socket.SOCK_STREAM)
     try:
         system.reuse_address(listener)
         listener.bind((address, port))
@@ -215,7 +215,7 @@ def dial(address: Address, source: Address | None = None) -> socket.socket:
 
 
 def _dial(address: Address, source: Address | None) -> socket.socket:
-    sock = socket.socket(_family(address[0]), socket.SOCK_STREAM)
+    sock = socket.socket(family_of(address[0]), socket.SOCK_STREAM)
     sock.setblocking(False)
     if source is not None:
         try:
@@ -255,7 +255,3 @@ def tune(sock: socket.socket, dead_after_seconds: float) -> None:
     }.items():  # not all systems support all of them
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET

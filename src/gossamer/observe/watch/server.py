@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from gossamer.base.host_port import family_of
 from gossamer.comm.runtime.signal_handlers import handling
 from gossamer.errors import GossamerError
 from gossamer.observe.watch import tables
@@ -378,9 +379,8 @@ class PageServer:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        return socket.create_server((host, port), family=family_of(host))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise GossamerError(
