@@ -32,7 +32,7 @@ class DdpGuard:
         self._hooks = {
             module: module.register_forward_pre_hook(self._before_forward)
             for module in model.modules()
-            if _is_called(module) and (module is model or any(True for _ in module.parameters(recurse=False)))
+            if _is_called(module) and (module is model or _holds_parameters(module))
         }
         self._registration = MODULE_REGISTRATION.subscribe(self._registered)
 
@@ -65,6 +65,11 @@ class DdpGuard:
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
+
+
+def _holds_parameters(module: nn.Module) -> bool:
+    """Whether parameters are registered in the module itself. Scripts override parameters() with other arguments."""
+    return any(each is not None for each in module._parameters.values())
 
 
 def _is_called(module: nn.Module) -> bool:
