@@ -22,7 +22,7 @@ from gossamer.errors import AttachError
 from gossamer.train.session.first_batch import tensors_in
 from gossamer.train.world_state import WorldState
 
-StepHook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]
+StepHook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def begin_tracing(world: WorldState) -> None:
