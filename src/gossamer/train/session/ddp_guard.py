@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.base.global_hooks import MODULE_REGISTRATION
+from gossamer.base.global_hooks import MODULE_REGISTRATION, ForwardHook
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.errors import AttachError
 
@@ -30,7 +30,7 @@ class DdpGuard:
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         self._model, self._recipe = model, recipe
         self._hooks = {
-            module: module.register_forward_pre_hook(self._before_forward)
+            module: module.register_forward_pre_hook(ForwardHook(self._before_forward))
             for module in model.modules()
             if _is_called(module) and (module is model or _holds_parameters(module))
         }

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gossamer.base import rng
+from gossamer.base.global_hooks import ForwardHook
 from gossamer.events import notice
 from gossamer.train.checkpoint import digest
 
@@ -30,7 +31,7 @@ class FirstBatch:
 
     def watch(self, model: nn.Module) -> RemovableHandle:
         """Hash the first batch that is passed to `model`."""
-        self.hook = model.register_forward_pre_hook(self.see, with_kwargs=True)
+        self.hook = model.register_forward_pre_hook(ForwardHook(self.see), with_kwargs=True)
         return self.hook
 
     def see(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
