@@ -56,8 +56,9 @@ class FirstBatch:
             notice(
                 "several workers passed equal inputs to the model in their first pass. If their losses are of the same "
                 "samples, they compute one gradient several times: give each worker its own part of the data, "
-                "DataLoader(dataset, sampler=world.shard(dataset), ...). If each loss uses another part of equal "
-                "inputs, such as other nodes of one graph, nothing needs to change."
+                "DataLoader(dataset, sampler=world.shard(dataset), ...). If the inputs are noise, as of a GAN, seed it "
+                "by rank before the loop: torch.manual_seed(seed + world.rank). If each loss uses another part of "
+                "equal inputs, such as other nodes of one graph, nothing needs to change."
             )
 
 
