@@ -1,18 +1,24 @@
-"""Global hooks: sessions may begin and end while other threads build modules and step optimizers."""
+"""Hooks: sessions begin and end while other threads build modules and step optimizers; copies of models lose hooks."""
 
 from __future__ import annotations
 
+import copy
+import pickle
+from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from support.sessions import sgd
-from support.virtual_workers import Worker, cluster, network
-from torch import nn
+from support.virtual_workers import Worker, cluster, heard, network
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim import SGD
 from torch.utils.hooks import RemovableHandle
 
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base.global_hooks import MODULE_REGISTRATION, OPTIMIZER_STEP, PARAMETER_REGISTRATION, GlobalHook
+from gossamer.base.spans import active
 from gossamer.train.session.ddp_guard import DdpGuard
 
 
@@ -88,3 +94,58 @@ def test_hooks_that_others_register_and_remove_are_kept_apart() -> None:
     handles.pop().remove()
     nn.Sequential(nn.Linear(2, 2))
     assert seen == ["0", "0"]
+
+
+# -- copies of attached models -----------------------------------------------------------------------------------------
+
+
+class Named(nn.Module):
+    """A part that no forward pass reaches, and an input by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = network(0), nn.Linear(2, 2)
+
+    def forward(self, *, x: Tensor) -> Tensor:
+        y: Tensor = self.used(x)
+        return y
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_copies_of_an_attached_model_are_free_of_gossamer(steps: int, traced: bool, tmp_path: Path) -> None:
+    """A file of torch.save(model) is read where Gossamer is not installed, and copies train as the model does."""
+    x = torch.ones(2, 6, dtype=torch.float64)
+
+    def work(worker: Worker) -> None:
+        model = Named()
+        optimizer = sgd(model)
+        session = worker.attach(model, optimizer)
+        for _ in range(steps):
+            model(x=x).sum().backward()
+            optimizer.step()
+        written = pickle.dumps(model)
+        assert b"gossamer" not in written
+        expected = model(x=x)
+        for other in (pickle.loads(written), copy.deepcopy(model)):
+            other(x=x).sum().backward()
+            assert torch.equal(other(x=x), expected)
+        session.close()
+
+    if traced:
+        active.begin(tmp_path, 0, 1)
+    try:
+        with heard():  # sessions measure steps where somebody listens
+            cluster(work, 2)
+    finally:
+        active.end()
+
+
+def test_a_copy_of_an_attached_model_is_compiled_in_one_graph() -> None:
+    model = network(0)
+    guard = DdpGuard(model, resolve("Dense()"))
+    torch._dynamo.reset()
+    x = torch.ones(2, 6, dtype=torch.float64)
+    compiled = torch.compile(copy.deepcopy(model), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), model(x))
+    guard.remove()

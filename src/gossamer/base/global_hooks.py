@@ -1,4 +1,6 @@
-"""Global hooks of torch, which are called for all modules or optimizers of the process, shared by threads.
+"""Hooks of torch: global ones, shared by threads, and those of one model, which its copies do not call.
+
+A global hook is called for all modules or optimizers of the process.
 
 torch iterates over its dictionaries of global hooks without a lock, so a hook that is registered or removed while
 another thread builds a module ends that thread with "OrderedDict mutated during iteration". Each global hook here is
@@ -11,6 +13,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -72,6 +75,24 @@ class Subscription:
 
     def __reduce__(self) -> tuple[type[Subscription], tuple[()]]:
         return Subscription, ()
+
+
+class ForwardHook:
+    """A hook of one model's forward pass, for all kinds of torch's forward hooks. In copies and pickles of the model a
+    hook that does nothing replaces it, so a file of torch.save(model) is read without Gossamer.
+
+    Args:
+        method: called with torch's arguments; returns None.
+    """
+
+    def __init__(self, method: Callback) -> None:
+        self._method = method
+
+    def __call__(self, *args: Any) -> None:
+        self._method(*args)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return getattr, (nullcontext(), "__exit__")
 
 
 PARAMETER_REGISTRATION = GlobalHook(register_module_parameter_registration_hook)  # (module, name, parameter)

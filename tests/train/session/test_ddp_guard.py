@@ -194,6 +194,32 @@ def test_alone_ddp_is_served() -> None:
 # -- what is left behind -----------------------------------------------------------------------------------------------
 
 
+class OwnIteration(nn.Sequential):
+    """Overrides the iteration over its tensors without the arguments of torch's methods, as meta-learning models do."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:  # type: ignore[override]
+        return super().parameters()
+
+    def buffers(self) -> Iterator[Tensor]:  # type: ignore[override]
+        return super().buffers()
+
+
+def test_a_model_with_its_own_iteration_over_parameters_is_attached() -> None:
+    def work(worker: Worker, made: Callable[..., nn.Module]) -> Tensor:
+        model = made(*network(0), nn.BatchNorm1d(3).double())
+        optimizer = sgd(model)
+        session = worker.attach(model, optimizer, "Dense()")
+        for step in range(3):
+            train_step(model, optimizer, step, worker.rank)
+        session.close()
+        return torch.cat([parameters(model), *(each.flatten().double() for each in model.buffers())])
+
+    overridden, usual = (
+        agree(cluster(lambda worker, m=made: work(worker, m), 2)) for made in (OwnIteration, nn.Sequential)
+    )  # type: ignore[misc]
+    assert torch.equal(overridden, usual)
+
+
 def test_the_guard_looks_at_one_pass_only() -> None:
     def work(worker: Worker, steps: int) -> tuple[int, int]:
         model, optimizer, session = worker.start(network(0), sgd)

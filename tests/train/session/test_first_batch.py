@@ -92,6 +92,7 @@ def test_equal_batches_are_noticed(kind: int, equal: bool) -> None:
         cluster(work, 2)
     assert len(said) == equal
     assert all("world.shard" in message for message in said)
+    assert all("torch.manual_seed(seed + world.rank)" in message for message in said)
     assert all("other nodes of one graph" in message for message in said)
 
 

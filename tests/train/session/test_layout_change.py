@@ -392,6 +392,26 @@ def test_a_trained_parameter_of_no_session_is_one_notice(world: int) -> None:
     told = [each for each in said if "belongs to no session" in each]
     assert len(told) == (world > 1)
     assert all("Adam trains 1 parameter of shape (1,)" in each for each in told)
+    assert all("gossamer.attach(nn.ParameterList(parameters), optimizer) with this Adam" in each for each in told)
+
+
+def test_a_list_of_such_parameters_is_averaged_in_a_session_of_its_own() -> None:
+    def work(worker: Worker) -> torch.Tensor:
+        model, optimizer, session = worker.start(network(0), sgd)
+        alpha = nn.Parameter(torch.zeros(1))
+        alone = Adam([alpha])
+        worker.attach(nn.ParameterList([alpha]), alone)
+        for step in range(3):
+            steps(model, optimizer, session, range(step, step + 1), worker.rank)
+            alone.zero_grad()
+            (alpha * (worker.rank - 0.3)).sum().backward()
+            alone.step()
+        return alpha.detach()
+
+    with notices() as said:
+        alphas = cluster(work, 2)
+    assert agree(alphas).item() < 0, "by the mean gradient, 0.2"
+    assert not said
 
 
 # -- Added parameters that are refused: on every rank, with the line to write, and nothing has changed -----------------

@@ -16,6 +16,7 @@ from support.virtual_workers import (
     batch,
     cluster,
     heard,
+    joined,
     loss_of,
     network,
     notices,
@@ -218,6 +219,63 @@ def lbfgs(worker: Worker, recipe: str) -> Tensor:
     for _ in range(2):
         optimizer.step(closure)
     return parameters(model)
+
+
+def searching(model: nn.Module) -> torch.optim.LBFGS:
+    return torch.optim.LBFGS(model.parameters(), max_iter=6, line_search_fn="strong_wolfe")
+
+
+def search(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor, *, named: bool) -> None:
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = mse_loss(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    if named:
+        optimizer.step(closure=closure)
+    else:
+        optimizer.step(closure)
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (6, 2)], ids=["equal batches", "weighted batches"])
+def test_line_search_of_lbfgs_equals_one_process_on_the_joined_batch(sizes: tuple[int, int]) -> None:
+    """Its steps depend on the loss, too, which each rank has of its own batch only."""
+
+    def work(worker: Worker) -> Tensor:
+        model, optimizer, session = worker.start(network(0), searching)
+        for step in range(3):
+            session.set_batch_weight(sizes[worker.rank])
+            search(model, optimizer, *batch(step, worker.rank, sizes[worker.rank]), named=step == 1)
+        return parameters(model)
+
+    model = network(0)
+    optimizer = searching(model)
+    for step in range(3):
+        search(model, optimizer, *joined(batch(step, rank, sizes[rank]) for rank in range(2)), named=False)
+    torch.testing.assert_close(agree(cluster(work, 2)), parameters(model), rtol=1e-7, atol=1e-9)
+
+
+def test_a_rank_without_data_joins_the_line_search_of_the_others() -> None:
+    def work(worker: Worker) -> Tensor:
+        model, optimizer, session = worker.start(network(0), searching)
+        for _ in range(2):
+            with session.epoch():
+                for step in range(2 - worker.rank):
+                    search(model, optimizer, *batch(step, worker.rank), named=False)
+        return parameters(model)
+
+    agree(cluster(work, 2))
+
+
+def test_lbfgs_decides_by_its_own_loss_where_ranks_train_apart() -> None:
+    def work(worker: Worker) -> int:
+        model, optimizer, session = worker.start(network(0), searching, "LocalSGD(period=2)")
+        for step in range(2):
+            search(model, optimizer, *batch(step, worker.rank), named=False)
+        return session.steps
+
+    assert cluster(work, 2) == [2, 2]
 
 
 def test_lbfgs_with_dense_and_the_error_otherwise() -> None:

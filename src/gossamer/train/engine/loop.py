@@ -70,6 +70,7 @@ class LoopState:
     ended: Callable[[bool, StepCosts], None]  # a step ended: whether it was skipped, and its costs
     judged: Callable[[JudgedAt, NonFiniteOrigin | None], None]  # an exchange or pass ended, with the non-finite tensor
     check: ParameterCheck  # of parameters and steps, among all ranks in lock step
+    missed: Callable[[], None] = lambda: None  # on a rank out of data, after each pass of the others
     divide_data: Callable[[Sequence[int]], None] = lambda shares: None  # by the ranks' new shares of a step
     agree: Agreement = unchanged  # combines non-finite origins of all ranks that hold parts of this replica
     agree_in_round: Agreement = unchanged  # the same on the communication thread

@@ -78,7 +78,8 @@ def _is_unbounded(buffer: Tensor) -> bool:
 
 def _holders(model: nn.Module) -> list[tuple[str, dict[str, Tensor | None]]]:
     """Paths and buffers of the modules that have buffers."""
-    return [(path, each._buffers) for path, each in model.named_modules() if any(True for _ in each.buffers(False))]
+    holders = ((path, each._buffers) for path, each in model.named_modules())
+    return [(path, held) for path, held in holders if any(each is not None for each in held.values())]
 
 
 class BufferVersions:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.base.global_hooks import MODULE_REGISTRATION
+from gossamer.base.global_hooks import MODULE_REGISTRATION, ForwardHook
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.errors import AttachError
 
@@ -30,9 +30,9 @@ class DdpGuard:
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         self._model, self._recipe = model, recipe
         self._hooks = {
-            module: module.register_forward_pre_hook(self._before_forward)
+            module: module.register_forward_pre_hook(ForwardHook(self._before_forward))
             for module in model.modules()
-            if _is_called(module) and (module is model or any(True for _ in module.parameters(recurse=False)))
+            if _is_called(module) and (module is model or _holds_parameters(module))
         }
         self._registration = MODULE_REGISTRATION.subscribe(self._registered)
 
@@ -65,6 +65,11 @@ class DdpGuard:
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
+
+
+def _holds_parameters(module: nn.Module) -> bool:
+    """Whether parameters are registered in the module itself. Scripts override parameters() with other arguments."""
+    return any(each is not None for each in module._parameters.values())
 
 
 def _is_called(module: nn.Module) -> bool:

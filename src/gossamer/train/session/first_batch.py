@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gossamer.base import rng
+from gossamer.base.global_hooks import ForwardHook
 from gossamer.events import notice
 from gossamer.train.checkpoint import digest
 
@@ -30,7 +31,7 @@ class FirstBatch:
 
     def watch(self, model: nn.Module) -> RemovableHandle:
         """Hash the first batch that is passed to `model`."""
-        self.hook = model.register_forward_pre_hook(self.see, with_kwargs=True)
+        self.hook = model.register_forward_pre_hook(ForwardHook(self.see), with_kwargs=True)
         return self.hook
 
     def see(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -55,8 +56,9 @@ class FirstBatch:
             notice(
                 "several workers passed equal inputs to the model in their first pass. If their losses are of the same "
                 "samples, they compute one gradient several times: give each worker its own part of the data, "
-                "DataLoader(dataset, sampler=world.shard(dataset), ...). If each loss uses another part of equal "
-                "inputs, such as other nodes of one graph, nothing needs to change."
+                "DataLoader(dataset, sampler=world.shard(dataset), ...). If the inputs are noise, as of a GAN, seed it "
+                "by rank before the loop: torch.manual_seed(seed + world.rank). If each loss uses another part of "
+                "equal inputs, such as other nodes of one graph, nothing needs to change."
             )
 
 

@@ -164,8 +164,9 @@ class ForeignOptimizerGuard:
             notice(
                 f"{type(other).__name__} trains {len(nowhere)} parameter{'s' * several} of shape {shapes} that "
                 f"belong{'s' * (not several)} to no session: {'their gradients are' if several else 'its gradient is'} "
-                "not averaged, and each rank trains its own. To average, attach a model with all parameters, "
-                "model.register_parameter(name, parameter) before gossamer.attach, with an optimizer of all of them."
+                "not averaged, and each rank trains its own. To average, make each an nn.Parameter and attach them, "
+                f"too: gossamer.attach(nn.ParameterList(parameters), optimizer) with this {type(other).__name__}. "
+                "With one optimizer for all: model.register_parameter(name, parameter) before gossamer.attach."
             )
 
 

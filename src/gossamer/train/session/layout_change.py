@@ -204,7 +204,7 @@ def agreed_on_all_ranks(session: LayoutChanges) -> AddedParameters:
         raise refusal
     if not session._group.alone and (found.names or found.gone):
         gained = session._step_hooks.watch.gained_modules()
-        buffers = [buffer for module in gained for buffer in module.buffers(recurse=False)]
+        buffers = [each for module in gained for each in module._buffers.values() if each is not None]
         frozen = [each for each in session.model.parameters() if not session._step_hooks.watch.knows(each)]
         hand_out([*frozen, *buffers], session._group.all_gather_text, session._group.broadcast_)
     return found

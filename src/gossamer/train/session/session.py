@@ -150,6 +150,7 @@ class Session(LayoutChanges):
             ended=self.status.step_ended,
             judged=self._judge,
             check=self._check,
+            missed=self._step_hooks.join_loss,
             divide_data=partial(uneven_inputs.divide_data, self._world, self._group),
             agree=self._parts.agree,
             agree_in_round=self._parts.agree_in_round,

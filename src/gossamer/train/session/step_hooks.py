@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.global_hooks import OPTIMIZER_STEP, Subscription
+from gossamer.base.ops import AllGather, CollectiveOp
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.worker_scope import current_worker
 from gossamer.errors import LoopError
@@ -35,6 +36,9 @@ from gossamer.train.session.session_base import SessionBase
 from gossamer.train.session.tracked_parts import TrackedParts
 from gossamer.train.sharding.local_shards import LocalShards, WholeParameters
 from gossamer.train.synchronizers.base import SoloSynchronizer
+
+Closure = Callable[[], Any]
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments of a call
 
 
 class StepHooks:
@@ -105,7 +109,7 @@ class StepHooks:
         self, group: GroupCalls, check: ParameterCheck
     ) -> Iterator[RemovableHandle | Subscription | LoopScaler | StepHooks]:
         """Install all hooks; yields handles for their removal. To be exhausted."""
-        self._alone, self._pid = group.alone, group.pid  # a forked child has no part in the group
+        self._group, self._alone, self._pid = group, group.alone, group.pid  # a forked child has no part in the group
         if check.looks and not group.alone:
             self._extensions.add(check)
         yield from step_spans.hooks(self._model, self._optimizer, self._before_step, self._after_step)
@@ -135,10 +139,10 @@ class StepHooks:
             for act in self._extensions.before_step:
                 act(GradientUse(optimizer, self._parameters, _has_closure(args, kwargs), attached=False))
 
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The attached optimizer is about to make its step."""
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        """The attached optimizer is about to make its step. Returns other arguments, or None to keep them."""
         if os.getpid() != self._pid:
-            return
+            return None
         self._stepping = True
         synchronizer, closure = self._session._synchronizer, _has_closure(args, kwargs)
         for begin in self._extensions.pass_began:
@@ -158,6 +162,47 @@ class StepHooks:
         if self.momentum is not None:  # may move parameters between groups
             touched = self.loop_scaler.scaler is None and synchronizer.touched
             self.momentum.before(synchronizer.step, closure=closure, touched=touched)
+        return _with_closure(args, kwargs, self._averaging) if closure and self._averages_losses else None
+
+    # -- the loss that a closure returns -----------------------------------------------------------------------------
+
+    @property
+    def _averages_losses(self) -> bool:
+        """Whether the optimizer decides by the loss when its step ends. By local losses, ranks would decide differently
+        and make different numbers of passes."""
+        session = self._session
+        averages = session._synchronizer.in_step and not session._stages.now.local_parameters
+        return isinstance(self._optimizer, LBFGS) and averages and not self._alone
+
+    def _averaging(self, closure: Closure) -> Closure:
+        """The closure with the mean loss of all ranks, in the weights of their gradients."""
+
+        def averaged() -> Any:
+            loss = closure()
+            if loss is None:
+                return None
+            own = loss.detach() if isinstance(loss, Tensor) else loss
+            mean = self._mean_loss(float(own), self._session._synchronizer.controls.weight)
+            return torch.full_like(own, mean) if isinstance(own, Tensor) else mean
+
+        return averaged
+
+    def join_loss(self) -> None:
+        """Called on a rank that is out of data, after each pass of the others."""
+        if self._averages_losses:
+            self._mean_loss(0.0, 0.0)
+
+    def _mean_loss(self, loss: float, weight: float) -> float:
+        own = torch.tensor([weight * loss if weight else 0.0, weight], dtype=torch.float64, device="cpu")
+
+        def script() -> Generator[CollectiveOp, Any, Tensor]:
+            received = yield AllGather((own,))
+            return torch.stack([each.cpu() for (each,) in received]).sum(0)
+
+        total, weights = self._group.run(script).tolist()
+        return float(total / weights) if weights else 0.0
+
+    # -- after the step ----------------------------------------------------------------------------------------------
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if os.getpid() != self._pid:
@@ -192,6 +237,13 @@ def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if len(args) == 1 and not kwargs:
         return False
     return any(value is not None for value in (*args[1:], *kwargs.values()))
+
+
+def _with_closure(args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Closure], Closure]) -> Call:
+    """The arguments of an optimizer's step with a changed closure. args: as passed to hooks, the optimizer first."""
+    if len(args) > 1:
+        return (args[0], change(args[1]), *args[2:]), kwargs
+    return args, {**kwargs, "closure": change(kwargs["closure"])}
 
 
 def _within_backward(optimizer: Optimizer) -> LoopError:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.hooks import RemovableHandle
 
+from gossamer.base.global_hooks import ForwardHook
 from gossamer.base.spans import active
 from gossamer.base.spans.record_format import CLOCK_MARK, OPERATORS_SUFFIX, SpanKind
 from gossamer.base.spans.recorder import SpanRecorder
@@ -22,7 +23,7 @@ from gossamer.errors import AttachError
 from gossamer.train.session.first_batch import tensors_in
 from gossamer.train.world_state import WorldState
 
-StepHook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]
+StepHook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def begin_tracing(world: WorldState) -> None:
@@ -49,8 +50,8 @@ def hooks(model: nn.Module, optimizer: Optimizer, before: StepHook, after: StepH
         return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
     spans = StepSpans()
     return [
-        model.register_forward_pre_hook(spans.forward_begins),
-        model.register_forward_hook(spans.forward_ended),
+        model.register_forward_pre_hook(ForwardHook(spans.forward_begins)),
+        model.register_forward_hook(ForwardHook(spans.forward_ended)),
         optimizer.register_step_pre_hook(spans.step_begins),
         optimizer.register_step_pre_hook(before),
         optimizer.register_step_post_hook(spans.step_ended),

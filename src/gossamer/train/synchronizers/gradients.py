@@ -416,6 +416,7 @@ class GradientSynchronizer(Synchronizer):
         missed = 0
         while self.passes != self.last_pass and (decision := self.finish(Presence.OUT_OF_DATA)).active:
             missed += 1
+            self._loop.missed()
             if decision.stop:
                 return missed
         for part in self._parts:
