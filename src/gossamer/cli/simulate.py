@@ -23,7 +23,7 @@ from gossamer.base.units import bytes_text, count_text, seconds_text, share_text
 from gossamer.cli.compare import NO_LOSS, check_plot, different_recipes
 from gossamer.cli.console import ShowText, echo, print_text, progress, table, wide_console
 from gossamer.cli.options import output_option, speeds_option
-from gossamer.cli.program import ScriptCommand, with_misplaced_options
+from gossamer.cli.program import ScriptCommand, ScriptFile, with_misplaced_options
 from gossamer.cli.script_terms import register_terms
 from gossamer.comm.network import read_network
 from gossamer.events import Attached
@@ -95,7 +95,7 @@ class SimulationEnd:
 @click.option("--parameters", type=click.IntRange(1, 10**12), help="No training: a transformer of this size.")
 @output_option("json", "Write the results and curves as JSON.")
 @output_option("picture", "Draw the losses over virtual time (PNG).")
-@click.argument("script", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("script", required=False, type=ScriptFile())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def simulate_command(
     workers: int,
