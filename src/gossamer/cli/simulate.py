@@ -208,6 +208,9 @@ def _simulate(job: SimulatedJob, recipe: str, end: SimulationEnd, arguments: Seq
         print_text(f"{recipe}: {with_misplaced_options(found.failure, arguments)}", error=True)
     elif found.ended and found.steps < (end.steps or 0):
         print_text(f"gossamer: {recipe}: the script ended after {found.steps} steps, before the requested {end.steps}")
+    elif not found.steps and end.seconds:
+        limit = seconds_text(end.seconds)
+        print_text(f"gossamer: {recipe}: its first round takes longer than {limit} of virtual time. Raise --seconds")
     return found
 
 
