@@ -133,11 +133,12 @@ def check_parent(context: click.Context, option: click.Parameter, path: Path | N
 
 def check_picture(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
     """Refuse a picture that cannot be written, before the run."""
+    path = check_parent(context, option, path)
     if path is not None and path.suffix.lower() not in PICTURES:
         raise click.BadParameter(
             f"{path.name} must end in one of {', '.join(PICTURES)}. Write: {option.opts[0]} {path.with_suffix('.png')}"
         )
-    return check_parent(context, option, path)
+    return path
 
 
 def check_token(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
