@@ -131,6 +131,8 @@ def test_json_says_what_is_printed(tmp_path, script):
         (["home", "--workers", "0"], ["--workers", "0 is not in the range"]),
         (["home", "--parameters", "0"], ["--parameters", "0 is not in the range"]),
         (["home", "no-such-script.py"], ["no-such-script.py", "does not exist"]),
+        (["train.py", "Int8()"], ["The recipe must precede the script", "explain 'Int8()' train.py"]),
+        (["--workers", "2", "train.py"], ["The recipe must precede the script", "explain 'Int8()' train.py"]),
         (["home", "--workers"], ["--workers"]),
         ([], ["Missing argument 'RECIPE'"]),
     ],

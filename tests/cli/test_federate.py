@@ -181,6 +181,8 @@ def test_the_first_argument_may_name_a_command() -> None:
     assert all(name in said for name in ("serve", "join", "enroll"))
     assert "--recipe" in CliRunner().invoke(gossamer, ["federate", "simulate", "--help"]).stdout
     assert "does not exist" in refusal("federate", "nothing.py", "--recipe", "FedAvg()")
+    assert "Did you mean serve?" in refusal("federate", "serv", "train.py", "--recipe", "FedAvg()")
+    assert "join.py does not exist" in refusal("federate", "join.py", "--recipe", "FedAvg()")
 
 
 SLOW = """

@@ -189,3 +189,16 @@ def test_the_command_line_writes_ascii_where_nothing_else_is_there() -> None:
         command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=200, check=True
     ).stdout.decode("ascii")
     assert "- trains apart" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["compre", "train.py"], "No such command 'compre'. Did you mean compare?"),
+        (["zzz"], "No such command 'zzz'."),
+        (["train.py", "--workers", "2"], "Write: gossamer run train.py"),
+    ],
+)
+def test_a_missing_command_is_answered_with_the_likely_one(words: list[str], answer: str) -> None:
+    result = CliRunner().invoke(main.gossamer, words)
+    assert (result.exit_code, answer in result.output) == (2, True), result.output

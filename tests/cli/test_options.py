@@ -9,6 +9,7 @@ import click
 import pytest
 from support.command_line import output_of, refusal
 
+from gossamer.base.figures import figure
 from gossamer.cli import options, run
 from gossamer.comm.mesh.collective_selector import REQUESTABLE
 
@@ -69,3 +70,48 @@ def test_a_group_of_options_is_one_value_in_the_order_of_the_help() -> None:
 
 def test_the_help_names_every_collective() -> None:
     assert ", ".join(REQUESTABLE) == run.WAYS
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--plot"),
+        ("compare", "--recipe", "Int8()", "--plot"),
+        ("study", "--recipe", "Int8()", "--plot"),
+        ("simulate", "--recipe", "Int8()", "--picture"),
+        ("record", "--plot"),
+    ],
+)
+@pytest.mark.parametrize("name", ["curves", "curves.xyz", "curves.html"])
+def test_a_picture_of_an_unknown_format_is_refused_before_workers_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    said = " ".join(refusal(*arguments, name, "train.py").split())
+    assert f"Write: {arguments[-1]} curves.png" in said
+    assert not Path("runs").exists()
+
+
+def test_each_format_of_pictures_can_be_drawn(tmp_path: Path) -> None:
+    for ending in options.PICTURES:
+        figure(1, 1).savefig(tmp_path / f"picture{ending}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("advise", "--network", "20mbit"),
+        ("compare", "--recipe", "Int8()"),
+        ("explain", "Int8()"),
+        ("federate", "--recipe", "FedAvg()"),
+        ("simulate", "--recipe", "Int8()"),
+        ("study", "--recipe", "Int8()"),
+    ],
+)
+def test_a_misspelled_script_is_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    assert "Did you mean train.py?" in " ".join(refusal(*arguments, "trian.py").split())

@@ -57,7 +57,7 @@ def test_a_file_named_python_is_a_script() -> None:
         (["missing/fit.py"], "Did you mean bare/sub/fit.py?"),
         (["trian.py"], "Did you mean train.py?"),
         (["package.train"], "If it is a module, write -m package.train"),
-        (["zzz.py"], "Write the path of your training script: gossamer run path/to/train.py"),
+        (["zzz.py"], "Write the path of your script, such as path/to/train.py"),
         (["package"], "package is a directory. Name the script in it, such as package/train.py"),
         (["-m", "package.fit"], "there is no module package.fit: fit was not found in"),
         (["-m", "bare"], "bare is a package without __main__.py. Name a module in it: -m bare.train"),

@@ -62,6 +62,17 @@ def test_it_ends_where_it_is_told_or_the_script_ends(tmp_path: Path) -> None:
     assert 0.1 < json.loads(record.read_text())["runs"][0]["seconds"] <= 0.35
 
 
+def test_a_row_without_steps_is_explained(tmp_path: Path) -> None:
+    balanced = "LocalSGD(period=20, balance=True)"
+    code, _, aside = simulated(
+        "--recipe", "Dense()", "--recipe", balanced, "--seconds", "0.35", str(script(tmp_path)), "40"
+    )
+    assert code == 0, aside
+    said = " ".join(aside.split())
+    assert f"{balanced}: its first round takes longer than 350 ms of virtual time. Raise --seconds" in said
+    assert "Dense(): its first round" not in said
+
+
 def test_a_failure_is_reported_and_others_are_shown(tmp_path: Path) -> None:
     text = "import gossamer, torch\nmodel = torch.nn.Linear(2, 1)\n"
     text += "gossamer.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))\nraise ValueError('no data')\n"

@@ -171,6 +171,14 @@ def test_the_progress_line_has_the_expected_time_once_a_run_is_finished() -> Non
     assert progress.line(8, 2) == "2 of 10 runs finished, 2 at once, ready in about 20 s"
 
 
+def test_the_progress_line_omits_the_output_of_the_script_and_tables() -> None:
+    progress, run = study._Progress(total=4), run_of("Dense()", 0)
+    progress.began[run] = 0.0
+    for printed in ("gossamer: Dense(): step 63, loss 0.727", "epoch 1", "Dense()    314        2.30"):
+        progress.take(run, printed)
+        assert progress.line(3, 1) == f"0 of 4 runs finished; {run.label} seed 0: step 63, loss 0.727"
+
+
 # -- estimates ---------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,7 +32,7 @@ from gossamer.base.units import rate_text, seconds_text
 from gossamer.cli.console import echo
 from gossamer.cli.explain_federated import NO_STEP_TIME, explain_federated
 from gossamer.cli.options import output_option, speeds_option
-from gossamer.cli.program import ScriptCommand
+from gossamer.cli.program import ScriptCommand, ScriptFile
 from gossamer.cli.script_terms import register_terms
 from gossamer.comm.mesh.collective_selector import AUTO
 from gossamer.comm.network import read_network
@@ -68,6 +69,9 @@ class _OptionsUntilScript(ScriptCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         recipe = _first_positional(args, 0)
         script = _first_positional(args, recipe + 1)
+        if args[recipe : recipe + 1] and args[recipe].endswith(".py"):
+            words = shlex.join([*(args[script : script + 1] or ["Int8()"]), args[recipe]])
+            raise click.UsageError(f"The recipe must precede the script. Write: {ctx.command_path} {words}", ctx)
         return super().parse_args(
             ctx, args[:recipe] + args[recipe + 1 : script] + args[recipe : recipe + 1] + args[script:]
         )
@@ -83,7 +87,7 @@ def _first_positional(args: list[str], start: int) -> int:
 
 @click.command(cls=_OptionsUntilScript)
 @click.argument("recipe")
-@click.argument("script", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("script", required=False, type=ScriptFile())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 @click.option("--workers", default=4, show_default=True, type=click.IntRange(min=1), help="Number of workers.")
 @click.option(

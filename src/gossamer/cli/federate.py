@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,12 @@ class FederateGroup(click.Group):
 
     def with_command(self, context: click.Context, args: list[str]) -> list[str]:
         named = args and (args[0] in self.list_commands(context) or args[0] in ("-h", "--help"))
-        return args if named or not args else [SIMULATE, *args]
+        if named or not args:
+            return args
+        near = get_close_matches(args[0], self.list_commands(context), 1)
+        if near and not args[0].endswith(".py") and not Path(args[0]).exists():
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {near[0]}?", context)
+        return [SIMULATE, *args]
 
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted({SIMULATE, *ELSEWHERE})

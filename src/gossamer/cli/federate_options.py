@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gossamer.cli.options import Command, check_recipe, option_group, output_option
+from gossamer.cli.program import ScriptFile
 
 if TYPE_CHECKING:
     from torch import nn
@@ -151,7 +152,7 @@ plan_options = option_group(
 
 def script_with_arguments(command: Command) -> Command:
     command = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]...")(command)
-    return click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))(command)
+    return click.argument("script", type=ScriptFile())(command)
 
 
 save_option = output_option("save", "Write the state_dict of the last version for torch.load, also after Ctrl-C.")

@@ -8,6 +8,7 @@ import codecs
 import errno
 import sys
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from io import StringIO, TextIOWrapper
 from typing import TextIO
@@ -166,6 +167,17 @@ class LazyGroup(click.Group):
         if cmd_name not in self.commands and cmd_name in COMMANDS:
             self.add_command(COMMANDS[cmd_name].load(), cmd_name)
         return self.commands.get(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if ctx.resilient_parsing or name.startswith("-") or self.get_command(ctx, name) is not None:
+            return super().resolve_command(ctx, args)
+        if name.endswith(".py"):
+            raise click.UsageError(f"{name} is a script, and the command is missing. Write: gossamer run {name}", ctx)
+        near = get_close_matches(name, self.list_commands(ctx), 1)
+        raise click.UsageError(f"No such command {name!r}." + (f" Did you mean {near[0]}?" if near else ""), ctx)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete) and name in COMMANDS]

@@ -32,6 +32,7 @@ from gossamer.observe.exporters.destination import FORMS, read_destination
 Command = Callable[..., Any]
 PrivateNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 PrivateAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+PICTURES = (".png", ".pdf", ".svg", ".eps", ".jpg", ".jpeg", ".webp", ".tif", ".tiff")  # formats of matplotlib
 CERTIFICATES = ("cert.pem", "key.pem", "ca.pem")
 
 
@@ -131,6 +132,16 @@ def check_parent(context: click.Context, option: click.Parameter, path: Path | N
     return path
 
 
+def check_picture(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse a picture that cannot be written, before the run."""
+    path = check_parent(context, option, path)
+    if path is not None and path.suffix.lower() not in PICTURES:
+        raise click.BadParameter(
+            f"{path.name} must end in one of {', '.join(PICTURES)}. Write: {option.opts[0]} {path.with_suffix('.png')}"
+        )
+    return path
+
+
 def check_token(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
     """Refuse an invalid token file before anything starts."""
     if path is not None:
@@ -177,7 +188,8 @@ def check_installed(*packages: str) -> None:
 def output_option(name: str, help_text: str) -> Callable[[Command], Command]:
     """An option --NAME for an output file, passed to the command as `NAME_file`."""
     file = click.Path(dir_okay=False, writable=True, path_type=Path)
-    return click.option(f"--{name}", f"{name}_file", type=file, callback=check_parent, help=help_text)
+    check = check_picture if name in ("plot", "picture") else check_parent
+    return click.option(f"--{name}", f"{name}_file", type=file, callback=check, help=help_text)
 
 
 def option_group(

@@ -63,6 +63,19 @@ def _read(context: click.Context, argument: click.Parameter, words: tuple[str, .
     raise click.UsageError(f"the script after {words[0]} is missing. Write: {words[0]} train.py", context)
 
 
+class ScriptFile(click.Path):
+    """Type of the argument SCRIPT: an existing file. The error suggests the likely correct name."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fspath(value))
+        if not path.exists():
+            self.fail(f"{path} does not exist in {os.getcwd()}. {_line_to_write(path)}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class ScriptCommand(click.Command):
     """A command with the arguments SCRIPT and ARGUMENTS, and errors that name misplaced options."""
 
@@ -162,7 +175,7 @@ def _line_to_write(missing: Path) -> str:
         return f"Did you mean {missing.parent / alike[0]}?"
     if missing.suffix != ".py" and "." in missing.name:
         return f"If it is a module, write -m {missing}"
-    return "Write the path of your training script: gossamer run path/to/train.py"
+    return "Write the path of your script, such as path/to/train.py"
 
 
 def _no_such_option(option: str, context: click.Context) -> click.NoSuchOption:

@@ -23,7 +23,7 @@ from gossamer.base.units import bytes_text, count_text, seconds_text, share_text
 from gossamer.cli.compare import NO_LOSS, check_plot, different_recipes
 from gossamer.cli.console import ShowText, echo, print_text, progress, table, wide_console
 from gossamer.cli.options import output_option, refuse_given, speeds_option
-from gossamer.cli.program import ScriptCommand, with_misplaced_options
+from gossamer.cli.program import ScriptCommand, ScriptFile, with_misplaced_options
 from gossamer.cli.script_terms import register_terms
 from gossamer.comm.network import read_network
 from gossamer.events import Attached
@@ -99,7 +99,7 @@ class SimulationEnd:
 @click.option("--parameters", type=click.IntRange(1, 10**12), help="No training: a transformer of this size.")
 @output_option("json", "Write the results and curves as JSON.")
 @output_option("picture", "Draw the losses over virtual time (PNG).")
-@click.argument("script", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("script", required=False, type=ScriptFile())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def simulate_command(
     workers: int,
@@ -213,6 +213,9 @@ def _simulate(job: SimulatedJob, recipe: str, end: SimulationEnd, arguments: Seq
         print_text(f"{recipe}: {with_misplaced_options(found.failure, arguments)}", error=True)
     elif found.ended and found.steps < (end.steps or 0):
         print_text(f"gossamer: {recipe}: the script ended after {found.steps} steps, before the requested {end.steps}")
+    elif not found.steps and end.seconds:
+        limit = seconds_text(end.seconds)
+        print_text(f"gossamer: {recipe}: its first round takes longer than {limit} of virtual time. Raise --seconds")
     return found
 
 

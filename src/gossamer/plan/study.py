@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean
@@ -29,6 +30,7 @@ from gossamer.version import __version__
 FREE_SHARE = 0.9  # of the free memory that runs may fill together
 POLL_SECONDS = 1.0  # between updates of the progress line
 WALL = "wall_seconds"  # field of a stored record: seconds that its run took on this machine
+PROGRESS_PREFIX = "gossamer: "  # of the lines that a command prints about its progress
 
 # -- runs and their store ----------------------------------------------------------------------------------------------
 
@@ -111,6 +113,11 @@ class _Progress:
     began: dict[StudyRun, float] = field(default_factory=dict)
     latest: dict[StudyRun, str] = field(default_factory=dict)
 
+    def take(self, run: StudyRun, line: str) -> None:
+        """Process one printed line of a run. Lines of the script and of tables are no progress."""
+        if line.startswith(PROGRESS_PREFIX):
+            self.latest[run] = line.removeprefix(PROGRESS_PREFIX).removeprefix(f"{run.recipe}: ")
+
     def line(self, left: int, at_once: int) -> str:
         shown = f"{self.finished} of {self.total} runs finished"
         if self.walls:
@@ -151,7 +158,7 @@ def train_missing(
 
     def train(run: StudyRun) -> Record:
         began = time.monotonic()
-        record = trainer.train(run, lambda line: progress.latest.update({run: line}))
+        record = trainer.train(run, partial(progress.take, run))
         return {**record, WALL: time.monotonic() - began}
 
     fitting = jobs

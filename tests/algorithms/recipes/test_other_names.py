@@ -81,6 +81,8 @@ def test_names_of_the_field_are_known(name: str):
             ["dist_device_sync (MXNet's KVStore) is ParameterServer('sync') here. Write that.", "^ character 1"],
         ),
         ("DIST-ASYNC", ["Write one of: dist_async."]),
+        ("BlockMeen(8)", ["Write one of: DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5).\n"]),
+        ("deepspeeed", ["There is no deepspeeed in", "DeepSpeed (", "is not a recipe. Shard the model with torch"]),
         ("1bit-adam", ["1bit-adam (DeepSpeed) is OneBitAdam(warmup=1000) here"]),
         ("1-bit Adam(warmup=5)", ["OneBitAdam(warmup=1000)"]),
         ("Ring() + EF-SGD", ["Feedback(OneBit())", "^ character 10"]),

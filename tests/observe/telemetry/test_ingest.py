@@ -218,6 +218,15 @@ def test_ranks_that_were_stopped_on_request_are_no_failures(tmp_path: Path, inge
     assert read_failures(ingest.db) == []
 
 
+@pytest.mark.parametrize("stopped", [True, False])
+def test_an_interrupt_is_a_failure_unless_the_launcher_sent_it(tmp_path: Path, ingest: Ingest, stopped: bool) -> None:
+    about = {"exit_code": 1, "summary": "KeyboardInterrupt", "traceback": "Traceback ...", "origin": "RAISED"}
+    report(tmp_path / "failure-0-0.json", rank=0, moment=BEGAN + 2.0, **about)
+    exited(tmp_path, 0, 1, 2.1, stopped=stopped)
+    ingest.look()
+    assert [failure["message"] for failure in read_failures(ingest.db)] == ([] if stopped else ["KeyboardInterrupt"])
+
+
 def test_what_the_launcher_says_and_the_servers_it_has(tmp_path: Path, ingest: Ingest) -> None:
     told = [
         {"kind": "facts", "moment": BEGAN, "facts": {"workers": 2, "servers": 1, "script": "train.py"}},

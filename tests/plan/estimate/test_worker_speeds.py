@@ -45,7 +45,7 @@ def store(folder: Path, work: list[float], shares: dict[int, float] | None = Non
 def test_speeds_of_a_run_do_not_count_waiting(tmp_path: Path) -> None:
     assert speeds_of_run(store(tmp_path, [0.1, 0.2, 0.1, 0.5])) == (1.0, 0.5, 1.0, 0.2)
     assert read_speeds(str(tmp_path), 4) == (1.0, 0.5, 1.0, 0.2)
-    with pytest.raises(SpeedError, match="of 4 workers, and there are 2"):
+    with pytest.raises(SpeedError, match=r"of 4 workers, and there are 2\. Name 2 speeds, or write --workers 4"):
         read_speeds(str(tmp_path), 2)
 
 

@@ -291,6 +291,11 @@ def test_settings_that_mean_nothing_are_refused(ranks, settings, error, why):
         place_remotely(ranks.hubs[1], linear(), 1, **settings)
 
 
+def test_an_owner_beyond_the_workers_of_the_job_is_refused_with_the_command(ranks):
+    with pytest.raises(ValueError, match=r"this job has 3\. Start it with: gossamer run --workers 4 SCRIPT"):
+        place_remotely(ranks.hubs[1], linear(), 3)
+
+
 def test_steps_without_an_optimizer_or_of_no_client_are_refused(ranks):
     with pytest.raises(RemoteError, match="optimizer=lambda parameters"):
         ranks.place(linear, 1)[0].optimizer.step()

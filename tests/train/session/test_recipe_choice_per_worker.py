@@ -83,6 +83,13 @@ def test_workers_with_slow_lines_are_found_by_measurement() -> None:
     assert {*found} == {"Route(Feedback(Sharded(PerWorker(Int8(), ranks='1'))))"}
     assert len(said) == 1
     assert "ranks='1'" in said[0]
+    assert "no worker is selected" not in said[0]
+
+
+def test_a_selection_without_workers_is_reported() -> None:
+    with notices() as said:
+        cluster(lambda worker: table(worker, "PerWorker(Int8(), hosts='elsewhere')"), 2)
+    assert ["no worker is selected" in each for each in said] == [True]
 
 
 def test_workers_are_found_by_host_name() -> None:

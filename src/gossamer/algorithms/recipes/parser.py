@@ -186,11 +186,15 @@ def _no_such(name: str) -> str:
     known = _known()
     same = [normalized(name)] if normalized(name) in known else []
     near = [known[each] for each in same or _misspelled(normalized(name))]
-    shown = ", ".join(dict.fromkeys(map(_shown, near)))
+    shown = ", ".join(filter(None, dict.fromkeys(map(_shown, near))))
     others = (
         "a strategy such as LocalSGD(period=8), a compressor such as TopK(density=0.01); `gossamer recipes` lists all"
     )
-    return f"There is no {name} in Gossamer, in the script or in an installed package. Write one of: {shown or others}."
+    absent = f"There is no {name} in Gossamer, in the script or in an installed package."
+    if near and not shown:  # methods that are not a recipe
+        other = BY_NAME[near[0]]
+        return f"{absent} {other.answer(next(each for each in other.names if normalized(each) == near[0]))}"
+    return f"{absent} Write one of: {shown or others}."
 
 
 def _misspelled(name: str) -> list[str]:

@@ -188,6 +188,13 @@ RANKING = ("killed", "raised", "ended", "echo", "stopped")  # in order of likeli
 # A rank that its launcher stopped on request, without a failed rank, is not a failure
 NOT_ON_REQUEST = "NOT (kind = 'stopped' AND caused_by IS NULL)"
 FOLLOWS = {"echo", "stopped"}
+# A rank that raises the KeyboardInterrupt of its launcher's signal was stopped on request
+STOPPED_WITH_A_REPORT = """
+UPDATE failure SET kind = 'stopped' WHERE kind = 'raised' AND message LIKE 'KeyboardInterrupt%' AND EXISTS (
+    SELECT 1 FROM failure AS ended
+    WHERE ended.rank = failure.rank AND ended.attempt = failure.attempt AND ended.kind = 'stopped'
+)
+"""
 # Exits observed by a launcher for a process with its own failure report; only such rows have no traceback
 EXIT_OF_A_REPORT = """
 DELETE FROM failure WHERE traceback IS NULL AND EXISTS (
@@ -199,6 +206,7 @@ DELETE FROM failure WHERE traceback IS NULL AND EXISTS (
 
 def name_causes(db: sqlite3.Connection) -> None:
     """Fill in `caused_by`: of failures within a minute the likeliest cause, the first of equally likely ones."""
+    db.execute(STOPPED_WITH_A_REPORT)
     db.execute(EXIT_OF_A_REPORT)
     found = db.execute("SELECT rowid, * FROM failure WHERE kind != 'uncaught' ORDER BY at").fetchall()
     for row in found:

@@ -47,7 +47,10 @@ def read_speeds(text: str, workers: int) -> tuple[float, ...]:
     """
     found = speeds_of_run(Path(text)) if Path(text).is_dir() else _parsed(text)
     if len(found) != workers:
-        raise SpeedError(f"{text[:80]!r} has the speeds of {len(found)} workers, and there are {workers}")
+        raise SpeedError(
+            f"{text[:80]!r} has the speeds of {len(found)} workers, and there are {workers}. Name {workers} speeds, or "
+            f"write --workers {len(found)}"
+        )
     return found
 
 

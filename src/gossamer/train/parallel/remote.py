@@ -95,6 +95,11 @@ def place_remotely(
 ) -> RemoteModule:
     """`remote` over an existing hub."""
     ranks = range(hub.world)
+    if rank >= hub.world:
+        raise ValueError(
+            f"rank={rank} needs at least {rank + 1} workers, and this job has {hub.world}. Start it with: gossamer run "
+            f"--workers {rank + 1} SCRIPT"
+        )
     among = tuple(each for each in ranks if each != rank or hub.world == 1) if clients is None else tuple(clients)
     if rank not in ranks or not among or sorted(set(among)) != list(among) or not set(among) <= set(ranks) or held < 1:
         raise ValueError(

@@ -74,7 +74,10 @@ def placed_in(recipe: Recipe, transport: Transport) -> Recipe:
 
 def placed_text(recipe: Recipe) -> str:
     """A notice about the codec of each worker."""
-    return f"each worker's codec: {', '.join(map(repr, tables_of(recipe.compressor)))}"
+    tables = tables_of(recipe.compressor)
+    chosen = [term.ranks for table in tables for term in table.held() if isinstance(term, PerWorker)]
+    unselected = "" if any(chosen) else "; no worker is selected, so all use the first codec"
+    return f"each worker's codec: {', '.join(map(repr, tables))}{unselected}"
 
 
 def _hosts(transport: Transport) -> Sequence[str]:
