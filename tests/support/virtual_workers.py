@@ -33,6 +33,9 @@ class Nothing:
     def watch(self, progress: Callable[[], object]) -> None:
         """No draws are to be told from training."""
 
+    def begin_training(self) -> None:
+        """There are no shards of an earlier session."""
+
     def enter_epoch(self) -> None:
         """There is nothing to be drawn."""
 

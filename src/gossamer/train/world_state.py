@@ -30,7 +30,7 @@ from gossamer.train.sampler import (
     WorldShard,
     is_hub_stream,
 )
-from gossamer.train.sampler.position import Regrouping
+from gossamer.train.sampler.position import Regrouping, State
 
 _Saved = TypeVar("_Saved")
 _Item = TypeVar("_Item")
@@ -148,6 +148,8 @@ class WorldState(ShardFactory):
         self._place = (rank, size)  # one reference, since another thread than the training thread may replace it
         self._local_rank, self._device = local_rank, device
         self._shards: list[weakref.ref[WorldShard]] = []
+        # Shards of earlier sessions, with their states. Ranks discard them at different times
+        self._earlier: weakref.WeakKeyDictionary[WorldShard, State] = weakref.WeakKeyDictionary()
         self._marks = EpochMarks()
         self._noticed = False  # whether the notice about a loader that draws ahead was given
         self._equal_parts_reported = False
@@ -205,9 +207,16 @@ class WorldState(ShardFactory):
         # Weak references, so that shards made for one evaluation and dropped are not counted.
         return [shard for reference in self._shards if (shard := reference()) is not None]
 
+    def _current(self) -> list[WorldShard]:
+        """Shards in use that no earlier session has drawn from, or this one has, too."""
+        return [shard for shard in self._alive() if not self._is_earlier(shard)]
+
+    def _is_earlier(self, shard: WorldShard) -> bool:
+        return shard in self._earlier and self._earlier[shard] == shard.state_dict()
+
     def data(self) -> list[str]:
         """For each map-style shard in use, in the order of creation, a text that is equal on ranks with its data."""
-        return [shard.data for shard in self._alive() if isinstance(shard, Shard)]
+        return [shard.data for shard in self._current() if isinstance(shard, Shard)]
 
     def state_dict(self) -> dict[str, Any]:
         """The positions of the shards in use, in the order of their creation. Draws outside of session.epoch() that
@@ -239,28 +248,32 @@ class WorldState(ShardFactory):
 
     def enter_epoch(self) -> None:
         """Called when session.epoch() begins: draws since the last block count only if they were trained on."""
-        self._marks.enter(self._alive())
+        self._marks.enter(self._current())
 
     def entered_epochs(self) -> list[int]:
         """The newest epoch with draws of this rank for each shard in use, or -1."""
-        return [shard.entered for shard in self._alive()]
+        return [shard.entered for shard in self._current()]
 
     def leave_epoch(self, entered: Sequence[Sequence[int]]) -> None:
         """Called when session.epoch() ends. entered: entered_epochs() of all compared ranks."""
-        shards = self._alive()
+        shards = self._current()
         if all(len(each) == len(shards) for each in entered):
             for shard, epochs in zip(shards, zip(*entered, strict=True), strict=False):
                 shard.finish_through(max(epochs))
         self._marks.leave(shards)
 
+    def begin_training(self) -> None:
+        """A session begins. Shards that were trained on belong to an earlier one until they are drawn from again."""
+        states = {shard: self._marks.trained(shard) for shard in self._alive()}
+        self._earlier = weakref.WeakKeyDictionary(
+            {shard: state for shard, state in states.items() if state is not None}
+        )
+
     @property
     def lap(self) -> int:
-        """The position of this rank, in half epochs of the first shuffled shard; 0 without one."""
-        for reference in self._shards:
-            shard = reference()
-            if shard is not None and (lap := shard.lap) is not None:
-                return lap
-        return 0
+        """The position of this rank, in half epochs of the first shuffled shard drawn from in this session; 0 without
+        one."""
+        return next((lap for shard in self._current() if (lap := shard.lap) is not None), 0)
 
     # -- changes of the workers ----------------------------------------------------------------------------------------
 

@@ -229,6 +229,41 @@ def test_there_is_no_lap_where_epochs_do_not_matter_or_are_unknown(shard: Any) -
     assert world.lap == shuffled.lap == 2
 
 
+def test_a_shard_of_an_earlier_training_counts_once_it_is_drawn_from_again() -> None:
+    """Ranks may discard it at different times, so its position is not compared before."""
+    steps = 0
+    world = WorldState(rank=0, size=2, local_rank=0, device=torch.device("cpu"))
+    earlier = world.shard(range(8))
+    world.begin_training()
+    world.watch(lambda: steps)
+    list(earlier)
+    steps += 2
+    assert world.lap == 2
+    world.begin_training()
+    assert world.lap == 0
+    shard = world.shard(range(8))
+    world.enter_epoch()
+    list(shard)
+    steps += 2
+    assert world.entered_epochs() == [0]
+    world.leave_epoch([[0], [1]])
+    assert (world.lap, shard.entered, earlier.entered) == (4, 1, 0), "the earlier one is not moved"
+    next(iter(earlier))
+    assert world.entered_epochs() == [1, 1]
+
+
+def test_batches_drawn_before_a_session_do_not_exclude_a_shard() -> None:
+    world = WorldState(rank=0, size=2, local_rank=0, device=torch.device("cpu"))
+    shard = world.shard(range(8))
+    next(iter(shard))
+    world.begin_training()
+    world.watch(lambda: 0)
+    world.enter_epoch()
+    assert shard.state_dict() == Shard(range(8), rank=0, size=2).state_dict(), "rewound"
+    assert len(list(shard)) == 4
+    assert world.lap == 2
+
+
 def test_laps_of_workers_with_unequal_parts_are_alike() -> None:
     parts = [Shard(DATA, rank=rank, size=3) for rank in range(3)]
     states, widths = [part.state_dict() for part in parts], [4, 1, 1]

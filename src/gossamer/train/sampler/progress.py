@@ -259,6 +259,7 @@ class EpochMarks:
     def __init__(self) -> None:
         self._marks: weakref.WeakKeyDictionary[WorldShard, Any] = weakref.WeakKeyDictionary()
         self._begins: weakref.WeakKeyDictionary[WorldShard, Any] = weakref.WeakKeyDictionary()  # marks before moves
+        self._new: weakref.WeakSet[WorldShard] = weakref.WeakSet()  # with their beginning as the mark
         self._progress: list[Callable[[], object]] = []  # by session: the value changes with each training step
         self._within, self._used = False, False  # whether session.epoch() is active, and whether it ever was
         self._marked_at = self._now()
@@ -281,6 +282,14 @@ class EpochMarks:
     def add(self, shard: WorldShard) -> None:
         """Register a new shard, with its beginning as the mark."""
         self._marks[shard] = self._begins[shard] = shard.mark()
+        self._new.add(shard)
+
+    def trained(self, shard: WorldShard) -> State | None:
+        """The shard's state after its draws that count, if there are any; else None."""
+        marked = shard.state_at(self._marks[shard])
+        untrained = self.aside or not self._progress  # without a session nothing was trained on
+        state = marked if untrained else shard.state_dict()
+        return None if shard in self._new and state == marked else state
 
     def set(self, shards: Iterable[WorldShard], *, moved: bool = False) -> None:
         """Set the marks. From here, draws count only if they are trained on or within session.epoch().
@@ -290,6 +299,7 @@ class EpochMarks:
         """
         for shard in shards:
             self._marks[shard] = shard.mark()
+            self._new.discard(shard)
             if not moved:
                 self._begins[shard] = self._marks[shard]
         self._marked_at = self._now()

@@ -148,6 +148,9 @@ class ShardedWorld(Stateful, Protocol):
     def divide(self, shares: Sequence[int], parts: Sequence[Sequence[Any]], rank: int, /) -> None:
         """Divide the rest of the data in proportion to `shares`, by rank. parts: parts_in_use() of all ranks."""
 
+    def begin_training(self) -> None:
+        """A session begins. Shards that are not drawn from again belong to an earlier training."""
+
     def data(self) -> list[str]:
         """For each map-style shard, a text that is equal on ranks with the same data."""
 

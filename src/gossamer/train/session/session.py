@@ -80,6 +80,7 @@ class Session(LayoutChanges):
         self.model, self.optimizer, self.clip_norm = model, optimizer, clip_norm
         self._attached, self._verified = recipe, f"{verify}, {verify_every}"  # `recipe` is the one in force
         self._world = world
+        world.begin_training()
         self._tracked = TrackedParts(model, optimizer, scheduler, gives_notice=transport.rank == 0)
         self._parts = parts or ModelParts(model)
         guards = StepGuards(scaler, clip_norm, self._parts.total_norm)
