@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from laws import (
     differences,
     hierarchical,
@@ -14,8 +16,9 @@ from laws import (
     sparse,
     sparse_sum,
 )
+from support.nightly import once_each
 
-from gossamer.algorithms.compressors import Dense, Feedback, PowerSGD, RandomProjection, Route, TopK
+from gossamer.algorithms.compressors import Compressor, Dense, Feedback, PowerSGD, RandomProjection, Route, TopK
 from gossamer.algorithms.compressors.int8 import Int8
 
 EXACT = [
@@ -57,3 +60,18 @@ for family in FAMILIES:
     EXACT += family.EXACT
     ROUNDED += family.ROUNDED
 EVERY = EXACT + ROUNDED
+
+
+def _form(compressor: Compressor) -> str:
+    """Its classes and options without numbers, but for those with which all or no entries are sent."""
+    return re.sub(r"\d[\d.,-]*", lambda found: found[0] if found[0] in ("0.0", "1.0", "100") else "#", repr(compressor))
+
+
+_FORMS = [_form(each) for each in EVERY]
+# Laws of another subject run the same code: it contains this one, or has other numbers
+CONTAINED = [
+    each
+    for place, (each, form) in enumerate(zip(EVERY, _FORMS, strict=True))
+    if form in _FORMS[:place] or any(form in other and form != other for other in _FORMS)
+]
+each_compressor = once_each("compressor", EVERY, not_by_day=CONTAINED)

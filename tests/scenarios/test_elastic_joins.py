@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 import torch
 from support.elastic_groups import ElasticRun, Join, Loss, VirtualMembers
-from support.elastic_training import IN_STEP, STEPS, Told, check_run, each_recipe, operations, told, trained
+from support.elastic_training import (
+    IN_STEP,
+    STEPS,
+    Told,
+    check_run,
+    each_recipe,
+    few_recipes,
+    operations,
+    told,
+    trained,
+)
 from support.sessions import sgd
 from support.virtual_workers import Worker, loss_of, network, notices
 from torch import Tensor
@@ -33,7 +43,7 @@ def test_promise_13_a_newcomer_agrees_with_the_others_whenever_it_comes(recipe: 
         assert len(check_run(recipe, 3, join=Join(op=op, member=op % 3), newcomers=1)) == 4, op
 
 
-@each_recipe
+@few_recipes
 def test_newcomers_come_while_another_is_lost_and_are_lost_while_they_come(recipe: str) -> None:
     random, ops = Random(recipe), operations(recipe)
     op = random.randrange(FIRST, ops - 3)

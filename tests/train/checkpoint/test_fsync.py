@@ -119,7 +119,7 @@ def check_power_failures(folder: Path, case: str, seeds: int) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_after_a_power_failure_at_any_operation_one_loads(case: str, tmp_path: Path) -> None:
     """Of what was not synced, any part may be there."""
-    check_power_failures(tmp_path, case, seeds=4)
+    check_power_failures(tmp_path, case, seeds=2)
 
 
 @pytest.mark.parametrize("case", CASES)
