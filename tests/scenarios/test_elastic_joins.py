@@ -16,7 +16,6 @@ from support.elastic_training import (
     STEPS,
     Told,
     check_run,
-    each_recipe,
     few_recipes,
     operations,
     told,
@@ -33,7 +32,7 @@ from gossamer.train.session.session import Session
 FIRST = 3  # operation after all have said what newcomers must be like
 
 
-@each_recipe
+@few_recipes
 def test_promise_13_a_newcomer_agrees_with_the_others_whenever_it_comes(recipe: str) -> None:
     # Rounds on their way land before it is let in, and the last exchange of gossip is a mean, before which it is not
     before_the_last_round = operations(recipe) - (5 if "Sharded" in recipe else 3)  # which has two encodings then
