@@ -14,6 +14,7 @@ from support.resumable_job import ending, write_job
 
 OF_OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine"),
     pytest.mark.timeout(900),  # three jobs, which start slowly on a busy machine
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from laws import (
     differences,
     hierarchical,
@@ -14,8 +16,9 @@ from laws import (
     sparse,
     sparse_sum,
 )
+from support.nightly import once_each
 
-from gossamer.algorithms.compressors import Dense, Feedback, PowerSGD, RandomProjection, Route, TopK
+from gossamer.algorithms.compressors import Compressor, Dense, Feedback, PowerSGD, RandomProjection, Route, TopK
 from gossamer.algorithms.compressors.int8 import Int8
 
 EXACT = [
@@ -57,3 +60,25 @@ for family in FAMILIES:
     EXACT += family.EXACT
     ROUNDED += family.ROUNDED
 EVERY = EXACT + ROUNDED
+
+
+def _form(compressor: Compressor) -> str:
+    """Its classes and options without numbers, but for those with which all or no entries are sent."""
+    return re.sub(r"\d[\d.,-]*", lambda found: found[0] if found[0] in ("0.0", "1.0", "100") else "#", repr(compressor))
+
+
+def _contains(outer: str, form: str, compressor: Compressor) -> bool:
+    """Whether laws of the outer compressor run this one's code; Feedback calls another method than `aggregate`."""
+    if "aggregate" in vars(type(compressor)):
+        outer = outer.replace(f"Feedback({form}", "")
+    return form in outer and form != outer
+
+
+_FORMS = [_form(each) for each in EVERY]
+# Another subject contains it, or differs in numbers only
+CONTAINED = [
+    each
+    for place, (each, form) in enumerate(zip(EVERY, _FORMS, strict=True))
+    if form in _FORMS[:place] or any(_contains(outer, form, each) for outer in _FORMS)
+]
+each_compressor = once_each("compressor", EVERY, not_by_day=CONTAINED)

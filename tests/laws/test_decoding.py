@@ -8,7 +8,7 @@ from math import inf, nan
 import pytest
 import torch
 from laws.decoding import check_decoders, check_messages, check_scripts
-from laws.subjects import EVERY
+from laws.subjects import each_compressor
 from support.aggregations import aggregate
 from support.nightly import nightly
 from torch import Tensor
@@ -37,7 +37,6 @@ from gossamer.errors import MalformedError
 SEEDS = range(14)
 # The first three have both types, both sizes of a group, and each of three exchanges
 every_seed = pytest.mark.parametrize("seeds", [SEEDS[:3], *nightly(SEEDS[3:])], ids=["", "more seeds"])
-every_compressor = pytest.mark.parametrize("compressor", EVERY, ids=repr)
 
 
 @pytest.fixture(params=["native", "reference"], autouse=True)
@@ -47,21 +46,21 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(library, "wanted_kernels", lambda: request.param)
 
 
-@every_compressor
+@each_compressor
 @every_seed
 def test_promise_8_in_a_group(compressor: Compressor, seeds: range) -> None:
     for seed in seeds:
         check_scripts(compressor, world=3 if seed % 4 else 4, seed=seed, step=3)
 
 
-@every_compressor
+@each_compressor
 @every_seed
 def test_promise_8_between_two_peers(compressor: Compressor, seeds: range) -> None:
     for seed in seeds:
         check_messages(compressor, seed=seed, dtype=(torch.float32, torch.float64)[seed % 5 == 0])
 
 
-@every_compressor
+@each_compressor
 @every_seed
 def test_a_decoder_alone(compressor: Compressor, seeds: range) -> None:
     for seed in seeds:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.nightly import once_each
 from support.sessions import sgd
 from support.virtual_workers import Worker, batch, cluster, network, parameters
 from torch._dynamo.exc import Unsupported
@@ -48,8 +49,7 @@ def test_the_graph_is_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
         train(compiled)
 
 
-@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "LocalSGD(period=2) + Int8()"])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@once_each("recipe, backend", ["Dense()", "TopK(0.1)", "LocalSGD(period=2) + Int8()"], ["eager", "aot_eager"])
 def test_workers_that_compile_come_to_the_bits_of_those_that_do_not(recipe: str, backend: str) -> None:
     """Compiled forward and backward call the session's hooks as any other: between workers, too."""
     compiling = threading.Lock()  # the compiler is one for all threads

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.elastic_groups import ElasticRun, Join, Loss
-from support.elastic_training import again, each_recipe
+from support.elastic_training import again, few_recipes
 from support.virtual_workers import Worker, cluster, heard, notices
 
 from gossamer import engine, events
@@ -86,7 +86,7 @@ def check_alike(recipe: str, world: int, *faults: Any, **join: Any) -> list[Any]
         return here
 
 
-@each_recipe
+@few_recipes
 def test_survivors_of_a_loss_end_with_equal_bits(recipe: str) -> None:
     last = operations(recipe) - 1
     for op, answered in ((0, False), (FIRST, True), (last // 2, False), (last - 1, True)):
@@ -94,7 +94,7 @@ def test_survivors_of_a_loss_end_with_equal_bits(recipe: str) -> None:
         assert len(check_alike(recipe, 3, loss)) in (2, 3)
 
 
-@each_recipe
+@few_recipes
 def test_a_newcomer_ends_with_the_bits_of_the_others(recipe: str) -> None:
     last = FIRST + 4 if "elay" in recipe else operations(recipe) - 3  # rounds on their way land before it is let in
     for op in (FIRST, (FIRST + last) // 2):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.elastic_groups import ElasticRun, Join, Loss, VirtualGroup
-from support.elastic_training import again, check_alike, each_recipe, told, trained
+from support.elastic_training import again, check_alike, few_recipes, told, trained
 from support.sessions import sgd
 from support.virtual_workers import Worker, loss_of, network, seeded
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ def check(recipe: Any, polls: int, join: Join, losses: tuple[Loss, ...] = (), ne
         return len(check_alike(run(partial(trained, recipe, steps=STEPS)), STEPS))
 
 
-@each_recipe
+@few_recipes
 def test_a_newcomer_agrees_with_the_others_however_long_its_copy_takes(recipe: str) -> None:
     random = Random(recipe)
     for polls in (0, 2):
@@ -66,7 +66,7 @@ def test_a_newcomer_agrees_with_the_others_however_long_its_copy_takes(recipe: s
         assert check(recipe, polls, Join(op=op, member=op % 3)) == 4
 
 
-@each_recipe
+@few_recipes
 def test_losses_of_donors_and_newcomers_during_a_copy(recipe: str) -> None:
     random = Random(recipe)
     for place in random.sample(range(MOST_OPERATIONS), 2):

@@ -20,7 +20,7 @@ from gossamer.train.world_state import WorldState
 every_seed = pytest.mark.parametrize("seed", [*range(6), *nightly(*range(6, 12))])
 
 
-@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "Gossip() + Ring()"])
+@pytest.mark.parametrize("recipe", ["TopK(0.1)", "Gossip() + Ring()", *nightly("Dense()")])
 def test_nothing_is_lost_without_a_loss(recipe: str) -> None:
     assert check_data(recipe, 3) == 0
     for op, newcomers in ((3, 1), (9, 2), (14, 1)):

@@ -27,7 +27,7 @@ def everywhere(work: Work, recipe: str, steps: int | None = STEPS, *, joins: boo
     run = ElasticRun(3)
     check_alike(run(partial(work, recipe)), *([] if steps is None else [steps]))
     ops = run.members.operations[0, 2]
-    for turn, op in enumerate(range(4, ops - 1, max(1, (ops - 5) // 4))):
+    for turn, op in enumerate(range(4, ops - 1, max(1, (ops - 5) // 2))):
         loss = Loss(victim=0, op=op, answered=True, deaf=frozenset({1})) if turn % 2 else Loss(victim=1, op=op)
         with again(work.__name__, recipe, loss):
             assert len(check_alike(ElasticRun(3, loss)(partial(work, recipe)), steps or STEPS)) == 2

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 import torch
 from support.elastic_groups import ElasticRun, Join, Loss, VirtualMembers
-from support.elastic_training import IN_STEP, STEPS, Told, check_run, each_recipe, operations, told, trained
+from support.elastic_training import (
+    IN_STEP,
+    STEPS,
+    Told,
+    check_run,
+    few_recipes,
+    operations,
+    told,
+    trained,
+)
 from support.sessions import sgd
 from support.virtual_workers import Worker, loss_of, network, notices
 from torch import Tensor
@@ -23,7 +32,7 @@ from gossamer.train.session.session import Session
 FIRST = 3  # operation after all have said what newcomers must be like
 
 
-@each_recipe
+@few_recipes
 def test_promise_13_a_newcomer_agrees_with_the_others_whenever_it_comes(recipe: str) -> None:
     # Rounds on their way land before it is let in, and the last exchange of gossip is a mean, before which it is not
     before_the_last_round = operations(recipe) - (5 if "Sharded" in recipe else 3)  # which has two encodings then
@@ -33,7 +42,7 @@ def test_promise_13_a_newcomer_agrees_with_the_others_whenever_it_comes(recipe: 
         assert len(check_run(recipe, 3, join=Join(op=op, member=op % 3), newcomers=1)) == 4, op
 
 
-@each_recipe
+@few_recipes
 def test_newcomers_come_while_another_is_lost_and_are_lost_while_they_come(recipe: str) -> None:
     random, ops = Random(recipe), operations(recipe)
     op = random.randrange(FIRST, ops - 3)

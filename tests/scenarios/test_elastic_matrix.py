@@ -9,7 +9,7 @@ from random import Random
 import pytest
 import torch
 from support.elastic_groups import ElasticRun, Loss
-from support.elastic_training import STEPS, Told, check_run, each_recipe, operations, told, trained
+from support.elastic_training import STEPS, Told, check_run, each_recipe, few_recipes, operations, told, trained
 from support.nightly import nightly, once_each
 from support.sessions import sgd
 from support.virtual_workers import Worker, loss_of, network
@@ -34,7 +34,7 @@ def test_promise_1_survivors_of_any_rank_agree(recipe: str, victim: int, heard: 
     assert len(check_run(recipe, 3, [loss(victim, op, heard)])) == 2
 
 
-@each_recipe
+@few_recipes
 def test_promise_1_one_loss_after_the_other(recipe: str) -> None:
     random, ops = Random(recipe), operations(recipe)
     for heard in HEARD:
@@ -46,7 +46,7 @@ def test_promise_1_one_loss_after_the_other(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 2, 3, *nightly(1, 4)])
-@each_recipe
+@few_recipes
 def test_promise_1_losses_within_a_recovery(recipe: str, place: int) -> None:
     """Operation 0 of a new group compares how far its members are, the next two give answers, and then their standings
     are gathered, before anything else."""

@@ -23,11 +23,11 @@ LOSS = Loss(victim=1, op=9, answered=False, deaf=frozenset())
 def left_by(train: Callable[[], object], kind: type[object] = PendingReduction) -> int:
     """How many of a kind only the collector would find: exchanges, or errors with the frames that they came through."""
     gc.collect()
+    gc.freeze()  # what is there before is not counted
     gc.disable()
     try:
-        before = [id(each) for each in gc.get_objects() if type(each) is kind]
         train()
-        return sum(type(each) is kind and id(each) not in before for each in gc.get_objects())
+        return sum(type(each) is kind for each in gc.get_objects())
     finally:
         gc.enable()
 

@@ -65,7 +65,7 @@ def ends(directory: Path, recipe: str, signal: str, size: int, *options: str) ->
 
 
 @pytest.mark.parametrize(
-    "recipe", ["TopK(0.5)", "Gossip() + TopK(0.5) + Ring()", *nightly("LocalSGD(period=2) + Int8()")]
+    "recipe", ["TopK(0.5)", *nightly("Gossip() + TopK(0.5) + Ring()", "LocalSGD(period=2) + Int8()")]
 )
 def test_promise_1_a_killed_worker_comes_back_and_all_agree(tmp_path: Path, recipe: str) -> None:
     found, output = ends(tmp_path, recipe, "9", 3, "--max-restarts", "1")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support import forked_programs
+from support.nightly import nightly
 from support.processes import environment, of_this_checkout
 
 pytestmark = [
@@ -78,11 +79,13 @@ def said(*command: str, **options: Any) -> dict[str, Any]:
     ("words", "options"),
     [
         (("-c", OBSERVES, "a", ""), {}),
-        (("-u", "observes.py", "b"), {"stderr": subprocess.DEVNULL, "capture_output": False}),
         (("-m", "folder.observes", "c"), {"start_new_session": True}),
-        (("folder/observes.py",), {"process_group": 0}),
+        *nightly(
+            (("-u", "observes.py", "b"), {"stderr": subprocess.DEVNULL, "capture_output": False}),
+            (("folder/observes.py",), {"process_group": 0}),
+        ),
     ],
-    ids=["text", "script", "module", "script in a folder"],
+    ids=["text", "module", "script", "script in a folder"],
 )
 def test_a_fork_sees_what_a_new_program_sees(
     forks: None, tmp_path: Path, words: tuple[str, ...], options: dict[str, Any]
@@ -134,15 +137,17 @@ FORKED = "import sys; print('torch' in sys.modules)"
 @pytest.mark.parametrize(
     ("options", "variables", "keywords"),
     [
-        (["-I"], {}, {}),
         (["-X", "dev"], {}, {}),
-        (["-S"], {}, {}),
         ([], {"PYTHONPATH": "elsewhere"}, {}),
-        ([], {"PYTHONPATH": ""}, {}),
         ([], {"OMP_NUM_THREADS": "2"}, {}),
         ([], {}, {"preexec_fn": os.getpid}),
-        ([], {}, {"pass_fds": (0,)}),
-        ([], {}, {"umask": 0o22}),
+        *nightly(
+            (["-I"], {}, {}),
+            (["-S"], {}, {}),
+            ([], {"PYTHONPATH": ""}, {}),
+            ([], {}, {"pass_fds": (0,)}),
+            ([], {}, {"umask": 0o22}),
+        ),
     ],
 )
 def test_forks_replace_no_program_that_they_cannot_be(

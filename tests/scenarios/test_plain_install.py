@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.nightly import nightly
 from support.paths import ROOT, TESTS
 
 SCRIPT = """
@@ -64,7 +65,7 @@ def gossamer(*arguments: str) -> list[str]:
     "command",
     [
         pytest.param(["train.py"], id="alone", marks=pytest.mark.nightly),
-        pytest.param(gossamer("explain", "PowerSGD(rank=4)", "train.py"), id="explain"),
+        pytest.param(gossamer("explain", "PowerSGD(rank=4)", "train.py"), id="explain", marks=pytest.mark.nightly),
         pytest.param(gossamer("run", "--recipe", "PowerSGD(rank=4)", "train.py"), id="averages"),
         pytest.param(
             gossamer("run", "--recipe", "ParameterServer('async', push=TopK(0.01), pull=Int8())", "train.py"),
@@ -93,7 +94,9 @@ def test_a_comparison_makes_its_page(folder: Path) -> None:
     assert "<svg" in (folder / "page.html").read_text()
 
 
-@pytest.mark.parametrize("command", [["run", "--workers", "2"], ["compare", "--recipe", "Dense()"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [["run", "--workers", "2"], *nightly(["compare", "--recipe", "Dense()"])], ids=" ".join
+)
 def test_a_picture_is_refused_before_anything_runs(command: list[str], folder: Path) -> None:
     code, said = say(folder, *gossamer(*command, "--plot", "curves.png", "train.py"))
     assert code != 0

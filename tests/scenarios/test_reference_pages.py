@@ -104,6 +104,7 @@ def absent(page: str, messages: str) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.nightly
 def test_key_words_of_the_page_are_in_a_message_of_their_class() -> None:
     messages = unescape(re.sub(r"\\(.)", r"\1", messages_page()))
     assert absent(read("troubleshooting.md"), messages) == []
@@ -125,6 +126,7 @@ def f(path):
     }
 
 
+@pytest.mark.nightly
 def test_long_lists_of_messages_are_divided_by_area() -> None:
     loop = messages_page().partition("\n## LoopError\n")[2].partition("\n## ")[0]
     assert {"### Session and training loop", "### Gradients of a step", "### JAX"} <= set(loop.splitlines())
@@ -179,6 +181,7 @@ def test_examples_of_docstrings_become_blocks_of_code() -> None:
     assert text == "One.\n\n**Example**\n\n```pycon\n>>> 1 + 1\n2\n```\n"
 
 
+@pytest.mark.nightly
 def test_the_page_of_events_describes_every_field() -> None:
     pytest.importorskip("docs.site.docstrings")
     griffe = pytest.importorskip("griffe")

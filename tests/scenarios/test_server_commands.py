@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.nightly import nightly
 from support.processes import engine_files_left_open
 
 from gossamer.algorithms.recipes.other_names import OTHER_NAMES
@@ -40,8 +41,14 @@ def commands() -> list[list[str]]:
     return [[*([] if "shards" in recipe else ["--servers", "2"]), "--recipe", recipe] for recipe in recipes]
 
 
+COMMANDS = commands()
+BY_DAY = [next(each for each in COMMANDS if ("--servers" in each) == apart) for apart in (True, False)]
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("options", commands(), ids=" ".join)
+@pytest.mark.parametrize(
+    "options", [*BY_DAY, *nightly(*(each for each in COMMANDS if each not in BY_DAY))], ids=" ".join
+)
 def test_every_command_of_the_table_trains(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(process, "STANDBY_DELAY_SECONDS", 600.0)  # nobody is lost, so nobody need stand by

@@ -59,9 +59,23 @@ REPRESENTATIVES = [
     "DelayedAveraging(2) + TopK(0.2)",
     "Gossip(period=2) + TopK(0.2) + Ring()",
 ]
-each_recipe = pytest.mark.parametrize(
-    "recipe", [*REPRESENTATIVES, *nightly(*(each for each in EVERY if each not in REPRESENTATIVES))]
-)
+# One of each way to exchange, for faults of which `each_recipe` runs some
+FEW = [
+    "TopK(0.1)",
+    "PowerSGD(rank=2)",
+    "Feedback(Sharded(Int8()))",
+    "EveryStep(delay=1) + TopK(0.2)",
+    "DiLoCo(4, fragments=2, delay=1) + Feedback(Sharded(OneBit()))",
+    "Gossip(period=2) + TopK(0.2) + Ring()",
+]
+
+
+def by_day(recipes: Sequence[str]) -> pytest.MarkDecorator:
+    """These recipes; nightly, every one."""
+    return pytest.mark.parametrize("recipe", [*recipes, *nightly(*(each for each in EVERY if each not in recipes))])
+
+
+each_recipe, few_recipes = by_day(REPRESENTATIVES), by_day(FEW)
 IN_STEP = [*GRADIENTS, *ROUNDS[:2]]  # parameters are alike after every step
 
 

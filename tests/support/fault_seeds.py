@@ -13,10 +13,10 @@ FIRST, COUNT = "GOSSAMER_FIRST_SEED", "GOSSAMER_SEEDS"
 
 
 def blocks(default: int) -> list[object]:
-    """The seeds, as many as a test makes of them. Without the environment `default`, of which half are nightly."""
+    """The seeds, as many as a test makes of them. Without the environment `default`, three quarters nightly."""
     first, count = (int(os.environ.get(name, other)) for name, other in ((FIRST, 0), (COUNT, default)))
     found = [range(start, min(start + BLOCK, first + count)) for start in range(first, first + count, BLOCK)]
-    day = len(found) if COUNT in os.environ else -(-len(found) // 2)
+    day = len(found) if COUNT in os.environ else -(-len(found) // 4)
     return [*found[:day], *nightly(*found[day:])]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from itertools import product
 
 import pytest
@@ -14,13 +14,15 @@ def nightly(*values: object) -> list[object]:
     return [pytest.param(*arguments, marks=pytest.mark.nightly) for arguments in each]
 
 
-def once_each(names: str, *values: Iterable[object]) -> pytest.MarkDecorator:
+def once_each(names: str, *values: Iterable[object], not_by_day: Container[object] = ()) -> pytest.MarkDecorator:
     """All combinations: `make test` runs as many as have every value of every argument, `make test-nightly` the others.
 
-    For properties that each value may break on its own, whatever the other arguments are.
+    For properties that each value may break on its own, whatever the other arguments are. not_by_day: values whose
+    combinations are all nightly.
     """
     lists = [list(each) for each in values]
-    by_day = {tuple(place % len(each) for each in lists) for place in range(max(map(len, lists)))}
+    daily = [[place for place, value in enumerate(each) if value not in not_by_day] for each in lists]
+    by_day = {tuple(each[place % len(each)] for each in daily) for place in range(max(map(len, daily)))}
     combinations = product(*(range(len(each)) for each in lists))
     chosen = [(places, [each[place] for each, place in zip(lists, places, strict=True)]) for places in combinations]
     marks = [[] if places in by_day else [pytest.mark.nightly] for places, _ in chosen]

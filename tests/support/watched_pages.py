@@ -22,30 +22,42 @@ FLAGS = (
 
 
 def in_browser() -> tuple[Any, Any]:
-    """The fixtures `browser`, one for a module, and `page`, of which every test has a new one."""
+    """The fixtures `tab`, one of a new browser for a module, and `page`, the tab as a new one would be.
+
+    A new tab starts a process, which compiles the page's scripts again. Each test has a server at another port, so it
+    finds nothing in the storage of its origin.
+    """
 
     @pytest.fixture(scope="module")
-    def browser() -> Iterator[Any]:
+    def tab() -> Iterator[Any]:
         from playwright.sync_api import sync_playwright
 
         with sync_playwright() as driver:
             opened = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-            yield opened
+            found = opened.new_page()
+            found.complaints = []
+            found.on("pageerror", lambda error: found.complaints.append(str(error)))
+            found.on("console", lambda said: found.complaints.append(said.text) if said.type == "error" else None)
+            found.on("dialog", lambda dialog: found.complaints.append(dialog.message))
+            found.on("request", lambda asked: None if _is_local(asked.url) else found.complaints.append(asked.url))
+            yield found
             opened.close()
 
     @pytest.fixture
-    def page(browser: Any) -> Iterator[Any]:
+    def page(tab: Any) -> Iterator[Any]:
         """Has no error, opens no dialog and asks no other server; `complaints` holds those."""
-        opened = browser.new_page(viewport={"width": 1280, "height": 800})
-        opened.complaints = []
-        opened.on("pageerror", lambda error: opened.complaints.append(str(error)))
-        opened.on("console", lambda said: opened.complaints.append(said.text) if said.type == "error" else None)
-        opened.on("dialog", lambda dialog: opened.complaints.append(dialog.message))
-        opened.on("request", lambda asked: None if "127.0.0.1" in asked.url else opened.complaints.append(asked.url))
-        yield opened
-        opened.close()
+        tab.set_viewport_size({"width": 1280, "height": 800})
+        tab.complaints.clear()
+        yield tab
+        tab.unroute_all()
+        tab.emulate_media(color_scheme="light")
+        tab.goto("about:blank")
 
-    return browser, page
+    return tab, page
+
+
+def _is_local(url: str) -> bool:
+    return "127.0.0.1" in url or url == "about:blank"
 
 
 def walk(page: Any) -> None:

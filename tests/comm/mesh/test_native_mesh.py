@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.mesh_group import MESSAGE, Group, SealedGroup, payload, same, whole_numbers
+from support.nightly import once_each
 
 from gossamer.algorithms.collectives import (
     DirectAllReduce,
@@ -37,9 +38,8 @@ COLLECTIVES = [
 either = pytest.mark.parametrize("kind", [Group, SealedGroup])
 
 
-@either
-@pytest.mark.parametrize("collective", COLLECTIVES, ids=repr)
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7, 8])
+@once_each("collective, kind", COLLECTIVES, [Group, SealedGroup])
 def test_every_table_gives_the_mean_to_the_bit_and_the_same_bytes_to_all(world, collective, kind):
     with kind(world, collective) as group:
         for numel in (0, 1, world - 1, world + 1, 1000, 3 * MESSAGE // 4 + 5):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from laws.laws import LAYOUT
 from laws.laws import Group as Aggregating
-from laws.subjects import EVERY
+from laws.subjects import each_compressor
 from support.mesh_group import Group
 from support.staged_group import small_chunks, stage, watched
 from torch import Tensor
@@ -48,7 +48,7 @@ def bits(answer: Any) -> list[Any]:
     return [each for part in answer for each in bits(part)]
 
 
-@pytest.mark.parametrize("compressor", EVERY, ids=repr)
+@each_compressor
 def test_every_answer_has_the_same_bits(compressor: Compressor) -> None:
     with small_chunks(), Group(2) as plain, Group(2) as group, watched(lambda rank: devices[rank]):
         devices = stage(group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.nightly import nightly
 
 from gossamer.errors import GossamerError
 from gossamer.federated.population import partition, plot_partition
@@ -13,7 +14,7 @@ from gossamer.federated.population import picture as pictures
 LABELS = [index % 10 for index in range(600)]
 
 
-@pytest.mark.parametrize("clients", [1, 20, 35, 100])  # two with bubbles, one with bars, one with bars of a sample
+@pytest.mark.parametrize("clients", [20, 100, *nightly(1, 35)])  # bubbles, bars of a sample; bubbles, bars
 def test_a_picture_is_drawn(tmp_path: Path, clients: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(pictures, "MOST_COLUMNS", 40)

@@ -235,7 +235,7 @@ def pulled_apart(claim: int) -> ClientFunction:
         target, samples = (2.0, claim) if told.client == 0 else (1.0, 10)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for parameter in model.parameters():
-            parameter.grad = 2 * (parameter.detach() - target)
+            parameter.grad = 4 * (parameter.detach() - target)
         optimizer.step()
         return Update(samples=samples)
 
@@ -245,7 +245,7 @@ def pulled_apart(claim: int) -> ClientFunction:
 @cache
 def mean_weight_after(claim: int, secure: str) -> float:
     recipe = f"FedAvg(fraction=1.0{secure})"
-    run = simulate(pulled_apart(claim), Line, recipe, clients=12, rounds=30)
+    run = simulate(pulled_apart(claim), Line, recipe, clients=12, rounds=12)
     return float(run.model.weight.detach().mean())  # type: ignore[operator, union-attr]
 
 

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
 ]
-browser, page = in_browser()
+tab, page = in_browser()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.nightly import nightly
 from support.simulated_scripts import SteadyClock, finished, script, simulated
 from torch.optim import SGD, Optimizer
 
@@ -50,7 +51,7 @@ def _sums(text: str) -> str:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("recipe", ["Dense()", "LocalSGD(period=2)"])
+@pytest.mark.parametrize("recipe", ["LocalSGD(period=2)", *nightly("Dense()")])
 def test_it_is_what_processes_compute(file: Path, recipe: str) -> None:
     command = [sys.executable, "-m", "gossamer", "run", "--workers", "4", "--recipe", recipe, str(file), "6"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

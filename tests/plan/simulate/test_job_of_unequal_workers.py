@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.nightly import nightly
 from support.simulated_scripts import finished, script, simulated
 
 from gossamer.algorithms.recipes.recipe import Recipe
@@ -129,7 +130,11 @@ def test_balance_at_equal_speeds_is_the_plain_recipe(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("recipe", "period", "most"),
-    [(LOCK_STEP, 1, 36), ("LocalSGD(6, balance=True)", 6, 36), ("LocalSGD(20, balance=True)", 20, 60)],
+    [
+        (LOCK_STEP, 1, 36),
+        ("LocalSGD(6, balance=True)", 6, 36),
+        *nightly(("LocalSGD(20, balance=True)", 20, 60)),
+    ],
 )
 def test_pauses_change_nothing_and_local_steps_pause_after_a_period(
     file: Path, recipe: str, period: int, most: int

@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
+from support.nightly import nightly
 from support.simulated_scripts import finished, script, simulated
 
 from gossamer import events
@@ -107,7 +108,7 @@ def test_messages_take_the_time_of_their_bytes(file: Path) -> None:
     recipe = "ParameterServer('sync', shards=1)"
     fast, slow = (
         until(file, recipe, seconds, clock=UnequalClock(network, servers=1, slow=PART), servers=1)
-        for network, seconds in (("unlimited", 6.05), ("200kbit", 20.0))
+        for network, seconds in (("unlimited", 3.05), ("200kbit", 10.0))
     )
     assert fast.seconds / fast.steps == pytest.approx(PART, rel=0.02)
     transfers = 2 * WORKERS * 620 * 32 / 200e3
@@ -117,8 +118,8 @@ def test_messages_take_the_time_of_their_bytes(file: Path) -> None:
 def test_a_server_on_a_host_of_its_own_leaves_the_lines_of_workers_alone(file: Path) -> None:
     """A worker that hosts the server of all others sends the replies of all on its own line."""
     recipe, network = "ParameterServer('sync', shards=1)", "200kbit"
-    hosted = until(file, recipe, 20.0, clock=UnequalClock(network, slow=PART))
-    apart = until(file, recipe, 20.0, clock=UnequalClock(network, servers=1, slow=PART), servers=1)
+    hosted = until(file, recipe, 10.0, clock=UnequalClock(network, slow=PART))
+    apart = until(file, recipe, 10.0, clock=UnequalClock(network, servers=1, slow=PART), servers=1)
     assert apart.bytes_sent / apart.steps > hosted.bytes_sent / hosted.steps * 0.5
     assert hosted.steps > apart.steps  # one worker of four needs no line
 
@@ -147,7 +148,15 @@ def test_synchronous_servers_compute_what_lock_step_computes(tmp_path: Path) -> 
     assert trained("ParameterServer('async')") != trained("Dense()")
 
 
-@pytest.mark.parametrize("recipe", [*WAITING_FOR_NONE, "ParameterServer('stale')", "AsyncDiLoCo(4, quorum=2) + Int8()"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "Gossip('pairwise')",
+        "ParameterServer('stale')",
+        "AsyncDiLoCo(4, quorum=2) + Int8()",
+        *nightly("ParameterServer('async')", "AsyncDiLoCo(period=4)"),
+    ],
+)
 def test_pauses_change_nothing_and_losses_fall(file: Path, recipe: str) -> None:
     whole = finished(job(file, recipe, 24, "mean"))
     assert whole.failure is None
@@ -162,7 +171,7 @@ def test_pauses_change_nothing_and_losses_fall(file: Path, recipe: str) -> None:
 
 
 def test_workers_of_one_moment_continue_by_rank(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = until(file, "ParameterServer('async')", 2.05).metrics
+    right = until(file, "ParameterServer('async')", 1.05).metrics
     resume, order = PeerWorker.resume, list[int]()
 
     def noted(worker: PeerWorker) -> None:
@@ -170,7 +179,7 @@ def test_workers_of_one_moment_continue_by_rank(file: Path, monkeypatch: pytest.
         resume(worker)
 
     monkeypatch.setattr(PeerWorker, "resume", noted)
-    assert until(file, "ParameterServer('async')", 2.05).metrics == right
+    assert until(file, "ParameterServer('async')", 1.05).metrics == right
     starts = [rank for place, rank in enumerate(order) if rank not in order[:place]]
     assert starts == list(range(WORKERS))
 
@@ -214,7 +223,7 @@ def test_a_grace_window_ends_without_another_contribution(file: Path) -> None:
 
 def test_a_quorum_of_all_delays_answers_until_the_slowest(file: Path) -> None:
     """No worker waits, but none sends to a server again before the answer to its last message."""
-    one, all_of_them = (until(file, f"AsyncDiLoCo(period=4, quorum={quorum})", 6.05) for quorum in (1, WORKERS))
+    one, all_of_them = (until(file, f"AsyncDiLoCo(period=4, quorum={quorum})", 4.05) for quorum in (1, WORKERS))
     assert one.parts == all_of_them.parts
     assert all_of_them.bytes_sent < 0.5 * one.bytes_sent
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from laws.laws import Group, in_threads
-from support.nightly import nightly
+from support.nightly import once_each
 from support.resharded_training import copied, train
 from support.resumed_training import check_resume
 from support.virtual_workers import Worker, agree, cluster, network, notices, parameters, train_step
@@ -76,10 +76,9 @@ def check_folding(old: int, new: int, recipe: str, folder: Path) -> None:
     assert not torch.equal(later[0][0], before[0][0])
 
 
-@pytest.mark.parametrize(("old", "new"), [(4, 2), *nightly((2, 4)), (3, 5)])
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_what_was_still_to_be_sent_is_kept(old: int, new: int, recipe: str, tmp_path: Path) -> None:
-    check_folding(old, new, recipe, tmp_path)
+@once_each("recipe, worlds", RECIPES, [(4, 2), (3, 5), (2, 4)])
+def test_what_was_still_to_be_sent_is_kept(worlds: tuple[int, int], recipe: str, tmp_path: Path) -> None:
+    check_folding(*worlds, recipe, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -408,10 +407,9 @@ def check_folding_differences(old: int, new: int, recipe: str, folder: Path) -> 
         torch.testing.assert_close(told - debt, answer, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4), (3, 5)])
-@pytest.mark.parametrize("recipe", RECIPES_DIFFERENCES[:3])
-def test_new_workers_have_told_what_all_agreed_on(old: int, new: int, recipe: str, tmp_path: Path) -> None:
-    check_folding_differences(old, new, recipe, tmp_path)
+@once_each("recipe, worlds", RECIPES_DIFFERENCES[:3], [(4, 2), (2, 4), (3, 5)])
+def test_new_workers_have_told_what_all_agreed_on(worlds: tuple[int, int], recipe: str, tmp_path: Path) -> None:
+    check_folding_differences(*worlds, recipe, tmp_path)
 
 
 @pytest.mark.parametrize("recipe", [PLAIN, RECIPES_DIFFERENCES[1]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -90,10 +90,8 @@ def peak_bytes(recipe: str, count: int, keep: Keep) -> int:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_older_is_looked_at() -> Iterator[None]:
+def _nothing_older_is_looked_at() -> None:
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def check(recipe: str, keep: Keep = without_own) -> None:

@@ -178,7 +178,9 @@ def test_a_rank_that_parts_is_named_within_a_hundred_steps(recipe: str, deviatio
     assert '"2.weight"' in told[0]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe", ["RandomK(0.2)", *RECIPES[-2:], *nightly("Dense()", "TopK(0.1)", "PowerSGD(rank=2)", "QSGD(4)")]
+)
 def test_ranks_that_stay_together_are_left_alone(recipe: str) -> None:
     with notices() as said:
         cluster(lambda worker: train(worker, recipe, None), 3)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.nightly import nightly
 from support.virtual_workers import Worker, cluster, loss_of, network
 from torch import Tensor
 
@@ -242,7 +243,7 @@ RECIPES = [
 ]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [*RECIPES[1::2], *nightly(*RECIPES[::2])])
 def test_every_recipe_tells_of_every_tensor_and_trains_to_the_same_bits(
     recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

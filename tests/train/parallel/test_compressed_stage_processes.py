@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support import interleaved_worker, pipeline_worker
+from support.nightly import nightly
 from support.pipeline_worker import BATCH, IDS, INPUTS, MICROBATCHES, STEPS, TARGETS, WIDTH, digest, edge_of
 from support.processes import findings, succeed
 from support.two_stages import GPIPE, ONE_F_ONE_B, TwoStages, halves
@@ -14,7 +15,7 @@ ORDERS = {"ScheduleGPipe": GPIPE, "Schedule1F1B": ONE_F_ONE_B}
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("codec", "feedback", "schedule"),
-    [("TopK(0.1)", "difference", "Schedule1F1B"), ("Int8()", "none", "ScheduleGPipe")],
+    [("TopK(0.1)", "difference", "Schedule1F1B"), *nightly(("Int8()", "none", "ScheduleGPipe"))],
 )
 def test_torchs_pipelining_over_gloo_sends_few_bytes_and_trains_the_same_bits(
     codec: str, feedback: str, schedule: str

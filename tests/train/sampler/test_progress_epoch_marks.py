@@ -59,7 +59,7 @@ class Rank:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("looked_at", [1, 24, *nightly(3)])
+@pytest.mark.parametrize("looked_at", [24, *nightly(1, 3)])
 def test_draws_between_epochs_do_not_count(way: str, looked_at: int) -> None:
     alone, looking = Rank(0, way), Rank(0, way)
     for _ in range(2):

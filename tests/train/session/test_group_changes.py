@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.elastic_groups import ElasticRun, Loss
-from support.elastic_training import told
+from support.elastic_training import REPRESENTATIVES, told
 from support.nightly import once_each
 from support.sessions import RECIPES, sgd
 from support.virtual_workers import Worker, cluster, heard, loss_of, network, parameters
@@ -57,7 +57,13 @@ def check_survivors_agree(recipe: str, heard: str) -> int:
     raise AssertionError
 
 
-@once_each("recipe, heard", [*RECIPES, *LOCAL], ["by nobody", "by all", "by some"])
+@once_each(
+    "recipe, heard",
+    [*RECIPES, *LOCAL],
+    ["by nobody", "by all", "by some"],
+    not_by_day={*RECIPES, *LOCAL}
+    - {*REPRESENTATIVES, "Dense()", "DiLoCo(4, fragments=2, delay=1)", "EveryStep(delay=1)"},
+)
 def test_survivors_agree(recipe: str, heard: str) -> None:
     assert check_survivors_agree(recipe, heard) > 5
 

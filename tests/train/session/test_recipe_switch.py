@@ -372,14 +372,14 @@ def test_two_real_workers_switch_three_times_and_end_alike(tmp_path):
 # -- The law of a switch: sum of what was sent + what is owed = sum of what was given, over random chains of recipes
 
 
-@pytest.mark.parametrize("seed", [*range(4), *nightly(*range(4, 12))])
+@pytest.mark.parametrize("seed", [*range(2), *nightly(*range(2, 12))])
 def test_chain_of_switches_loses_no_residual(seed):
     """Exactly: whole numbers, and means over four workers, have few bits."""
     (chain,) = sampled_chains(EXACT, 1, 5, seed)
     assert loss_of_chain(chain, 4, seed) == 0
 
 
-@pytest.mark.parametrize("seed", [*range(4), *nightly(*range(4, 12))])
+@pytest.mark.parametrize("seed", [*range(2), *nightly(*range(2, 12))])
 def test_chain_of_switches_with_rounding_loses_no_residual(seed):
     (chain,) = sampled_chains(ROUNDED, 1, 5, seed)
     assert loss_of_chain(chain, 4, seed) < 1e-12
@@ -451,7 +451,7 @@ CHAINS = [
 ]
 
 
-@once_each("chain, stop", CHAINS, [3, 4, 7])
+@once_each("chain, stop", CHAINS, [3, 4, 7], not_by_day=[CHAINS[0], CHAINS[3], CHAINS[7], CHAINS[8]])
 def test_a_run_that_switched_resumes_to_the_same_bits(chain, stop, tmp_path):
     """At the switch, one step after it, and later. The script attaches with its own recipe each time."""
     first, second = chain

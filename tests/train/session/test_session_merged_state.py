@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.nightly import once_each
 from support.sessions import sgd
 from support.virtual_workers import (
     Worker,
@@ -392,8 +393,7 @@ def train_around(worker: Worker, recipe: str, call: str, folder: Path) -> Tensor
     return merged_parameters(session, folder)
 
 
-@pytest.mark.parametrize("call", ["attach", *CALLS])
-@pytest.mark.parametrize("recipe", INFERENCE_RECIPES)
+@once_each("recipe, call", INFERENCE_RECIPES, ["attach", *CALLS])
 def test_calls_within_inference_mode_keep_the_model_trainable(recipe: str, call: str, tmp_path: Path) -> None:
     agree(cluster(lambda worker: train_around(worker, recipe, call, tmp_path), 2))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.keeping_optimizers import ListedMasterSGD, MasterSGD, ScheduleFreeSGD, Within
+from support.nightly import once_each
 from support.pairwise_sessions import settle
 from support.sessions import sgd, train
 from support.training_loops import spread
@@ -241,8 +242,7 @@ def step_of_nothing(session: Session) -> tuple[Tensor, Tensor]:
     return before, parameters(session.model)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("recipe", RECIPES)
+@once_each("recipe, rule", RECIPES, RULES)
 def test_next_step_begins_with_the_parameters_of_the_round(recipe: str, rule: str) -> None:
     def work(worker: Worker) -> tuple[Tensor, Tensor, Tensor]:
         _, session = begin(worker, RULES[rule], recipe)

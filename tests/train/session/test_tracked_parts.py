@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.nightly import once_each
+from support.nightly import nightly, once_each
 from support.processes import succeed
 from support.sessions import sgd
 from support.tracked_training import BATCHES, EPOCHS, Training
@@ -44,7 +44,7 @@ def trained(worker: Worker, directory: Path | None, stop: int | None, **options:
     return parameters, training.seen
 
 
-@pytest.mark.parametrize("stop", [2, BATCHES, BATCHES + 1])
+@pytest.mark.parametrize("stop", [BATCHES, *nightly(2, BATCHES + 1)])
 def test_a_resumed_run_is_the_run(stop: int, tmp_path: Path) -> None:
     """With loaders' workers, two optimizers and two schedulers; in mid-epoch, at its end, and in the next one."""
     options = {"num_workers": 1, "persistent_workers": True}

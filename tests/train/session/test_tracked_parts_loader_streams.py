@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.nightly import once_each
 from support.virtual_workers import notices
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -81,7 +82,7 @@ def whole(options: Mapping[str, Any]) -> tuple[list[Step], list[dict[str, Any]]]
     return done, states
 
 
-@pytest.mark.parametrize("name", LOADERS)
+@once_each("name", LOADERS, not_by_day=["workers, drop_last"])
 def test_no_batch_is_skipped_or_seen_twice(name: str) -> None:
     """Resumed in the middle of an epoch, in its last batch, and in the next epoch."""
     done, states = whole(LOADERS[name])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.nightly import nightly, once_each
 from support.virtual_workers import notices
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
 
@@ -31,8 +32,12 @@ LOADERS: dict[str, dict[str, Any]] = {
     "single samples": {"batch_size": None, "num_workers": 1},
     "whole batches": {"batches": "divided"},
     "whole batches, workers": {"batches": "divided", "num_workers": 2},
+    "batches of the shard": {"batches": "formed"},
     "batches of the shard, workers": {"batches": "formed", "num_workers": 2},
 }
+
+# Whether the last batch is dropped, and how batches are formed, is shown without workers, too
+each_loader = once_each("name", LOADERS, not_by_day=["workers, drop_last", "batches of the shard, workers"])
 
 
 class Lengths(Sampler[list[int]]):
@@ -105,7 +110,7 @@ def resumed(options: Mapping[str, Any], state: Mapping[str, Any]) -> list[Step]:
     return list(loop.steps())
 
 
-@pytest.mark.parametrize("name", LOADERS)
+@each_loader
 def test_no_batch_is_skipped_or_seen_twice(name: str) -> None:
     """Resumed in the middle of an epoch, in its last batch, and in the next epoch."""
     options = LOADERS[name]
@@ -116,7 +121,7 @@ def test_no_batch_is_skipped_or_seen_twice(name: str) -> None:
         assert resumed(options, states[place]) == done[place + 1 :], f"resumed after step {place}"
 
 
-@pytest.mark.parametrize("name", ["no workers", "workers, drop_last", "persistent"])
+@pytest.mark.parametrize("name", ["no workers", "persistent", *nightly("workers, drop_last")])
 def test_saved_between_two_epochs(name: str) -> None:
     torch.manual_seed(3)
     loop, between = Loop(LOADERS[name]), None
@@ -190,7 +195,7 @@ def test_a_position_that_was_loaded_is_saved_as_it_is() -> None:
     assert again.state()["world"] == last["world"]
 
 
-@pytest.mark.parametrize("taken", [1, 3, 5])
+@pytest.mark.parametrize("taken", [3, *nightly(1, 5)])
 def test_another_number_of_workers_continues_where_all_stood(taken: int) -> None:
     """Two ranks took `taken` batches each; three share what is left, and each sample is seen once in the epoch."""
     seen: list[int] = []
@@ -247,7 +252,7 @@ def test_a_resumed_run_is_resumed_once_more() -> None:
 # -- workers that come and go ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", LOADERS)
+@each_loader
 def test_prefetched_samples_are_divided_again_after_a_change(name: str) -> None:
     """Rank 1 of 3 is lost after two batches, and another comes; all that was not trained on is, once."""
     options = LOADERS[name]

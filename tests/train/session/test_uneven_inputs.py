@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support.changing_group import FetchingAhead
+from support.nightly import nightly
 from support.virtual_time import VirtualTime, virtual_time
 from support.virtual_workers import Worker, cluster, notices
 from torch import Tensor, nn
@@ -110,7 +111,7 @@ def seconds(workers: list[Training], epoch: int) -> float:
     )
 
 
-@pytest.mark.parametrize("way", ["loader", "ahead", "tracked", "tracked, ahead", "stream"])
+@pytest.mark.parametrize("way", ["loader", "tracked, ahead", "stream", *nightly("ahead", "tracked")])
 def test_all_workers_end_an_epoch_together_in_nearly_the_ideal_time(clock: VirtualTime, way: str) -> None:
     workers = trained(clock, way)
     for epoch in range(EPOCHS):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.nightly import nightly
 from support.resumed_training import check_resume, train
 from support.training_loops import START, Trace, agree, close, heard, owed_and_in_flight, sgd, spread, told
 from support.virtual_workers import Worker, batch, cluster, loss_of, network, parameters, train_step
@@ -394,7 +395,7 @@ RESUMES = [
 ]
 
 
-@pytest.mark.parametrize(("recipe", "after"), RESUMES, ids=str)
+@pytest.mark.parametrize(("recipe", "after"), [*RESUMES[::2], *nightly(*RESUMES[1::2])], ids=str)
 def test_resumed_training_goes_the_same_way(recipe: str, after: Sequence[int]) -> None:
     check_resume(recipe, after)
 

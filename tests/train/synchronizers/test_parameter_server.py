@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.nightly import nightly
 from support.served_training import ROUNDS, begun, check_all_learn_and_end_alike, check_joined, step, trained
 from support.virtual_workers import Worker, batch, cluster, heard, network, notices, parameters
 from torch.nn import Parameter
@@ -48,11 +49,13 @@ def test_gradients_that_are_not_applied_before_the_next_step_are_noticed(monkeyp
 @pytest.mark.parametrize(
     "recipe",
     [
-        "ParameterServer(mode='sync', push=TopK(0.1), pull=Int8())",
-        "ParameterServer(push=OneBit(), pull=OneBit())",
         "ParameterServer(mode='stale', staleness=2, pull=TopK(0.3)) + Int8()",
-        "ParameterServer('async', damping=True) + PowerSGD(rank=1)",
         "ParameterServer('async', push=Route(DGC(0.3), smallest=0))",
+        *nightly(
+            "ParameterServer(mode='sync', push=TopK(0.1), pull=Int8())",
+            "ParameterServer(push=OneBit(), pull=OneBit())",
+            "ParameterServer('async', damping=True) + PowerSGD(rank=1)",
+        ),
     ],
 )
 def test_every_pair_of_compressors_trains_and_ends_alike(recipe: str) -> None:
@@ -444,7 +447,12 @@ def check_resumes(recipe: str, rule: Rule, world: int, folder: Path, **options: 
 
 @pytest.mark.parametrize(
     ("recipe", "rule"),
-    [(recipe, rule) for recipe in LOCK_STEP for rule in RULES if (rule, "PowerSGD" in recipe) != ("AdamW", True)],
+    [
+        pytest.param(recipe, rule, marks=[] if (place + (rule == "SGD")) % 2 else [pytest.mark.nightly])
+        for place, recipe in enumerate(LOCK_STEP)
+        for rule in RULES
+        if (rule, "PowerSGD" in recipe) != ("AdamW", True)
+    ],
 )
 def test_k_steps_save_load_k_steps_are_2k_steps(recipe: str, rule: str, tmp_path: Path) -> None:
     check_resumes(recipe, RULES[rule], 2, tmp_path)

@@ -3,7 +3,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from support.nightly import nightly
+from support.nightly import nightly, once_each
 
 from gossamer.algorithms.collectives import COLLECTIVES, DirectAllReduce, HierarchicalAllReduce
 from gossamer.algorithms.topologies import Exponential, Ring, Torus
@@ -53,9 +53,13 @@ def exact_ops(world, items):
     return [always(AllReduceMean(floats(items * world))), always(AllGather((floats(items),)))]
 
 
-@pytest.mark.parametrize("text", NETWORKS)
-@pytest.mark.parametrize("wish", ["direct", "ring"])
-@pytest.mark.parametrize("worlds", [(2, 3, 4, 5, 8, 9), *nightly(((6, 7, 16, 33),))], ids=max)
+@once_each(
+    "text, wish, worlds",
+    NETWORKS,
+    ["direct", "ring"],
+    [(2, 3, 4, 5, 8, 9), (6, 7, 16, 33)],
+    not_by_day=[(6, 7, 16, 33)],
+)
 def test_one_rank_tells_what_all_would_where_all_look_alike(text, wish, worlds):
     for world in worlds:
         for items in ITEMS:
