@@ -132,7 +132,7 @@ TOKEN = ("--token-file", "token")
         ((*JOIN, *TOKEN, "--listen", "10.0.0.1:1"), "write --relay and --listen"),
         ((*JOIN, *TOKEN, "--nnodes", "2", "--rendezvous", "a:1"), "and the others with --join HOST:PORT"),
         (("--join", "10.0.0.1", *TOKEN), "Write HOST:PORT"),
-        ((*JOIN, "--token-file", "none"), "Create one"),
+        ((*JOIN, "--token-file", "none"), "create one for a new run"),
         (("--workers", "2:4", "--servers", "1", "--relay"), "leave out --relay"),
         (("--workers", "2:4", "--servers", "1", "--listen", "10.0.0.1:1"), "Add --tls FOLDER"),
         (("--workers", "2:4", "--rendezvous", "a:1"), "start the first with --workers 2:4 --listen HOST:PORT"),

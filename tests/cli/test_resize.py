@@ -46,7 +46,7 @@ def test_a_card_is_written_again() -> None:
         (("nowhere", "4"), "neither the folder of a run's logs"),
         (("127.0.0.1:29600", "4"), "add --token-file FILE"),
         (("127.0.0.1:29600", "0"), "0 is not in the range 1<=x<=65536"),
-        (("127.0.0.1:29600", "4", "--token-file", "none"), "Create one"),
+        (("127.0.0.1:29600", "4", "--token-file", "none"), "create one for a new run"),
         (("10.0.0.1:x", "4"), "Write HOST:PORT"),
     ],
 )

@@ -107,6 +107,16 @@ def test_the_last_that_a_lost_start_told_of_its_residual_stays_known() -> None:
     assert (record(killed).lost_residuals, record(killed).steps) == ((), 6)
 
 
+def test_sessions_that_are_open_at_the_same_time_are_counted() -> None:
+    closed = Closed(steps=3, digest="d", residual_bytes=1, bucket_bytes=1)
+    in_turn = logged(*training(3), closed, *training(3, began=500.0), closed, ends=True)
+    assert (record(in_turn).sessions, record(in_turn).steps) == (1, 3)
+    first, *steps = training(3)
+    at_once = logged(attached(), first, *steps, closed, closed, ends=True)
+    assert record(at_once).sessions == 2
+    assert record(logged(*training(3))).sessions == 1, "killed"
+
+
 def test_what_was_said_before_a_session_is_no_session() -> None:
     closed = Closed(steps=1, digest="d", residual_bytes=1, bucket_bytes=1)
     assert logged(Logged(step=1, values={"loss": 1.0}), *list(training(1))[1:], closed, ends=True) == []

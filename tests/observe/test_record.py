@@ -32,8 +32,9 @@ def test_the_record_has_exactly_the_promised_fields() -> None:
     assert set(merged) == {
         "gossamer", "recipe", "workers", "ended", "preempted", "lost", "left", "truncated", "lost_residuals",
         "network", "emulation",
-        "parameters", "steps", "resumed_at", "skipped_steps", "seconds", "seconds_per_step", "compute_seconds_per_step",
-        "waiting_seconds_per_step", "communication_seconds_per_step", "bytes_sent_per_step", "memory_bytes",
+        "sessions", "parameters", "steps", "resumed_at", "skipped_steps", "seconds", "seconds_per_step",
+        "compute_seconds_per_step", "waiting_seconds_per_step", "communication_seconds_per_step", "bytes_sent_per_step",
+        "memory_bytes",
         "metrics", "final", "checkpoints", "switches", "collectives", "servers", "workers_agree", "workers_hold_merged",
         "differing_tensor",
     }  # fmt: skip

@@ -172,6 +172,13 @@ def test_agreement_on_a_merged_model_is_not_said_of_each_worker_s_own(plain: Sho
     assert said[3].startswith("unknown: only")
 
 
+def test_the_table_names_sessions_that_were_open_at_the_same_time(plain: Shown) -> None:
+    plain.terminal.table(RECORD | {"sessions": 1}, {})
+    assert "sessions" not in plain.out.getvalue()
+    plain.terminal.table(RECORD | {"sessions": 2}, {})
+    assert "sessions                  2 at the same time" in plain.out.getvalue()
+
+
 def test_the_tensor_that_differs_is_named_with_the_ranks_that_hold_it(plain: Shown) -> None:
     hashes = {"0": "aaaaaaaabb", "1": "cccccccc", "2": "aaaaaaaabb", "3": None}
     differing = {"name": "1.running_mean", "hashes": hashes, "others": 2}

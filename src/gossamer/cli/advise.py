@@ -14,7 +14,7 @@ from gossamer.base.units import seconds_text
 from gossamer.cli.compare import target_option, train_for_record
 from gossamer.cli.console import columns, echo, progress, wide_console, wrapped
 from gossamer.cli.options import output_option, speeds_option
-from gossamer.cli.program import ScriptCommand, ScriptFile
+from gossamer.cli.program import ScriptCommand, ScriptPath
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.comm.network import Network, read_network
 from gossamer.observe.comparison import compare
@@ -64,7 +64,7 @@ PLAIN_SECONDS = 10.0  # between lines of progress without a terminal
 @click.option("--confirm", is_flag=True, help="Also run the best recipe and Dense() on this network, emulated.")
 @output_option("json", "Write the advice as JSON; then --recipe @FILE means the recommended recipe.")
 @output_option("page", "Write an HTML page.")
-@click.argument("script", type=ScriptFile())
+@click.argument("script", type=ScriptPath())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def advise_command(
     workers: int,

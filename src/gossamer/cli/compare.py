@@ -28,7 +28,7 @@ from gossamer.base.intervals import ConfidenceInterval
 from gossamer.base.units import bytes_text, rate_text, seconds_text, share_text, short
 from gossamer.cli.console import table, wide_console
 from gossamer.cli.options import Command, option_group, output_option, session_recipe
-from gossamer.cli.program import ScriptCommand, ScriptFile
+from gossamer.cli.program import ScriptCommand, ScriptPath
 from gossamer.cli.script_terms import register_terms
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.comm.network import read_network
@@ -144,7 +144,7 @@ class ComparisonFiles:
     output_option("csv", "Write a row for each recipe, as CSV."),
     output_option("latex", "Write the table for LaTeX, with booktabs."),
 )
-@click.argument("script", type=ScriptFile())
+@click.argument("script", type=ScriptPath())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def compare_command(
     recipes: tuple[str, ...],

@@ -32,7 +32,7 @@ from gossamer.base.units import rate_text, seconds_text
 from gossamer.cli.console import echo
 from gossamer.cli.explain_federated import NO_STEP_TIME, explain_federated
 from gossamer.cli.options import output_option, speeds_option
-from gossamer.cli.program import ScriptCommand, ScriptFile
+from gossamer.cli.program import ScriptCommand, ScriptPath
 from gossamer.cli.script_terms import register_terms
 from gossamer.comm.mesh.collective_selector import AUTO
 from gossamer.comm.network import read_network
@@ -87,7 +87,7 @@ def _first_positional(args: list[str], start: int) -> int:
 
 @click.command(cls=_OptionsUntilScript)
 @click.argument("recipe")
-@click.argument("script", required=False, type=ScriptFile())
+@click.argument("script", required=False, type=ScriptPath())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 @click.option("--workers", default=4, show_default=True, type=click.IntRange(min=1), help="Number of workers.")
 @click.option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gossamer.cli.options import Command, check_recipe, option_group, output_option
-from gossamer.cli.program import ScriptFile
+from gossamer.cli.program import ScriptPath
 
 if TYPE_CHECKING:
     from torch import nn
@@ -152,7 +152,7 @@ plan_options = option_group(
 
 def script_with_arguments(command: Command) -> Command:
     command = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]...")(command)
-    return click.argument("script", type=ScriptFile())(command)
+    return click.argument("script", type=ScriptPath())(command)
 
 
 save_option = output_option("save", "Write the state_dict of the last version for torch.load, also after Ctrl-C.")

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from gossamer.cli.console import echo
-from gossamer.cli.options import check_parent, lifetime_option, refuse_given, uses_option
+from gossamer.cli.options import check_parent, lifetime_option, uses_option
+from gossamer.cli.program import refuse_given
 from gossamer.cli.resize import SECONDS, RunAccess, run_access
 from gossamer.comm.elastic.remote_control import invite, revoke
 from gossamer.comm.environment.run_token import write_secret

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from gossamer.base import bounded_file, system
-from gossamer.cli.options import refuse_given
+from gossamer.cli.program import refuse_given
 from gossamer.cli.run import run
 from gossamer.comm.membership.invitations import PREFIX, JoinLink, read_invitation
 from gossamer.errors import ConnectError, GossamerError

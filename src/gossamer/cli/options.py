@@ -8,7 +8,7 @@ import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
 from importlib.util import find_spec
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from gossamer.base.host_port import Address, read_host_port
 from gossamer.base.spans import active
@@ -509,13 +508,6 @@ limit_options = option_group(
         "--daily-cap", metavar="BYTES", help="Stop this machine's workers after so many bytes in a day, such as 10GB."
     ),
 )
-
-
-def refuse_given(context: click.Context, names: Container[str], sentence: str) -> None:
-    """Raise UsageError if an option of these parameters is on the command line. sentence: with `{option}`."""
-    for option in context.command.params:
-        if option.name in names and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(sentence.format(option=option.opts[0]))
 
 
 def first_workers(workers: int | WorkerRange) -> int:

@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from gossamer.errors import GossamerError
@@ -63,7 +64,14 @@ def _read(context: click.Context, argument: click.Parameter, words: tuple[str, .
     raise click.UsageError(f"the script after {words[0]} is missing. Write: {words[0]} train.py", context)
 
 
-class ScriptFile(click.Path):
+def refuse_given(context: click.Context, names: Container[str], sentence: str) -> None:
+    """Raise UsageError if an option of these parameters is on the command line. sentence: with `{option}`."""
+    for option in context.command.params:
+        if option.name in names and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(sentence.format(option=option.opts[0]))
+
+
+class ScriptPath(click.Path):
     """Type of the argument SCRIPT: an existing file. The error suggests the likely correct name."""
 
     def __init__(self) -> None:

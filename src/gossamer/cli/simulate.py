@@ -22,8 +22,8 @@ from gossamer.base.json_text import json_text
 from gossamer.base.units import bytes_text, count_text, seconds_text, share_text, short
 from gossamer.cli.compare import NO_LOSS, check_plot, different_recipes
 from gossamer.cli.console import ShowText, echo, print_text, progress, table, wide_console
-from gossamer.cli.options import output_option, refuse_given, speeds_option
-from gossamer.cli.program import ScriptCommand, ScriptFile, with_misplaced_options
+from gossamer.cli.options import output_option, speeds_option
+from gossamer.cli.program import ScriptCommand, ScriptPath, refuse_given, with_misplaced_options
 from gossamer.cli.script_terms import register_terms
 from gossamer.comm.network import read_network
 from gossamer.events import Attached
@@ -99,7 +99,7 @@ class SimulationEnd:
 @click.option("--parameters", type=click.IntRange(1, 10**12), help="No training: a transformer of this size.")
 @output_option("json", "Write the results and curves as JSON.")
 @output_option("picture", "Draw the losses over virtual time (PNG).")
-@click.argument("script", required=False, type=ScriptFile())
+@click.argument("script", required=False, type=ScriptPath())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def simulate_command(
     workers: int,

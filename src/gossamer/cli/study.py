@@ -35,7 +35,7 @@ from gossamer.cli.compare import (
 )
 from gossamer.cli.console import progress, wide_console
 from gossamer.cli.options import output_option
-from gossamer.cli.program import ScriptCommand, ScriptFile
+from gossamer.cli.program import ScriptCommand, ScriptPath
 from gossamer.cli.script_terms import register_terms
 from gossamer.cli.worker import SECONDS as SECONDS_LIMIT
 from gossamer.comm.network import read_network
@@ -105,7 +105,7 @@ def _labelled(context: click.Context, option: click.Parameter, texts: tuple[str,
 @output_option("csv", "Write a row for each recipe and quantity.")
 @output_option("tex", "Write the table for LaTeX, with booktabs.")
 @output_option("plot", "Draw all metrics over time and bytes (PNG).")
-@click.argument("script", type=ScriptFile())
+@click.argument("script", type=ScriptPath())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def study_command(
     recipes: Mapping[str, str],

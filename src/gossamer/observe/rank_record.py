@@ -39,6 +39,7 @@ class RankRecord:
     wire_seconds: float
     decode_seconds: float
     bytes_sent: float
+    sessions: int = 1  # that were open at the same time, as of a GAN; steps, seconds and bytes are of all of them
     resumed_at: int = 0  # step of the loaded checkpoint; `steps` counts from the begin of the run
     bytes_pulled: float = 0.0  # from parameter servers
     interface_bytes: float | None = None  # counted by the kernel, of all processes; None without a counter
@@ -91,19 +92,19 @@ class Tally:
     checkpoints: list[tuple[int, str]] = field(default_factory=list)
     switches: list[tuple[int, str, str]] = field(default_factory=list)
     collectives: dict[str, str] = field(default_factory=dict)
-    closed: bool = False
+    closings: int = 0  # of this session, and of those that began before it and ended after its begin
     ended: bool = False
     failed: bool = False
     left: bool = False
 
     @property
     def took_part(self) -> bool:
-        return self.closed or bool(self.seconds or self.metrics)
+        return bool(self.closings or self.seconds or self.metrics)
 
     @property
     def is_lost(self) -> bool:
         """Whether its residual is lost because the others continued without it."""
-        return self.left or self.failed or not self.closed
+        return self.left or self.failed or not self.closings
 
     def take(self, entry: Entry) -> None:
         self.latest |= entry
@@ -121,7 +122,7 @@ class Tally:
             case {"kind": "collective", "nbytes": nbytes, "collective": collective}:
                 self._pick(str(nbytes), collective)
             case {"kind": "closed"}:
-                self.closed = True
+                self.closings += 1
             case {"kind": "end"}:
                 self.ended, self.failed = True, entry.get("failed", False)
             case {"kind": "left"}:
@@ -158,6 +159,7 @@ class Tally:
         return RankRecord(
             **{name: self.attached[name] for name in ("rank", "world", "recipe", "parameters")},
             steps=latest.get("step", 0),
+            sessions=max(1, self.closings),
             resumed_at=self.resumed_at,
             skipped_steps=self.skipped_steps,
             seconds=latest.get("at", 0.0),

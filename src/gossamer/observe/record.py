@@ -106,6 +106,7 @@ def merge(
         "truncated": list(truncated),
         "lost_residuals": _lost_residuals(all_ranks, {*lost, *gone} if ended == "finished" else set()),
         **(network or NO_NETWORK),
+        "sessions": max(rank.sessions for rank in ranks),
         "parameters": first.parameters,
         "steps": first.steps,
         "resumed_at": first.resumed_at,

@@ -28,6 +28,7 @@ LOCAL_STATISTICS = (
     "servers. To average them, before session.close(): gossamer.average_([b for b in model.buffers() if "
     'b.is_floating_point()], "Dense()")'
 )
+SESSIONS = "{count} at the same time: a step is of any of them; parameters and the final model are of one"
 APART = ", on the merged model; each holds its own (session.averaged_parameters)"
 
 
@@ -143,6 +144,8 @@ def rows(record: Record, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield what, ranks_text(ranks)
     if record.get("network"):
         yield "network", f"{record['network']} (emulated: {record['emulation']})"
+    if record.get("sessions", 1) > 1:
+        yield "sessions", SESSIONS.format(count=record["sessions"])
     yield "parameters", count_text(record["parameters"])
     resumed = f", from {record['resumed_at']} on," if record.get("resumed_at") else ""
     yield "steps", f"{record['steps']}{skipped}{resumed} in {seconds_text(record['seconds'])}"

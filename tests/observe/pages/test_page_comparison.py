@@ -13,7 +13,7 @@ from support.watched_pages import CHROMIUM, in_browser
 from gossamer.base import figures
 from gossamer.observe.pages.page import write_page
 
-browser, opened = in_browser()
+tab, opened = in_browser()
 NAMES = ["Dense()", "TopK(density=0.01)", "Int8()", "home", "a < b & c"]
 RECORDS: list[dict[str, Any]] = [record(name) for name in NAMES]
 

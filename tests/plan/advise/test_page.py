@@ -15,7 +15,7 @@ from support.watched_pages import CHROMIUM, in_browser
 from gossamer.plan.advise.advice_file import Advice
 from gossamer.plan.advise.page import page, write_advice_page
 
-browser, opened = in_browser()
+tab, opened = in_browser()
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 VOID = {"meta", "br"}
 

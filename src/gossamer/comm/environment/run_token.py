@@ -35,7 +35,8 @@ def write_secret(path: Path, text: str) -> None:
 
 def check_token_file(path: Path) -> Path:
     """Return the absolute path of the user's token file. Raises ConnectError if the token is missing or unsafe."""
-    make = f"Create one: (umask 077; head -c {TOKEN_BYTES} /dev/urandom > {path})"
+    command = f"(umask 077; head -c {TOKEN_BYTES} /dev/urandom > {path})"
+    make = f"Copy that of the run, with mode 0600, or create one for a new run: {command}"
     try:
         found = path.stat()
     except OSError as problem:
