@@ -77,3 +77,24 @@ def test_the_slowest_line_is_that_of_a_newcomer() -> None:
     assert slowest_line(group, 1) == 8e6  # type: ignore[arg-type]
     group.links = ""
     assert slowest_line(group, 1) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("copied", "now", "kept"), [("round 1", "round 1", (2,)), ("round 1", "round 2", ()), ("", "", ())]
+)
+def test_a_copy_of_local_state_is_kept_only_while_it_is_unchanged(
+    monkeypatch: pytest.MonkeyPatch, copied: str, now: str, kept: tuple[int, ...]
+) -> None:
+    """A round may end between the last copy in the background and the admission."""
+    sent: list[Any] = []
+    module = "gossamer.comm.elastic.newcomer_state"
+    monkeypatch.setattr(
+        f"{module}.send_values", lambda group, about, outgoing, *_: sent.append(outgoing) or [{"base": 0}]
+    )
+    monkeypatch.setattr(Admission, "_outgoing", lambda self, view, trainee, before, kept: kept)
+    monkeypatch.setattr(Admission, "_compare", lambda *_: None)
+    admission = Admission(SimpleNamespace(number=7), lambda view: Group(), 1.0)  # type: ignore
+    admission._copy = BackgroundCopy(Group, receivers=1, began_at=0)  # type: ignore[arg-type]
+    admission._copy.group, admission._copy.version = admission._formed(VIEW), copied
+    admission.admit(VIEW, SimpleNamespace(version=lambda: now), 5, lambda: 0)  # type: ignore[arg-type]
+    assert sent == [kept]
