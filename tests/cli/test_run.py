@@ -132,6 +132,16 @@ def test_a_run_sends_what_explain_estimates(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_a_script_of_horovod_is_pointed_to_the_option_that_runs_it(tmp_path: Path) -> None:
+    done = run(tmp_path, "import horovod.torch as hvd")
+    assert done.exit_code == 1
+    assert "No module named 'horovod" in done.stderr
+    assert "write: gossamer run --as-horovod" in done.stderr
+    done = run(tmp_path, "import horovod.torch as hvd; hvd.init()", "--as-horovod")
+    assert done.exit_code == 0, done.stderr
+
+
+@pytest.mark.processes
 def test_a_failed_run_says_once_why_and_how_to_continue(tmp_path: Path) -> None:
     done = run(tmp_path, TRAINING, "--recipe", "Dense()", "--json", "out.json", arguments=("fail",))
     assert done.exit_code == 1
