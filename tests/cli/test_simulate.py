@@ -110,13 +110,26 @@ def test_steps_are_timed_once_for_each_recipe(tmp_path: Path, monkeypatch: pytes
 
     def timed(file, arguments, recipe, workers):  # type: ignore[no-untyped-def]
         asked.append((repr(recipe), workers))
-        return simulate.assume_profile(simulate.attached_by(file, arguments, recipe), recipe, 0.1, workers=1)
+        return simulate.assume_profile(simulate.attached_by(file, arguments, recipe), recipe, 0.1, workers=2)
 
     monkeypatch.setattr(simulate, "profile_script", timed)
     options = ["--workers", "2", "--network", NETWORK, *BOTH, "--steps", "9"]
     found = CliRunner().invoke(gossamer, ["simulate", *options, str(script(tmp_path)), "9"])
     assert found.exit_code == 0, found.output
     assert [workers for _, workers in asked] == [2, 2]
+
+
+def test_compressors_are_timed_for_all_workers_if_the_compute_time_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `gossamer explain` does: a worker decodes the payloads of the others."""
+    asked: list[int] = []
+    assumed = simulate.assume_profile
+    monkeypatch.setattr(simulate, "assume_profile", lambda *given: asked.append(given[-1]) or assumed(*given))
+    options = ["--workers", "3", "--network", NETWORK, *BOTH, "--steps", "2", "--step-seconds", "0.1"]
+    found = CliRunner().invoke(gossamer, ["simulate", *options, str(script(tmp_path)), "9"])
+    assert found.exit_code == 0, found.output
+    assert asked == [3, 3]
 
 
 BY_SPEED = """

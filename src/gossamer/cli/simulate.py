@@ -189,7 +189,7 @@ def _profiler(
     def measured(recipe: Recipe) -> WorkloadProfile:
         if step_seconds is None:
             return profile_script(script, arguments, recipe, workers)
-        return assume_profile(attached_by(script, arguments, recipe), recipe, step_seconds, workers=1)
+        return assume_profile(attached_by(script, arguments, recipe), recipe, step_seconds, workers)
 
     def profile(recipe: Recipe) -> WorkloadProfile:
         if is_predictable(recipe):
