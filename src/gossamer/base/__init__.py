@@ -13,7 +13,7 @@ bounded_mean  means of users' numbers, without overflow
 intervals     means with a confidence interval
 bounded_file  files of other processes, read up to a limit, and replaced as a whole
 differing_tensor  the first tensor whose hashes differ between ranks
-global_hooks  torch's hooks of all modules and optimizers, safe while other threads build or step them
+torch_hooks   hooks of torch: of all modules and optimizers, safe while other threads build or step them; of one model
 transport     the Transport protocol: answers the operations of one worker in a lock-step group
 runner        runs a script over a transport, all workers' scripts in one process, or only its price
 virtual_clock   events in the order of virtual time

@@ -19,6 +19,7 @@ from gossamer.base.units import bytes_text, seconds_text, short
 from gossamer.cli.console import print_text, progress, table, wide_console
 from gossamer.cli.federate_options import FederationPlan, plan_options, save_option, saved, script_with_arguments
 from gossamer.cli.options import output_option
+from gossamer.cli.program import no_such_command
 from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.record import write
 from gossamer.version import __version__
@@ -43,9 +44,9 @@ class FederateGroup(click.Group):
         named = args and (args[0] in self.list_commands(context) or args[0] in ("-h", "--help"))
         if named or not args:
             return args
-        near = get_close_matches(args[0], self.list_commands(context), 1)
-        if near and not args[0].endswith(".py") and not Path(args[0]).exists():
-            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {near[0]}?", context)
+        commands = self.list_commands(context)
+        if get_close_matches(args[0], commands, 1) and not args[0].endswith(".py") and not Path(args[0]).exists():
+            raise no_such_command(args[0], context, commands)
         return [SIMULATE, *args]
 
     def list_commands(self, context: click.Context) -> list[str]:

@@ -8,7 +8,6 @@ import codecs
 import errno
 import sys
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from io import StringIO, TextIOWrapper
 from typing import TextIO
@@ -18,6 +17,7 @@ from click.shell_completion import CompletionItem
 
 from gossamer.base import system
 from gossamer.cli.console import print_text
+from gossamer.cli.program import no_such_command
 from gossamer.errors import GossamerError
 from gossamer.launcher.fork_server import MAY_FORK, ServesForks
 from gossamer.version import __version__
@@ -176,8 +176,7 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         if name.endswith(".py"):
             raise click.UsageError(f"{name} is a script, and the command is missing. Write: gossamer run {name}", ctx)
-        near = get_close_matches(name, self.list_commands(ctx), 1)
-        raise click.UsageError(f"No such command {name!r}." + (f" Did you mean {near[0]}?" if near else ""), ctx)
+        raise no_such_command(name, ctx, self.list_commands(ctx))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete) and name in COMMANDS]

@@ -64,6 +64,12 @@ def _read(context: click.Context, argument: click.Parameter, words: tuple[str, .
     raise click.UsageError(f"the script after {words[0]} is missing. Write: {words[0]} train.py", context)
 
 
+def no_such_command(name: str, context: click.Context, commands: Sequence[str]) -> click.UsageError:
+    """The error for an unknown command, which suggests a similar one of `commands`."""
+    near = get_close_matches(name, commands, 1)
+    return click.UsageError(f"No such command {name!r}." + (f" Did you mean {near[0]}?" if near else ""), context)
+
+
 def refuse_given(context: click.Context, names: Container[str], sentence: str) -> None:
     """Raise UsageError if an option of these parameters is on the command line. sentence: with `{option}`."""
     for option in context.command.params:

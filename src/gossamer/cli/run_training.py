@@ -481,7 +481,7 @@ def _explain_failure(job: Job, failure: Failure) -> None:
     text = str(failure)
     if failure.origin is Origin.ENDED and failure.exit_code == USAGE_ERROR:
         text = with_misplaced_options(text, job.arguments)
-    if "No module named 'horovod" in text:
+    if "No module named 'horovod'" in text:
         text += "\nTo import gossamer.horovod in its place, write: gossamer run --as-horovod"
     print_text(f"\n{without_controls(text)}", error=True)
     if failure.traceback:

@@ -35,8 +35,8 @@ APART = ", on the merged model; each holds its own (session.averaged_parameters)
 class Terminal:
     """Shows a run on a console; without a terminal, as plain lines.
 
-    Worker lines go to `console`, standard output. Without a terminal, the launcher's progress and
-    notes go to `aside`, standard error.
+    Worker lines go to `console`, standard output. Without a terminal, the launcher's progress and notes go to `aside`,
+    standard error.
 
     status: shows the progress in place of such lines, as in a notebook cell.
     """
@@ -91,9 +91,8 @@ class Terminal:
             self.note(sentence)
         if self._status_line is not None:
             self._status_line(str(self._live.progress))
-        elif not self._console.is_terminal and self._clock() >= self._next_plain:
-            elapsed = self._clock() - self._began
-            self._next_plain = self._clock() + min(max(PLAIN_SECONDS, elapsed / 20), LONGEST_PLAIN_SECONDS)
+        elif not self._console.is_terminal and (now := self._clock()) >= self._next_plain:
+            self._next_plain = now + min(max(PLAIN_SECONDS, (now - self._began) / 20), LONGEST_PLAIN_SECONDS)
             self._aside.print(f"gossamer: {self._live.progress}", soft_wrap=True, markup=False, highlight=False)
             if self._bar is not None:
                 self._aside.print(self._bar, soft_wrap=True)

@@ -264,9 +264,9 @@ class WorldState(ShardFactory):
 
     def begin_training(self) -> None:
         """A session begins. Shards that were trained on belong to an earlier one until they are drawn from again."""
-        states = {shard: self._marks.trained(shard) for shard in self._alive()}
+        trained = self._marks.trained
         self._earlier = weakref.WeakKeyDictionary(
-            {shard: state for shard, state in states.items() if state is not None}
+            {shard: state for shard in self._alive() if (state := trained(shard)) is not None}
         )
 
     @property

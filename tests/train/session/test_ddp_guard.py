@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.base.global_hooks import MODULE_REGISTRATION, PARAMETER_REGISTRATION
+from gossamer.base.torch_hooks import MODULE_REGISTRATION, PARAMETER_REGISTRATION
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.errors import AttachError
 from gossamer.train.session.ddp_guard import DdpGuard

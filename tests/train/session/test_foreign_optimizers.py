@@ -19,7 +19,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 import gossamer
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.base.global_hooks import OPTIMIZER_STEP
+from gossamer.base.torch_hooks import OPTIMIZER_STEP
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.errors import GossamerError, LoopError
 from gossamer.train.engine.parameter_views import trainable

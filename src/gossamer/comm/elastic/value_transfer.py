@@ -91,7 +91,7 @@ class Incoming:
     def fill(self, index: int, donor: int, groups: Sequence[Tensor]) -> None:
         """Fill a donor's part of one value with its bytes, or change it by the groups of a difference."""
         ends = self._ends[index]
-        begin, end = _parts_of(ends[-1], self._donors[index])[donor]
+        begin, end = self._part(index, donor)
         if len(groups) > 1:
             self.check_received(index)
             changed = decode_difference(groups, end - begin)
@@ -103,10 +103,11 @@ class Incoming:
 
     def part_bytes(self, donor: int) -> list[int]:
         """The size of this donor's part of each value; 0 where it has none."""
-        parts = [
-            _parts_of(ends[-1], some).get(donor, (0, 0)) for ends, some in zip(self._ends, self._donors, strict=True)
-        ]
+        parts = [self._part(index, donor) for index in range(len(self._ends))]
         return [end - begin for begin, end in parts]
+
+    def _part(self, index: int, donor: int) -> tuple[int, int]:
+        return _parts_of(self._ends[index][-1], self._donors[index]).get(donor, (0, 0))
 
     def check_received(self, index: int) -> None:
         """Raise MalformedError unless an earlier transfer had this value."""

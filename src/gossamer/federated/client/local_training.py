@@ -14,9 +14,9 @@ from torch.optim import SGD, Optimizer
 
 from gossamer.algorithms.strategies.federated_rules import FederatedStrategy, LocalWork
 from gossamer.algorithms.strategies.federated_rules.base import Memory
-from gossamer.base.global_hooks import OPTIMIZER_STEP, OPTIMIZER_STEPPED
 from gossamer.base.layout import FlatTensors
 from gossamer.base.peer_ops import PeerScript
+from gossamer.base.torch_hooks import OPTIMIZER_STEP, OPTIMIZER_STEPPED
 from gossamer.errors import LoopError
 from gossamer.events import notice
 from gossamer.federated.client.functions import ClientFunction, Round, Update

@@ -18,8 +18,8 @@ from typing import Any, NoReturn, TextIO
 from torch.optim import Optimizer
 
 from gossamer.algorithms.recipes.recipe import Recipe, automatic, resolve
-from gossamer.base.global_hooks import OPTIMIZER_STEP, OPTIMIZER_STEPPED
 from gossamer.base.layout import dtype_of
+from gossamer.base.torch_hooks import OPTIMIZER_STEP, OPTIMIZER_STEPPED
 from gossamer.base.units import bytes_text
 from gossamer.comm.runtime.worker_scope import current_worker
 from gossamer.events import (

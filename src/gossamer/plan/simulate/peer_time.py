@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.bounded_mean import mean_of
-from gossamer.base.global_hooks import OPTIMIZER_STEP, OPTIMIZER_STEPPED
 from gossamer.base.peer_ops import SERVER, Peer
+from gossamer.base.torch_hooks import OPTIMIZER_STEP, OPTIMIZER_STEPPED
 from gossamer.base.virtual_clock import VirtualClock
 from gossamer.comm.network import Network, read_network
 from gossamer.comm.runtime.open_sessions import open_sessions

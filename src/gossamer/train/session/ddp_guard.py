@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.base.global_hooks import MODULE_REGISTRATION, ForwardHook
+from gossamer.base.torch_hooks import MODULE_REGISTRATION, ForwardHook
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.errors import AttachError
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gossamer.base import rng
-from gossamer.base.global_hooks import ForwardHook
+from gossamer.base.torch_hooks import ForwardHook
 from gossamer.events import notice
 from gossamer.train.checkpoint import digest
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from torch.nn import Parameter
 
-from gossamer.base.global_hooks import MODULE_REGISTRATION, PARAMETER_REGISTRATION
+from gossamer.base.torch_hooks import MODULE_REGISTRATION, PARAMETER_REGISTRATION
 from gossamer.train.engine.parameter_views import trainable
 
 

@@ -12,8 +12,8 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gossamer.algorithms.recipes.recipe import Recipe
-from gossamer.base.global_hooks import OPTIMIZER_STEP, Subscription
 from gossamer.base.ops import AllGather, CollectiveOp
+from gossamer.base.torch_hooks import OPTIMIZER_STEP, Subscription
 from gossamer.base.transport import Transport
 from gossamer.comm.runtime.worker_scope import current_worker
 from gossamer.errors import LoopError

@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.hooks import RemovableHandle
 
-from gossamer.base.global_hooks import ForwardHook
 from gossamer.base.spans import active
 from gossamer.base.spans.record_format import CLOCK_MARK, OPERATORS_SUFFIX, SpanKind
 from gossamer.base.spans.recorder import SpanRecorder
+from gossamer.base.torch_hooks import ForwardHook
 from gossamer.errors import AttachError
 from gossamer.train.session.first_batch import tensors_in
 from gossamer.train.world_state import WorldState

@@ -17,8 +17,8 @@ from torch.optim import SGD
 from torch.utils.hooks import RemovableHandle
 
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.base.global_hooks import MODULE_REGISTRATION, OPTIMIZER_STEP, PARAMETER_REGISTRATION, GlobalHook
 from gossamer.base.spans import active
+from gossamer.base.torch_hooks import MODULE_REGISTRATION, OPTIMIZER_STEP, PARAMETER_REGISTRATION, GlobalHook
 from gossamer.train.session.ddp_guard import DdpGuard
 
 
@@ -135,7 +135,7 @@ def test_copies_of_an_attached_model_are_free_of_gossamer(steps: int, traced: bo
     if traced:
         active.begin(tmp_path, 0, 1)
     try:
-        with heard():  # sessions measure steps where somebody listens
+        with heard():  # a session measures its steps if an observer is subscribed
             cluster(work, 2)
     finally:
         active.end()
