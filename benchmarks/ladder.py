@@ -53,7 +53,7 @@ def do(job: Job, steps: int | None, tenths: int = 0) -> LadderRun | str:
     try:
         count = steps or steps_of(arm, rung)
         until = tenths * (count // POINTS)
-        run = train(rung.task, exam(), arm.recipe, job.learning_rate, job.seed, count, workers_of(arm), until)
+        run = train(rung.task, exam(), arm.recipe, job.learning_rate, job.seed, count, workers_of(arm, rung), until)
     except Exception as problem:  # one recipe that an optimizer cannot serve does not end a study of hours
         return f"{type(problem).__name__}: {problem}"
     used = time.process_time() - began

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from benchmarks.ladder_arms import ARMS, ENDS, Arm
-from benchmarks.ladder_tasks import RATES, WORKERS, Rung, rungs
+from benchmarks.ladder_tasks import RATES, Rung, rungs
 from benchmarks.losses import number
 from benchmarks.virtual_workers import APART, Run
 
@@ -62,12 +62,12 @@ def meaning(recipe: str, workers: int) -> str | None:
         return None
 
 
-def workers_of(arm: Arm) -> int:
-    return arm.workers or WORKERS
+def workers_of(arm: Arm, rung: Rung) -> int:
+    return arm.workers or rung.workers
 
 
 def steps_of(arm: Arm, rung: Rung) -> int:
-    return max(1, round(rung.task.steps * arm.share * WORKERS / workers_of(arm)))
+    return max(1, round(rung.task.steps * arm.share * rung.workers / workers_of(arm, rung)))
 
 
 def is_current(run: LadderRun, steps: int | None = None) -> bool:
@@ -76,7 +76,9 @@ def is_current(run: LadderRun, steps: int | None = None) -> bool:
     arm, rung = ARMS.get(run["arm"]), rungs().get(run["rung"])
     if arm is None or rung is None or run["about"] != rung.about:
         return False
-    return run["steps"] == (steps or steps_of(arm, rung)) and run["resolved"] == meaning(arm.recipe, workers_of(arm))
+    return run["steps"] == (steps or steps_of(arm, rung)) and run["resolved"] == meaning(
+        arm.recipe, workers_of(arm, rung)
+    )
 
 
 def tuning_losses(runs: Mapping[Job, LadderRun], rung: str, arm: str) -> dict[float, dict[int, float]]:

@@ -22,7 +22,7 @@ from benchmarks.tasks import classify as cross_entropy_of
 from examples.bytelm import CONTEXT, ByteLM, windows
 from examples.digits import conv
 
-WORKERS = 4
+WORKERS, MORE_WORKERS = 4, 16
 BYTES_PER_PARAMETER = 20  # of training text, over all workers
 FEWEST_STEPS = 1000
 EXAM = 256  # held-out windows
@@ -75,6 +75,7 @@ class Rung:
     first_rate: the learning rate that is tried first. tuning_exam and exam: disjoint held-out samples.
     bytes_per_parameter: training bytes over parameters; nan where samples repeat. family: rungs with the same family
     differ in model size alone. predicts: the learning rates follow from the family's smaller rungs, without a search.
+    workers: of every arm that does not have its own number.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Rung:
     bytes_per_parameter: float = math.nan
     family: str = ""
     predicts: bool = False
+    workers: int = WORKERS
 
 
 @cache
@@ -126,15 +128,17 @@ def byte_rung(
     learner: Callable[[Iterable[nn.Parameter]], Optimizer],
     rate: float,
     batch: int,
+    workers: int = WORKERS,
 ) -> Rung:
     count = size(build)
     most = 8_600_000 // CONTEXT  # windows that there are, less a margin for other versions of the library
     wanted = min(most, BYTES_PER_PARAMETER * count // CONTEXT)
-    steps = max(FEWEST_STEPS, wanted // (WORKERS * batch))
-    used = steps * WORKERS * batch * CONTEXT
+    steps = max(FEWEST_STEPS, wanted // (workers * batch))
+    used = steps * workers * batch * CONTEXT
+    many = "" if workers == WORKERS else f"{workers} workers; "
     about = (
-        f"{count:,} parameters; {optimizer}; {batch} windows of {CONTEXT} bytes per worker and step; {steps} steps; "
-        f"{used / count:.0f} bytes of text per parameter"
+        f"{count:,} parameters; {optimizer}; {many}{batch} windows of {CONTEXT} bytes per worker and step; "
+        f"{steps} steps; {used / count:.0f} bytes of text per parameter"
     )
     task = Task(
         about=about,
@@ -159,6 +163,7 @@ def byte_rung(
         tuning_exam=partial(library_exam, 1),
         exam=partial(library_exam, 2),
         bytes_per_parameter=used / count,
+        workers=workers,
     )
 
 
@@ -215,6 +220,8 @@ def rungs() -> dict[str, Rung]:
                 rung = byte_rung(name, build, optimizer, learner, 1e-2, batch)
                 family = f"bytelm-b{batch}-{optimizer}"
                 found[name] = replace(rung, family=family, predicts=size_name in PREDICTED)
+    small, name = partial(ByteLM, *SIZES["57k"], 2), f"{rung_name('57k', 2)}-w{MORE_WORKERS}"
+    found[name] = replace(byte_rung(name, small, ADAMW, adamw, 1e-2, 2, MORE_WORKERS), family=name)
     found["lstm-b16"] = byte_rung("lstm-b16", ByteLSTM, ADAMW, adamw, 1e-2, 16)
     found["digits-conv"] = digits_rung()
     return found

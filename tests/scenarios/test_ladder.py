@@ -110,7 +110,7 @@ def test_no_window_is_trained_on_twice_and_held_out_files_are_disjoint() -> None
     assert not texts[0] & texts[1]
     for rung in rungs().values():
         if rung.name.startswith("bytelm"):
-            assert rung.task.steps * WORKERS * rung.task.batch <= len(learn)
+            assert rung.task.steps * rung.workers * rung.task.batch <= len(learn)
             assert rung.task.steps >= 1000
 
 
@@ -427,7 +427,14 @@ def test_runs_of_a_changed_recipe_or_task_are_not_kept() -> None:
 
 def test_one_worker_sees_as_many_samples() -> None:
     arm, rung = ARMS["one worker, as many samples"], rungs()[SMALL]
-    assert ladder.steps_of(arm, rung) * workers_of(arm) == rung.task.steps * WORKERS
+    assert ladder.steps_of(arm, rung) * workers_of(arm, rung) == rung.task.steps * WORKERS
+
+
+def test_a_rung_has_its_own_number_of_workers() -> None:
+    rung = rungs()["bytelm-57k-b2-w16"]
+    assert ladder.steps_of(ARMS["lock step"], rung) == rung.task.steps
+    assert [workers_of(ARMS[arm], rung) for arm in ("lock step", "one worker, as many samples")] == [16, 1]
+    assert ladder.steps_of(ARMS["one worker, as many samples"], rung) == 16 * rung.task.steps
 
 
 @pytest.fixture
