@@ -137,6 +137,7 @@ def measured(found: Sequence[Results]) -> list[dict[str, Any]]:
                 recipe=ARMS[arm].recipe,
                 task=each.rung.name,
                 optimizer=each.rung.optimizer,
+                workers=each.rung.workers,
                 times_fewer=round(each.times_fewer(arm), 1),
                 value=round(share.value, 3),
                 low=round(share.low, 3),

@@ -449,13 +449,21 @@ def test_talking_less_is_estimated_to_wait_less(tmp_path):
 # -- measured shares ---------------------------------------------------------------------------------------------------
 
 
-def _shares(monkeypatch, **shares):
-    found = [
-        MeasuredShare(
-            recipe=recipe, task="bytelm", optimizer="AdamW", times_fewer=30, value=v, low=v - 0.1, high=v + 0.1
-        )
-        for recipe, v in shares.items()
-    ]
+def _share(recipe, value, workers=4, spread=0.1):
+    return MeasuredShare(
+        recipe=recipe,
+        task="bytelm",
+        optimizer="AdamW",
+        workers=workers,
+        times_fewer=30,
+        value=value,
+        low=value - spread,
+        high=value + spread,
+    )
+
+
+def _shares(monkeypatch, *more, **shares):
+    found = [*more, *(_share(recipe, value) for recipe, value in shares.items())]
     monkeypatch.setattr(retained_benefit, "measured_shares", lambda: tuple(sorted(found, key=lambda each: -each.value)))
 
 
@@ -471,6 +479,14 @@ def test_a_recipe_that_keeps_less_than_half_is_warned_about_with_a_better_one(mo
     said = run("OneBit()")[1]
     assert "warning: less than half" in said
     assert "LocalSGD(period=8)" in said
+
+
+@pytest.mark.parametrize(("workers", "shown"), [(4, 90), (7, 90), (9, 60), (64, 60)])
+def test_the_share_of_the_nearest_number_of_workers_is_shown(monkeypatch, workers, shown):
+    _shares(monkeypatch, _share("LocalSGD(period=8)", 0.6, workers=16, spread=0.01), **{"LocalSGD(period=8)": 0.9})
+    said = run("LocalSGD(8)", "--workers", str(workers))[1]
+    assert f"and {4 if shown == 90 else 16} workers:" in said
+    assert f"  {shown} % (" in said
 
 
 def test_recipes_that_were_not_measured_have_no_share(monkeypatch):

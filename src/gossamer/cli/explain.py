@@ -321,7 +321,7 @@ def _measured_lines(recipe: Recipe, workers: int) -> Iterator[str]:
     if measured is None:
         return
     yield ""
-    yield f"Retained benefit of communication, measured on {measured.task} with {measured.optimizer}:"
+    yield f"Retained benefit of communication, measured on {measured.where}:"
     yield f"  {retained_benefit.text(measured.share)}; lock step 100 %, training alone 0 %"
     if measured.is_low and (better := retained_benefit.better_share(measured)) is not None:
         yield f"  warning: less than half. With at most as many bytes: {better.recipe}"

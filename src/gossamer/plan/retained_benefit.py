@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from math import inf, isfinite, sqrt
+from math import inf, isfinite, log, sqrt
 
 import numpy as np
 
@@ -124,13 +124,14 @@ def text(share: ConfidenceInterval) -> str:
 class MeasuredShare:
     """The retained benefit of one recipe on one task, as benchmarks/ladder.py has measured it.
 
-    recipe: text. task: name of the rung. times_fewer: bytes of float32 lock step over the recipe's. Shares as in
-    `retained_benefit`, with a 95 % interval.
+    recipe: text. task: name of the rung. workers: number. times_fewer: bytes of float32 lock step over the recipe's.
+    Shares as in `retained_benefit`, with a 95 % interval.
     """
 
     recipe: str
     task: str
     optimizer: str
+    workers: int
     times_fewer: float
     value: float
     low: float
@@ -141,8 +142,13 @@ class MeasuredShare:
         return ConfidenceInterval(value=self.value, low=self.low, high=self.high)
 
     def __str__(self) -> str:
-        """For example: 87 % (82 to 91) of the benefit of communication, measured on bytelm-57k-b2 with AdamW."""
-        return f"{text(self.share)} of the benefit of communication, measured on {self.task} with {self.optimizer}"
+        """For example: 87 % (82 to 91) of the benefit of communication, measured on bytelm-57k-b2 with AdamW and 4
+        workers."""
+        return f"{text(self.share)} of the benefit of communication, measured on {self.where}"
+
+    @property
+    def where(self) -> str:
+        return f"{self.task} with {self.optimizer} and {self.workers} workers"
 
     @property
     def is_low(self) -> bool:
@@ -158,9 +164,10 @@ def measured_shares() -> tuple[MeasuredShare, ...]:
 
 
 def measured_share(recipe: Recipe, workers: int) -> MeasuredShare | None:
-    """The measured share of a resolved recipe; of several tasks, the one with the narrowest interval."""
+    """The measured share of a resolved recipe. Of several tasks, one of those with the nearest number of workers, by
+    ratio: the one with the narrowest interval."""
     found = [each for each in measured_shares() if _resolves_to(recipe, each, workers)]
-    return min(found, key=lambda each: each.high - each.low, default=None)
+    return min(found, key=lambda each: (abs(log(each.workers / workers)), each.high - each.low), default=None)
 
 
 def _resolves_to(recipe: Recipe, share: MeasuredShare, workers: int) -> bool:
