@@ -124,7 +124,9 @@ def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
         )
     parameter = Parameter(torch.zeros(2, 2))
     another = copy(optimizer)  # without its hooks; the constructor may not accept all entries of a group
-    vars(another).update({name: value for name, value in vars(optimizer).items() if name not in vars(another)})
+    # Without wrapped methods: a scheduler replaces `step` on the instance, and that one makes the step of `optimizer`
+    plain = {name: each for name, each in vars(optimizer).items() if not callable(getattr(type(optimizer), name, None))}
+    vars(another).update(plain | vars(another))
     another.state, another.param_groups = defaultdict(dict), [{**optimizer.param_groups[0], "params": [parameter]}]
     parameter.grad = torch.zeros(2, 2)
     another.step()
