@@ -64,7 +64,7 @@ def classes_of(labels: Labels, source: object) -> Tensor:
     numbers: dict[Hashable, int] = {}
     values = labels.tolist() if isinstance(labels, Tensor) else labels
     try:
-        codes = torch.tensor([numbers.setdefault(value, len(numbers)) for value in values], device="cpu")
+        codes = torch.tensor([numbers.setdefault(_plain(value), len(numbers)) for value in values], device="cpu")
     except TypeError as error:
         raise TypeError(
             f"stratify and labels must have one label per sample, such as a list of numbers or of text, and cannot be "
@@ -76,3 +76,13 @@ def classes_of(labels: Labels, source: object) -> Tensor:
             "Pass one label per sample, in the dataset's order."
         )
     return codes
+
+
+def _plain(label: Hashable) -> Hashable:
+    """The value of a tensor with one entry, such as the labels of a TensorDataset; a tensor is hashed by its identity.
+    Raises TypeError for other tensors."""
+    if not isinstance(label, Tensor):
+        return label
+    if label.numel() != 1:
+        raise TypeError(f"a label is a tensor of shape {tuple(label.shape)}")
+    return label.item()
