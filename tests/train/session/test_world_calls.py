@@ -8,7 +8,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,13 +22,16 @@ from support.virtual_workers import Worker, cluster, network, train_step
 from torch.distributed import HashStore
 
 import gossamer
+from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.comm.environment import roll_call
 from gossamer.comm.runtime.worker_scope import WorkerScope, enter
+from gossamer.comm.simulated import SimulatedGroup
 from gossamer.errors import GossamerError, LoopError, MismatchError, PeerLost
 from gossamer.plan.simulate.virtual_worker import VirtualGroups, VirtualWorld
-from gossamer.train.session import average, world_calls
+from gossamer.train.session import average
+from gossamer.train.session.session import Session
 from gossamer.train.synchronizers import peer_endpoints
-from gossamer.train.world_state import WorldState, place
+from gossamer.train.world_state import WorldState, current, place
 from gossamer.world import World
 
 
@@ -300,12 +302,22 @@ def test_a_dimension_of_a_mesh_has_no_collectives() -> None:
         together(lambda world: world.within(Dimension()).barrier(), 1)
 
 
-def test_calls_reach_all_workers_while_a_session_has_a_part_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_reach_all_workers_while_a_session_has_a_part_of_them() -> None:
     """As with attach(mesh=...): the session's group would answer for one dimension of the mesh only."""
-    part = SimpleNamespace(comm_thread=SimpleNamespace(is_fixed=True), transport=SimpleNamespace(world=2))
-    monkeypatch.setattr(world_calls, "newest_group", lambda: part)
-    monkeypatch.setattr(world_calls, "survivor_calls", lambda world: None)
-    assert together(lambda world: world.all_gather(world.rank), 4) == [[0, 1, 2, 3]] * 4
+    groups, parts = VirtualGroups(4), [SimulatedGroup(2).transports for _ in range(2)]
+
+    def run(rank: int) -> Any:
+        enter(WorkerScope())
+        place(VirtualWorld(rank, groups))
+        model, tensor = network(), torch.tensor([float(rank)])
+        try:
+            with Session(model, sgd(model), resolve("Dense()"), parts[rank % 2][rank // 2], world=current()):
+                gossamer.average_([tensor], "Dense()")
+                return [gossamer.init().all_gather(rank), gossamer.gather(rank), gossamer.mean(rank), tensor.item()]
+        finally:
+            groups.close(rank)
+
+    assert in_threads(run, 4) == [[[0, 1, 2, 3], [0, 1, 2, 3], 1.5, 1.5]] * 4
 
 
 def test_an_elastic_run_without_a_session_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,8 +291,7 @@ def _performed(
 def _over_newest_group(world: WorldState, calls: Callable[[Transport], T]) -> T:
     """Make calls on the communication thread of the newest session; without one, over a group for such calls."""
     group = newest_group()
-    # Under attach(mesh=...) the session's group is only a part of the job
-    if group is not None and (not group.comm_thread.is_fixed or group.transport.world == world.size):
+    if group is not None and group.has_all(world.size):
         return group.together(lambda: calls(group.transport))
     transport = shared_transport()
     with _locks.setdefault(transport, threading.Lock()):  # a barrier may still wait there in another thread
