@@ -199,6 +199,31 @@ def test_arrays_are_reduced_to_arrays() -> None:
     assert all(same(each, expected) for each in together(work))
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"])
+def test_dtypes_that_torch_does_not_promote_are_reduced(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    sums = torch.int64 if dtype.startswith("uint") else kind
+
+    def work(world: World) -> list[Any]:
+        tensor = torch.tensor([world.rank + 1, 4]).to(kind)
+        ops = ("mean", "sum") if kind == torch.uint64 else ("mean", "sum", "min", "max")
+        return [world.all_reduce(tensor, op) for op in ops]  # type: ignore[arg-type]
+
+    for mean, total, *extremes in together(work, 3):
+        assert mean.double().tolist() == [2.0, 4.0]
+        assert (total.double().tolist(), total.dtype) == ([6.0, 12.0], sums)
+        assert [(each.double().tolist(), each.dtype) for each in extremes] in (
+            [],
+            [([1.0, 4.0], kind), ([3.0, 4.0], kind)],
+        )
+
+
+def test_means_of_integer_arrays_have_the_precision_of_float64() -> None:
+    """As of tokens counted by each worker; float32 represents integers up to 2^24."""
+    found = together(lambda world: world.all_reduce(np.array([2**24 + 1, world.rank])), 2)
+    assert all(same(each, np.array([2.0**24 + 1, 0.5])) for each in found)
+
+
 def test_gradients_do_not_flow_through_a_reduction() -> None:
     leaf = torch.ones(2, requires_grad=True)
     assert not any(each.requires_grad for each in together(lambda world: world.all_reduce(leaf * 2)))
@@ -222,6 +247,7 @@ def test_values_that_would_need_pickle_are_refused(method: str, value: Any) -> N
         (np.array(["a"]), "mean", TypeError, "dtype"),
         (torch.ones(2, dtype=torch.complex64), "max", TypeError, "complex"),
         (torch.ones(2).to_sparse(), "sum", TypeError, "sparse"),
+        (np.ones(2, dtype=np.uint64), "min", TypeError, "uint64"),
         (1.0, "median", ValueError, "op must be"),
     ],
 )
