@@ -8,7 +8,7 @@ from support.virtual_workers import cluster, network, notices
 from torch.utils.data import RandomSampler, Subset, TensorDataset
 
 from gossamer.errors import MismatchError
-from gossamer.train.session.startup_checks import compare, fingerprint, hand_out, report_other_data
+from gossamer.train.session.startup_checks import compare, fingerprint, hand_out, optimizer_digest, report_other_data
 from gossamer.train.world_state import WorldState
 
 
@@ -63,6 +63,15 @@ def test_only_the_differing_tensor_is_broadcast(rank, place):
 def test_a_zero_and_a_negative_zero_are_not_alike():
     ranks = Ranks([[torch.zeros(2)], [-torch.zeros(2)]])
     assert [len(unlike) for unlike, _ in ranks.hand_out()] == [1, 1]
+
+
+def test_functions_in_an_optimizer_are_compared_without_their_addresses():
+    def optimizer(momentum=0.0):
+        group = {"params": [torch.zeros(1)], "schedule": lambda step: step, "momentum": momentum}
+        return torch.optim.SGD([group], 0.1)
+
+    first, second, other = optimizer(), optimizer(), optimizer(0.5)
+    assert optimizer_digest(first) == optimizer_digest(second) != optimizer_digest(other)
 
 
 def test_expanded_tensor_is_sent_without_repetition():
