@@ -1,6 +1,7 @@
 """Startup checks: what ranks are given as they begin."""
 
 import json
+import tracemalloc
 
 import pytest
 import torch
@@ -118,6 +119,7 @@ SAME = {
     "subset": lambda rank: Subset(range(8), [0, 1, 2]),
     "tensors": lambda rank: TensorDataset(torch.arange(8.0), torch.eye(8).to_sparse()),
     "sampler": lambda rank: RandomSampler(range(8)),
+    "keys": lambda rank: Subset({"a": 1, "b": 2}, ["b", "a"]),
 }
 
 
@@ -144,6 +146,15 @@ def test_ranks_with_the_same_data_are_not_named(split):
         report_other_data([shards(rank, SAME[split]) for rank in range(2)])
         report_other_data([["4 samples"], ["4 samples", "9 samples"]])
     assert said == []
+
+
+def test_large_rows_are_compared_without_a_copy_of_them_as_numbers():
+    rows = TensorDataset(torch.zeros(16, 2**17))
+    tracemalloc.start()
+    shards(0, lambda rank: rows)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2 * rows.tensors[0].nbytes
 
 
 def test_sessions_compare_their_data():
