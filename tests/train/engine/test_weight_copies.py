@@ -63,6 +63,18 @@ def test_moments_are_no_copies(rule: Rule) -> None:
     assert all(torch.equal(old, new) for old, new in zip(before, tensors_of(optimizer), strict=True))
 
 
+def test_momentum_that_weight_decay_has_made_like_its_parameter_is_no_copy() -> None:
+    parameters = [Parameter(torch.randn(5))]
+    optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, weight_decay=0.1)
+    for _ in range(40):
+        parameters[0].grad = torch.zeros(5)
+        optimizer.step()
+    before = optimizer.state[parameters[0]]["momentum_buffer"].clone()
+    torch.testing.assert_close(before, parameters[0].detach(), rtol=0.1, atol=0)
+    write(WeightCopies(optimizer), parameters)
+    assert torch.equal(optimizer.state[parameters[0]]["momentum_buffer"], before)
+
+
 def copies_in(optimizer: Any) -> list[Tensor]:
     optimizer = getattr(optimizer, "inner", optimizer)
     if isinstance(optimizer, ListedMasterSGD):

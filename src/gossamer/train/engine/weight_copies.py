@@ -18,7 +18,10 @@ from torch.optim import Optimizer
 
 from gossamer.base.layout import accumulation_dtype
 
-NEAR = 0.5  # maximum distance of a copy to its parameter, relative to its norm; moments are farther away
+NEAR = 0.5  # maximum distance of a copy to its parameter, relative to its norm; moments are mostly farther away
+# Keys of moments in torch.optim. Momentum with weight decay tends to weight_decay / (1 - momentum) of its parameter.
+ADAM = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf"})
+MOMENTS = ADAM | {"momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum"}
 DEEPEST = 3  # nesting depth of optimizers and of lists that are searched
 
 
@@ -95,7 +98,7 @@ def _candidates(optimizer: Optimizer) -> Iterator[list[_Copy]]:
     by_key: dict[object, list[_Copy]] = {}
     for parameter, state in optimizer.state.items():
         for key, value in state.items() if isinstance(state, dict) else ():
-            if isinstance(parameter, Tensor) and _fits(value, parameter):
+            if isinstance(parameter, Tensor) and key not in MOMENTS and _fits(value, parameter):
                 by_key.setdefault(key, []).append(_Copy(parameter, partial(_read, optimizer, parameter, key)))
     yield from by_key.values()
     groups = [group["params"] for group in optimizer.param_groups]
