@@ -128,6 +128,23 @@ def test_before_the_first_step_nothing_is_taken_for_granted() -> None:
     assert all(torch.equal(*pair) for pair in zip(copies_in(optimizer), parameters, strict=True))
 
 
+@pytest.mark.parametrize("late", ["unused", "added"])
+def test_copies_that_are_made_after_the_first_write_move_too(late: str) -> None:
+    first, second = Parameter(torch.randn(4)), Parameter(torch.randn(3))
+    optimizer = MasterSGD([first] if late == "added" else [first, second], lr=0.1)
+    copies = WeightCopies(optimizer)
+    optimizer.step()
+    if late == "added":
+        write(copies, [first])
+        optimizer.add_param_group({"params": [second]})
+    else:
+        del optimizer.state[second]  # as most optimizers, which make state with the first gradient
+        write(copies, [first, second])
+    optimizer.step()
+    write(copies, [first, second])
+    assert all(torch.equal(optimizer.state[each]["master"], each) for each in (first, second))
+
+
 def test_without_an_optimizer_there_is_nothing_to_move() -> None:
     model = nn.Linear(2, 2)
     write(WeightCopies(), list(model.parameters()))

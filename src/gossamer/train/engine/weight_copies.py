@@ -40,12 +40,14 @@ class _Copy(NamedTuple):
 class WeightCopies:
     """Copies of parameters in an optimizer and optimizers within it: in their state, or in lists of their own.
 
-    They are searched once, before the first write to a parameter; the optimizer has state by then.
+    They are searched before the first write to a parameter, when the optimizer has state; and again once it has state
+    of more parameters, such as those that had no gradient before.
     """
 
     def __init__(self, *optimizers: Optimizer) -> None:
         self._optimizers = optimizers
         self._found: Mapping[int, Sequence[_Copy]] | None = None  # by id of the parameter
+        self._searched = 0  # what `_size` was then
 
     @contextmanager
     def following(self, parameters: Iterable[Tensor]) -> Iterator[None]:
@@ -54,8 +56,8 @@ class WeightCopies:
         A copy m of a parameter x becomes m + (x' - x), or x' if that does not round to x'. The part of m beyond the
         precision of x is kept, so that steps smaller than a rounding error accumulate.
         """
-        if self._found is None:
-            self._found = self._look()
+        if self._found is None or self._searched != self._size():
+            self._found, self._searched = self._look(), self._size()
         copies = (
             [copy for parameter in parameters for copy in self._found.get(id(parameter), ())] if self._found else []
         )
@@ -65,6 +67,12 @@ class WeightCopies:
             for copy, old in zip(copies, before, strict=True):
                 if (tensor := copy.tensor) is not None:
                     _move(tensor.detach(), old, copy.parameter.detach())
+
+    def _size(self) -> int:
+        """Number of the parameters in the optimizers' groups and in their state."""
+        optimizers = [*_nested(self._optimizers)]
+        held = sum(len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups)
+        return held + sum(len(optimizer.state) for optimizer in optimizers)
 
     def _look(self) -> Mapping[int, Sequence[_Copy]] | None:
         """Search for copies; None if no optimizer has made a step yet."""
