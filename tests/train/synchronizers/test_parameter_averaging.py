@@ -67,6 +67,21 @@ def test_optimizer_state_is_averaged_where_a_scheduler_was_made_before_attach() 
     assert agree(cluster(work, 2)).any()
 
 
+def test_optimizer_state_of_every_group_is_averaged() -> None:
+    def work(worker: Worker) -> Tensor:
+        model = network(worker.rank)
+        first, *others = model.parameters()
+        groups = [{"params": [first]}, {"params": others, "momentum": 0.9}]
+        optimizer = torch.optim.SGD(groups, 0.1)
+        worker.attach(model, optimizer, "LocalSGD(2, optimizer_state='average')")
+        for step in range(2):
+            train_step(model, optimizer, step, worker.rank)
+        assert optimizer.state[first].get("momentum_buffer") is None
+        return torch.cat([optimizer.state[each]["momentum_buffer"].flatten() for each in others])
+
+    assert agree(cluster(work, 2)).any()
+
+
 @pytest.mark.parametrize(("recipe", "steps", "held"), [
     ("LocalSGD(4)", 6, False), ("LocalSGD(4)", 8, True), ("DiLoCo(4)", 7, False), ("DelayedAveraging(2)", 5, False),
     ("Gossip()", 5, False), ("ParameterServer('sync')", 5, True), ("Dense()", 5, True),
