@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, TensorDataset, WeightedRandomSampler
 
 import gossamer.train.world_state as module
 from gossamer.comm.environment.wait_timeout import timeout_seconds
@@ -377,7 +377,20 @@ def test_a_job_of_several_is_joined(alone, monkeypatch):
     assert len(joined) == 1
 
 
-@pytest.mark.parametrize("labels", [3, [[1]] * 10, torch.ones(10, 2), torch.tensor(3), object()])
+@pytest.mark.parametrize("options", [{}, {"non_iid": 0.3}], ids=["stratify", "non_iid"])
+def test_labels_that_are_tensors_are_compared_by_value(options):
+    """As in [label for _, label in dataset] of a TensorDataset; tensors are hashed by identity."""
+    values = torch.arange(60).square() % 7
+    labels = [label for _, label in TensorDataset(torch.zeros(60), values)]
+    name = "labels" if options else "stratify"
+    apart, together = (
+        [[*Shard(range(60), rank=rank, size=2, **{name: each}, **options)] for rank in range(2)]
+        for each in (labels, values)
+    )
+    assert apart == together
+
+
+@pytest.mark.parametrize("labels", [3, [[1]] * 10, [torch.ones(2)] * 10, torch.ones(10, 2), torch.tensor(3), object()])
 def test_invalid_labels_are_named(labels):
     with pytest.raises(TypeError, match=r"one label per sample.*world\.shard\(dataset, stratify=\["):
         Shard(range(10), rank=0, size=2, stratify=labels)

@@ -171,7 +171,7 @@ class World(ShardFactory):
 
         Raises:
             ValueError: `op` is not one of these.
-            TypeError: a sparse tensor, the minimum or maximum of a complex one, or a container.
+            TypeError: a sparse tensor, the minimum or maximum of a complex or uint64 one, or a container.
 
         Example:
             >>> gossamer.init().all_reduce(3, "sum")

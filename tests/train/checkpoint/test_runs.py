@@ -119,3 +119,21 @@ def test_a_folder_moves_once_where_ranks_share_it(tmp_path: Path) -> None:
     saved(tmp_path, 8)
     moved = [runs.set_aside(tmp_path, "mine") for _ in range(2)]
     assert [len(places) for places in moved] == [1, 0]
+
+
+def test_a_step_that_its_run_has_aside_already_is_kept_next_to_it(tmp_path: Path) -> None:
+    saved(tmp_path, 8)
+    saved(tmp_path, 3)
+    (aside,) = tmp_path.glob("run-*")
+    saved(tmp_path, 0, load=aside)  # the same run and step
+    (other,) = {*tmp_path.glob("run-*")} - {aside}
+    saved(tmp_path, 2)
+    assert names(tmp_path) == sorted(
+        [
+            f"{aside.name}/step-00000008",
+            f"{aside.name}-2/step-00000008",
+            f"{other.name}/step-00000003",
+            "step-00000002",
+        ]
+    )
+    assert loaded_step(tmp_path / f"{aside.name}-2") == 8

@@ -105,6 +105,13 @@ def test_a_report_without_flags_is_decoded() -> None:
     assert (decision.used.tolist(), decision.moved.tolist()) == ([], [])
 
 
+def test_tensors_of_an_optimizer_that_are_no_settings_are_not_compared() -> None:
+    groups = [{"params": [torch.zeros(1)], "buffer": torch.ones(3), "lr": torch.tensor([0.5])}]
+    text = settings(torch.optim.SGD(groups), weighted=False)
+    assert "lr=0.5" in text
+    assert "buffer" not in text
+
+
 def test_settings_differ_by_hyperparameters_loss_scale_and_batch_weights() -> None:
     def optimizer(rate: float) -> torch.optim.Optimizer:
         return torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=rate)

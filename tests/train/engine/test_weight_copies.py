@@ -63,6 +63,18 @@ def test_moments_are_no_copies(rule: Rule) -> None:
     assert all(torch.equal(old, new) for old, new in zip(before, tensors_of(optimizer), strict=True))
 
 
+def test_momentum_that_weight_decay_has_made_like_its_parameter_is_no_copy() -> None:
+    parameters = [Parameter(torch.randn(5))]
+    optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, weight_decay=0.1)
+    for _ in range(40):
+        parameters[0].grad = torch.zeros(5)
+        optimizer.step()
+    before = optimizer.state[parameters[0]]["momentum_buffer"].clone()
+    torch.testing.assert_close(before, parameters[0].detach(), rtol=0.1, atol=0)
+    write(WeightCopies(optimizer), parameters)
+    assert torch.equal(optimizer.state[parameters[0]]["momentum_buffer"], before)
+
+
 def copies_in(optimizer: Any) -> list[Tensor]:
     optimizer = getattr(optimizer, "inner", optimizer)
     if isinstance(optimizer, ListedMasterSGD):
@@ -114,6 +126,23 @@ def test_before_the_first_step_nothing_is_taken_for_granted() -> None:
     optimizer.step()
     write(copies, parameters)
     assert all(torch.equal(*pair) for pair in zip(copies_in(optimizer), parameters, strict=True))
+
+
+@pytest.mark.parametrize("late", ["unused", "added"])
+def test_copies_that_are_made_after_the_first_write_move_too(late: str) -> None:
+    first, second = Parameter(torch.randn(4)), Parameter(torch.randn(3))
+    optimizer = MasterSGD([first] if late == "added" else [first, second], lr=0.1)
+    copies = WeightCopies(optimizer)
+    optimizer.step()
+    if late == "added":
+        write(copies, [first])
+        optimizer.add_param_group({"params": [second]})
+    else:
+        del optimizer.state[second]  # as most optimizers, which make state with the first gradient
+        write(copies, [first, second])
+    optimizer.step()
+    write(copies, [first, second])
+    assert all(torch.equal(optimizer.state[each]["master"], each) for each in (first, second))
 
 
 def test_without_an_optimizer_there_is_nothing_to_move() -> None:

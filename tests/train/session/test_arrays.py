@@ -339,8 +339,9 @@ def test_a_resumed_array_session_has_the_bits_of_an_uninterrupted_one(recipe: st
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
-def test_the_states_of_another_number_of_workers_are_folded() -> None:
-    recipe = "LocalSGD(period=2) + TopK(0.5)"
+@pytest.mark.parametrize("compressor", ["TopK(0.5)", "Int8()"])  # from three workers on Int8 is within Sharded
+def test_the_states_of_another_number_of_workers_are_folded(compressor: str) -> None:
+    recipe = f"LocalSGD(period=2) + {compressor}"
 
     def saved(worker: Worker) -> Any:
         loop = Loop(worker, recipe)

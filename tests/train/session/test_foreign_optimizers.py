@@ -254,6 +254,22 @@ def _seen(model: nn.Module, step: int, rank: int) -> tuple[Tensor, Tensor]:
     return model(inputs), targets
 
 
+def test_an_attached_optimizer_that_changes_on_another_thread_is_searched() -> None:
+    """A scheduler sets an attribute of its optimizer while another thread steps an optimizer of its own."""
+    model = network()
+    attached, other = sgd(model), sgd(model)
+
+    class Changing:
+        @property
+        def __class__(self) -> Any:  # read by isinstance
+            vars(attached)[f"attribute {len(vars(attached))}"] = 0
+            return object
+
+    vars(attached)["value"] = Changing()
+    ForeignOptimizerGuard(model, attached, resolve("Dense()"), trainable(model)).refuse_inner(other)
+    assert "attribute" in " ".join(vars(attached))
+
+
 def test_two_sessions_do_not_disturb_each_other() -> None:
     """As with a generator and a discriminator; where one optimizer holds of both, that is found."""
 

@@ -136,3 +136,11 @@ def test_metrics_after_close_are_logged_immediately(thread: CommThread) -> None:
 def test_an_invalid_number_is_refused_at_once(thread: CommThread) -> None:
     with pytest.raises(TypeError, match=r"session\.log\(loss=loss\.mean\(\)\)"):
         DeferredMetrics(thread).log(1, {"loss": torch.ones(2, device="meta")})
+
+
+@pytest.mark.usefixtures("_elsewhere")
+def test_an_invalid_number_next_to_one_on_a_gpu_is_refused_at_once(thread: CommThread) -> None:
+    with heard(events.Logged) as told, pytest.raises(TypeError, match=r"session\.log\(accuracy=\.\.\.\) got None"):
+        DeferredMetrics(thread).log(1, {"loss": torch.tensor(2.0), "accuracy": None})  # type: ignore[dict-item]
+    assert thread.submit(lambda: "alive").wait() == "alive"
+    assert told == []

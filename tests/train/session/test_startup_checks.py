@@ -1,6 +1,7 @@
 """Startup checks: what ranks are given as they begin."""
 
 import json
+import tracemalloc
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from support.virtual_workers import cluster, network, notices
 from torch.utils.data import RandomSampler, Subset, TensorDataset
 
 from gossamer.errors import MismatchError
-from gossamer.train.session.startup_checks import compare, fingerprint, hand_out, report_other_data
+from gossamer.train.session.startup_checks import compare, fingerprint, hand_out, optimizer_digest, report_other_data
 from gossamer.train.world_state import WorldState
 
 
@@ -65,6 +66,15 @@ def test_a_zero_and_a_negative_zero_are_not_alike():
     assert [len(unlike) for unlike, _ in ranks.hand_out()] == [1, 1]
 
 
+def test_functions_in_an_optimizer_are_compared_without_their_addresses():
+    def optimizer(momentum=0.0):
+        group = {"params": [torch.zeros(1)], "schedule": lambda step: step, "momentum": momentum}
+        return torch.optim.SGD([group], 0.1)
+
+    first, second, other = optimizer(), optimizer(), optimizer(0.5)
+    assert optimizer_digest(first) == optimizer_digest(second) != optimizer_digest(other)
+
+
 def test_expanded_tensor_is_sent_without_repetition():
     """Nobody may write into what `expand` made."""
     ranks = Ranks([[torch.tensor([[1.0], [2.0]]).mul(rank).expand(2, 3)] for rank in range(2)])
@@ -109,6 +119,7 @@ SAME = {
     "subset": lambda rank: Subset(range(8), [0, 1, 2]),
     "tensors": lambda rank: TensorDataset(torch.arange(8.0), torch.eye(8).to_sparse()),
     "sampler": lambda rank: RandomSampler(range(8)),
+    "keys": lambda rank: Subset({"a": 1, "b": 2}, ["b", "a"]),
 }
 
 
@@ -135,6 +146,15 @@ def test_ranks_with_the_same_data_are_not_named(split):
         report_other_data([shards(rank, SAME[split]) for rank in range(2)])
         report_other_data([["4 samples"], ["4 samples", "9 samples"]])
     assert said == []
+
+
+def test_large_rows_are_compared_without_a_copy_of_them_as_numbers():
+    rows = TensorDataset(torch.zeros(16, 2**17))
+    tracemalloc.start()
+    shards(0, lambda rank: rows)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2 * rows.tensors[0].nbytes
 
 
 def test_sessions_compare_their_data():

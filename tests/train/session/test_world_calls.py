@@ -8,7 +8,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,13 +22,16 @@ from support.virtual_workers import Worker, cluster, network, train_step
 from torch.distributed import HashStore
 
 import gossamer
+from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.comm.environment import roll_call
 from gossamer.comm.runtime.worker_scope import WorkerScope, enter
+from gossamer.comm.simulated import SimulatedGroup
 from gossamer.errors import GossamerError, LoopError, MismatchError, PeerLost
 from gossamer.plan.simulate.virtual_worker import VirtualGroups, VirtualWorld
-from gossamer.train.session import average, world_calls
+from gossamer.train.session import average
+from gossamer.train.session.session import Session
 from gossamer.train.synchronizers import peer_endpoints
-from gossamer.train.world_state import WorldState, place
+from gossamer.train.world_state import WorldState, current, place
 from gossamer.world import World
 
 
@@ -197,6 +199,31 @@ def test_arrays_are_reduced_to_arrays() -> None:
     assert all(same(each, expected) for each in together(work))
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"])
+def test_dtypes_that_torch_does_not_promote_are_reduced(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    sums = torch.int64 if dtype.startswith("uint") else kind
+
+    def work(world: World) -> list[Any]:
+        tensor = torch.tensor([world.rank + 1, 4]).to(kind)
+        ops = ("mean", "sum") if kind == torch.uint64 else ("mean", "sum", "min", "max")
+        return [world.all_reduce(tensor, op) for op in ops]  # type: ignore[arg-type]
+
+    for mean, total, *extremes in together(work, 3):
+        assert mean.double().tolist() == [2.0, 4.0]
+        assert (total.double().tolist(), total.dtype) == ([6.0, 12.0], sums)
+        assert [(each.double().tolist(), each.dtype) for each in extremes] in (
+            [],
+            [([1.0, 4.0], kind), ([3.0, 4.0], kind)],
+        )
+
+
+def test_means_of_integer_arrays_have_the_precision_of_float64() -> None:
+    """As of tokens counted by each worker; float32 represents integers up to 2^24."""
+    found = together(lambda world: world.all_reduce(np.array([2**24 + 1, world.rank])), 2)
+    assert all(same(each, np.array([2.0**24 + 1, 0.5])) for each in found)
+
+
 def test_gradients_do_not_flow_through_a_reduction() -> None:
     leaf = torch.ones(2, requires_grad=True)
     assert not any(each.requires_grad for each in together(lambda world: world.all_reduce(leaf * 2)))
@@ -220,6 +247,7 @@ def test_values_that_would_need_pickle_are_refused(method: str, value: Any) -> N
         (np.array(["a"]), "mean", TypeError, "dtype"),
         (torch.ones(2, dtype=torch.complex64), "max", TypeError, "complex"),
         (torch.ones(2).to_sparse(), "sum", TypeError, "sparse"),
+        (np.ones(2, dtype=np.uint64), "min", TypeError, "uint64"),
         (1.0, "median", ValueError, "op must be"),
     ],
 )
@@ -300,12 +328,22 @@ def test_a_dimension_of_a_mesh_has_no_collectives() -> None:
         together(lambda world: world.within(Dimension()).barrier(), 1)
 
 
-def test_calls_reach_all_workers_while_a_session_has_a_part_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_reach_all_workers_while_a_session_has_a_part_of_them() -> None:
     """As with attach(mesh=...): the session's group would answer for one dimension of the mesh only."""
-    part = SimpleNamespace(comm_thread=SimpleNamespace(is_fixed=True), transport=SimpleNamespace(world=2))
-    monkeypatch.setattr(world_calls, "newest_group", lambda: part)
-    monkeypatch.setattr(world_calls, "survivor_calls", lambda world: None)
-    assert together(lambda world: world.all_gather(world.rank), 4) == [[0, 1, 2, 3]] * 4
+    groups, parts = VirtualGroups(4), [SimulatedGroup(2).transports for _ in range(2)]
+
+    def run(rank: int) -> Any:
+        enter(WorkerScope())
+        place(VirtualWorld(rank, groups))
+        model, tensor = network(), torch.tensor([float(rank)])
+        try:
+            with Session(model, sgd(model), resolve("Dense()"), parts[rank % 2][rank // 2], world=current()):
+                gossamer.average_([tensor], "Dense()")
+                return [gossamer.init().all_gather(rank), gossamer.gather(rank), gossamer.mean(rank), tensor.item()]
+        finally:
+            groups.close(rank)
+
+    assert in_threads(run, 4) == [[[0, 1, 2, 3], [0, 1, 2, 3], 1.5, 1.5]] * 4
 
 
 def test_an_elastic_run_without_a_session_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

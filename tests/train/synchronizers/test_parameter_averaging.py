@@ -51,6 +51,37 @@ def test_averaged_parameters_are_equal_and_restored_bit_exactly() -> None:
     assert not torch.equal(agree([merged for _, merged in results]), START)
 
 
+def test_optimizer_state_is_averaged_where_a_scheduler_was_made_before_attach() -> None:
+    def work(worker: Worker) -> Tensor:
+        model = network(worker.rank)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        torch.optim.lr_scheduler.StepLR(optimizer, 100)
+        loss_of(model, 9, worker.rank).backward()
+        worker.attach(model, optimizer, "LocalSGD(2, optimizer_state='average')")
+        assert not optimizer.state  # attach has made no step
+        optimizer.zero_grad()
+        for step in range(2):
+            train_step(model, optimizer, step, worker.rank)
+        return torch.cat([optimizer.state[each]["exp_avg"].flatten() for each in model.parameters()])
+
+    assert agree(cluster(work, 2)).any()
+
+
+def test_optimizer_state_of_every_group_is_averaged() -> None:
+    def work(worker: Worker) -> Tensor:
+        model = network(worker.rank)
+        first, *others = model.parameters()
+        groups = [{"params": [first]}, {"params": others, "momentum": 0.9}]
+        optimizer = torch.optim.SGD(groups, 0.1)
+        worker.attach(model, optimizer, "LocalSGD(2, optimizer_state='average')")
+        for step in range(2):
+            train_step(model, optimizer, step, worker.rank)
+        assert optimizer.state[first].get("momentum_buffer") is None
+        return torch.cat([optimizer.state[each]["momentum_buffer"].flatten() for each in others])
+
+    assert agree(cluster(work, 2)).any()
+
+
 @pytest.mark.parametrize(("recipe", "steps", "held"), [
     ("LocalSGD(4)", 6, False), ("LocalSGD(4)", 8, True), ("DiLoCo(4)", 7, False), ("DelayedAveraging(2)", 5, False),
     ("Gossip()", 5, False), ("ParameterServer('sync')", 5, True), ("Dense()", 5, True),

@@ -8,6 +8,7 @@ The name of a run is made at its first save, adopted by runs that load it, and s
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -60,6 +61,17 @@ def set_aside(directory: str | os.PathLike[str], run: str) -> list[str]:
         if folder.parent.name == REPLACED and place.exists():
             continue  # the step was written again, and no save was interrupted in the meantime
         with suppress(FileNotFoundError):  # moved by another rank
-            move_folder(folder, place)
-            moved.append(os.fspath(place))
+            moved.append(os.fspath(_moved(folder, place.parent)))
     return moved
+
+
+def _moved(folder: Path, to: Path, number: int = 1) -> Path:
+    """Move a step into the folder `to`, or `to`-2 and so on if its run has a step of this number there already."""
+    place = to.with_name(f"{to.name}-{number}" if number > 1 else to.name) / folder.name
+    try:
+        move_folder(folder, place)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return _moved(folder, to, number + 1)
+    return place

@@ -116,20 +116,25 @@ def _kept(keys: Sequence[str]) -> str:
 
 
 def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
-    """Keys of the state that an optimizer of this kind and settings keeps for every entry of a parameter."""
+    """Keys of the state that an optimizer of this kind and settings keeps for every entry of some parameter."""
     if any(isinstance(part, Optimizer) for value in vars(optimizer).values() for part in items(value)):
         raise AttachError(
             f"{type(optimizer).__name__} holds other optimizers, each with its own state, and determining their state "
             'would require a step with them. Write optimizer_state="keep", without periods of moments.'
         )
-    parameter = Parameter(torch.zeros(2, 2))
     another = copy(optimizer)  # without its hooks; the constructor may not accept all entries of a group
-    vars(another).update({name: value for name, value in vars(optimizer).items() if name not in vars(another)})
-    another.state, another.param_groups = defaultdict(dict), [{**optimizer.param_groups[0], "params": [parameter]}]
-    parameter.grad = torch.zeros(2, 2)
+    # Without wrapped methods: a scheduler replaces `step` on the instance, and that one makes the step of `optimizer`
+    plain = {name: each for name, each in vars(optimizer).items() if not callable(getattr(type(optimizer), name, None))}
+    vars(another).update(plain | vars(another))
+    parameters = [Parameter(torch.zeros(2, 2)) for _ in optimizer.param_groups]  # groups may keep different state
+    groups = zip(optimizer.param_groups, parameters, strict=True)
+    another.state, another.param_groups = defaultdict(dict), [{**group, "params": [each]} for group, each in groups]
+    for each in parameters:
+        each.grad = torch.zeros(2, 2)
     another.step()
-    kept = another.state[parameter].items()
-    return [kind for kind, value in kept if isinstance(value, Tensor) and value.shape == parameter.shape]
+    kept = [item for each in parameters for item in another.state[each].items()]
+    like = [kind for kind, value in kept if isinstance(value, Tensor) and value.shape == parameters[0].shape]
+    return list(dict.fromkeys(like))
 
 
 def averaged_bytes(tensors: Sequence[Tensor]) -> int:

@@ -225,6 +225,8 @@ def settings(optimizer: Optimizer | None, scale: float | None = None, *, weighte
     for group in () if optimizer is None else optimizer.param_groups:
         numbers = []
         for key, value in group.items():
+            if isinstance(value, Tensor) and value.numel() != 1:
+                continue  # not a setting, but for example a buffer of an optimizer that communicates itself
             if isinstance(value, (bool, int, float, tuple, Tensor)):
                 numbers.append(f"{key}={float(value) if isinstance(value, Tensor) else value!r}")
         groups.append(", ".join(numbers))

@@ -18,7 +18,10 @@ from torch.optim import Optimizer
 
 from gossamer.base.layout import accumulation_dtype
 
-NEAR = 0.5  # maximum distance of a copy to its parameter, relative to its norm; moments are farther away
+NEAR = 0.5  # maximum distance of a copy to its parameter, relative to its norm; moments are mostly farther away
+# Keys of moments in torch.optim. Momentum with weight decay tends to weight_decay / (1 - momentum) of its parameter.
+ADAM = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf"})
+MOMENTS = ADAM | {"momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum"}
 DEEPEST = 3  # nesting depth of optimizers and of lists that are searched
 
 
@@ -37,12 +40,14 @@ class _Copy(NamedTuple):
 class WeightCopies:
     """Copies of parameters in an optimizer and optimizers within it: in their state, or in lists of their own.
 
-    They are searched once, before the first write to a parameter; the optimizer has state by then.
+    They are searched before the first write to a parameter, when the optimizer has state; and again once it has state
+    of more parameters, such as those that had no gradient before.
     """
 
     def __init__(self, *optimizers: Optimizer) -> None:
         self._optimizers = optimizers
         self._found: Mapping[int, Sequence[_Copy]] | None = None  # by id of the parameter
+        self._searched = 0  # what `_size` was then
 
     @contextmanager
     def following(self, parameters: Iterable[Tensor]) -> Iterator[None]:
@@ -51,8 +56,8 @@ class WeightCopies:
         A copy m of a parameter x becomes m + (x' - x), or x' if that does not round to x'. The part of m beyond the
         precision of x is kept, so that steps smaller than a rounding error accumulate.
         """
-        if self._found is None:
-            self._found = self._look()
+        if self._found is None or self._searched != self._size():
+            self._found, self._searched = self._look(), self._size()
         copies = (
             [copy for parameter in parameters for copy in self._found.get(id(parameter), ())] if self._found else []
         )
@@ -62,6 +67,12 @@ class WeightCopies:
             for copy, old in zip(copies, before, strict=True):
                 if (tensor := copy.tensor) is not None:
                     _move(tensor.detach(), old, copy.parameter.detach())
+
+    def _size(self) -> int:
+        """Number of the parameters in the optimizers' groups and in their state."""
+        optimizers = [*_nested(self._optimizers)]
+        held = sum(len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups)
+        return held + sum(len(optimizer.state) for optimizer in optimizers)
 
     def _look(self) -> Mapping[int, Sequence[_Copy]] | None:
         """Search for copies; None if no optimizer has made a step yet."""
@@ -95,7 +106,7 @@ def _candidates(optimizer: Optimizer) -> Iterator[list[_Copy]]:
     by_key: dict[object, list[_Copy]] = {}
     for parameter, state in optimizer.state.items():
         for key, value in state.items() if isinstance(state, dict) else ():
-            if isinstance(parameter, Tensor) and _fits(value, parameter):
+            if isinstance(parameter, Tensor) and key not in MOMENTS and _fits(value, parameter):
                 by_key.setdefault(key, []).append(_Copy(parameter, partial(_read, optimizer, parameter, key)))
     yield from by_key.values()
     groups = [group["params"] for group in optimizer.param_groups]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, Subset, Tenso
 Labels = Iterable[Hashable] | Tensor
 MOST_SAMPLED = 2**28  # entries of a sampler, which are drawn as one list for each epoch
 FIRST_ROWS = 16  # of a TensorDataset's tensors, which are compared between ranks
+MOST_ENTRIES = 2**20  # of these rows: a row may be a volume or a video
 
 
 def length_of(source: Any) -> int:
@@ -45,13 +47,20 @@ def digest_of(source: Any) -> str:
     rows of a TensorDataset."""
     digest, length = hashlib.blake2b(digest_size=8), length_of(source)
     while isinstance(source, Subset):
-        digest.update(np.asarray(source.indices, dtype=np.int64).tobytes())
+        with suppress(TypeError, ValueError):  # keys of another kind, such as texts
+            digest.update(np.asarray(source.indices, dtype=np.int64).tobytes())
         source = source.dataset
     if type(source) is TensorDataset:
         for tensor in source.tensors:
-            if tensor.layout is torch.strided:
-                digest.update(repr(tensor[:FIRST_ROWS].tolist()).encode())
+            if tensor.layout is torch.strided and not tensor.is_quantized:
+                digest.update(_bytes(tensor[:FIRST_ROWS].reshape(-1)[:MOST_ENTRIES]))
     return f"{length} samples ({digest.hexdigest()})"
+
+
+def _bytes(entries: Tensor) -> bytes:
+    """entries: (n,), of any dtype and device."""
+    plain = entries.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return repr(plain.dtype).encode() + plain.view(torch.uint8).numpy().tobytes()
 
 
 def classes_of(labels: Labels, source: object) -> Tensor:
@@ -64,7 +73,7 @@ def classes_of(labels: Labels, source: object) -> Tensor:
     numbers: dict[Hashable, int] = {}
     values = labels.tolist() if isinstance(labels, Tensor) else labels
     try:
-        codes = torch.tensor([numbers.setdefault(value, len(numbers)) for value in values], device="cpu")
+        codes = torch.tensor([numbers.setdefault(_plain(value), len(numbers)) for value in values], device="cpu")
     except TypeError as error:
         raise TypeError(
             f"stratify and labels must have one label per sample, such as a list of numbers or of text, and cannot be "
@@ -76,3 +85,13 @@ def classes_of(labels: Labels, source: object) -> Tensor:
             "Pass one label per sample, in the dataset's order."
         )
     return codes
+
+
+def _plain(label: Hashable) -> Hashable:
+    """The value of a tensor with one entry, such as the labels of a TensorDataset; a tensor is hashed by its identity.
+    Raises TypeError for other tensors."""
+    if not isinstance(label, Tensor):
+        return label
+    if label.numel() != 1:
+        raise TypeError(f"a label is a tensor of shape {tuple(label.shape)}")
+    return label.item()

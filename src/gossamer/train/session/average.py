@@ -193,7 +193,7 @@ class CallLane:
     @classmethod
     def of_this_process(cls, caller: str) -> CallLane:
         group = newest_group()
-        if group is None:
+        if group is None or not group.has_all(current().size):
             transport = shared_transport()
             return cls(caller, transport, lambda script: run_script(script(), transport).result)
         return cls(caller, group.transport, group.run, keeps=not group.comm_thread.is_fixed)

@@ -201,7 +201,7 @@ def steps_through(outer: Optimizer, inner: Optimizer, depth: int = 3) -> bool:
 
 
 def _parts(optimizer: Optimizer) -> Iterator[Optimizer]:
-    for value in vars(optimizer).values():
+    for value in [*vars(optimizer).values()]:  # a copy, since another thread may set attributes, as its scheduler does
         several = value if isinstance(value, (list, tuple)) else [value]
         yield from (each for each in several if isinstance(each, Optimizer))
 

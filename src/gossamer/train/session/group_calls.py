@@ -58,6 +58,10 @@ class GroupCalls:
         """Whether this worker was lost and returned alone, while the group continued without it."""
         return isinstance(self.transport, DetachedTransport)
 
+    def has_all(self, size: int) -> bool:
+        """Whether the group has all `size` workers of the job; under attach(mesh=...) it is a part of them."""
+        return not self.comm_thread.is_fixed or self.transport.world == size
+
     def lacks_ranks(self, caller: str) -> bool:
         """Whether some rank is lost, or has returned alone, so that calls for all ranks are impossible: the same on all
         remaining ranks, which all call it. False for recipes that do not tolerate losses."""

@@ -83,6 +83,8 @@ class DeferredMetrics:
         if not any(map(_is_on_other_device, metrics.values())):
             _emit(step, metrics)
             return
+        # Refused here: an error on the communication thread would end the session
+        logged_numbers({name: each for name, each in metrics.items() if not _is_on_other_device(each)})
         kept = {name: each.detach().clone() if isinstance(each, Tensor) else each for name, each in metrics.items()}
         try:
             self._last = self._comm_thread.submit(partial(_emit, step, kept))

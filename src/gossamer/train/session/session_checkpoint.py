@@ -100,9 +100,13 @@ def first_bytes(state: SessionState) -> int:
 
 
 def refuse_misfit(state: SessionState, current: SessionState) -> None:
-    """Raise CheckpointError for a saved state of a session that belongs to another run."""
+    """Raise CheckpointError for a saved state of a session that belongs to another run.
+
+    Recipes may differ in wrappers that the number of workers chooses; see reshard.taken_up.
+    """
+    alike = reshard.alike(state["recipe"], current["recipe"])
     for key in ("recipe", "layout", "world", "rank"):
-        if state[key] != current[key]:
+        if state[key] != current[key] and not (key == "recipe" and alike):
             raise CheckpointError(
                 f"this checkpoint's {key} is {state[key]!r}, this session's is {current[key]!r}, so its state does not "
                 f"fit. {REMEDIES.get(key, REMEDY)}, or begin in an empty directory."

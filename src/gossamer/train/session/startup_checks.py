@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -164,6 +165,9 @@ def _script_hash() -> str:
     return hashlib.blake2b(script.read_bytes(), digest_size=8).hexdigest()
 
 
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the repr of a function or an object; it differs between processes
+
+
 def optimizer_digest(optimizer: Optimizer) -> str:
     """A hash of every tensor and number in the optimizer's state."""
     state = optimizer.state_dict()
@@ -174,7 +178,7 @@ def optimizer_digest(optimizer: Optimizer) -> str:
             tensors.append(local_part(value))
             numbers.append(f"{path}:{tuple(value.shape)}")
         else:
-            numbers.append(f"{path}={value!r}")
+            numbers.append(f"{path}={ADDRESS.sub('', repr(value))}")
     return hashlib.blake2b(";".join([*tensor_hashes(tensors), *numbers]).encode(), digest_size=8).hexdigest()
 
 

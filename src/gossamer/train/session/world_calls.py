@@ -145,59 +145,75 @@ def _reduced_array(world: WorldState, value: np.ndarray[Any, Any], op: Reduction
             f"world.all_reduce cannot reduce a NumPy array of dtype {value.dtype} ({error}). Convert it, for example "
             "by value.astype(numpy.float64)."
         ) from error
-    found = _reduced_tensor(world, tensor, op)
-    return found.numpy().astype(np.float64) if op == "mean" and value.dtype.kind in "biu" else found.numpy()
+    return _reduced_tensor(world, tensor, op, torch.float64).numpy()
 
 
-def _reduced_tensor(world: WorldState, value: Tensor, op: Reduction) -> Tensor:
-    if value.layout != torch.strided or (value.is_complex() and op in ("min", "max")):
-        kind = "complex" if value.is_complex() else "sparse"
+def _reduced_tensor(world: WorldState, value: Tensor, op: Reduction, fractions: torch.dtype | None = None) -> Tensor:
+    """fractions: the dtype of means of integers and bools; None: the default dtype."""
+    if value.layout != torch.strided or (not _is_ordered(value.dtype) and op in ("min", "max")):
+        kind = "sparse" if value.layout != torch.strided else "complex" if value.is_complex() else "uint64"
         raise TypeError(
-            f"world.all_reduce cannot take the {op} of a {kind} tensor. Pass a dense tensor of real numbers."
+            f"world.all_reduce cannot take the {op} of a {kind} tensor. Pass a dense tensor of real numbers, such as "
+            "int64 in place of uint64."
         )
     call = Call("all_reduce", f"a tensor of shape {tuple(value.shape)} and {dtype_name(value.dtype)}, {op}")
     flat = _flat(value)
+    combine = partial(_combined, op=op, fractions=fractions or torch.get_default_dtype())
 
     def reduced(transport: Transport) -> Tensor:
         _agreed(transport, call, 0)
         found: Tensor = (
-            run_script(_reduction(flat, op, transport.world), transport).result if len(flat) else _combined([flat], op)
+            run_script(_reduction(flat, combine, transport.world), transport).result if len(flat) else combine([flat])
         )
         return found
 
     def of_survivors(values: Mapping[int, bytes]) -> Tensor:
-        return _combined([tensor_of(each).view(flat.dtype) for each in values.values()], op)
+        return combine([tensor_of(each).view(flat.dtype) for each in values.values()])
 
     # Only a roll call reads the bytes
     found: Tensor = _performed(world, call, lambda: bytes_of(flat.view(torch.uint8)), reduced, of_survivors)
     return found.view(value.shape).to(value.device)
 
 
-def _reduction(flat: Tensor, op: Reduction, world: int) -> Generator[CollectiveOp, Any, Tensor]:
+def _reduction(
+    flat: Tensor, combine: Callable[[Sequence[Tensor]], Tensor], world: int
+) -> Generator[CollectiveOp, Any, Tensor]:
     """Each rank reduces one part and sends it to all: the result has the same bits everywhere."""
     share = -(-len(flat) // world)
     padded = flat.new_zeros(share * world)
     padded[: len(flat)] = flat
     parts = tuple((part.view(torch.uint8),) for part in padded.split(share))
-    local = _combined([part.view(flat.dtype) for (part,) in (yield AllToAll(parts))], op)
+    local = combine([part.view(flat.dtype) for (part,) in (yield AllToAll(parts))])
     found = yield AllGather((local.view(torch.uint8),))
     return torch.cat([part for (part,) in found]).view(local.dtype)[: len(flat)]
 
 
-def _combined(values: Sequence[Tensor], op: Reduction) -> Tensor:
+def _combined(values: Sequence[Tensor], op: Reduction, fractions: torch.dtype) -> Tensor:
     kind = values[0].dtype
-    if op in ("min", "max"):
-        stacked = torch.stack(list(values))
-        return stacked.amin(0) if op == "min" else stacked.amax(0)
     whole = not (kind.is_floating_point or kind.is_complex)
+    if op in ("min", "max"):
+        stacked = torch.stack([each.to(_comparable(kind)) for each in values])
+        return (stacked.amin(0) if op == "min" else stacked.amax(0)).to(kind)
     wide = torch.complex128 if kind.is_complex else torch.int64 if whole and op == "sum" else torch.float64
     if op == "mean":
         mean = tensor_mean(torch.stack([each.to(wide) for each in values]))
-        return mean.to(torch.get_default_dtype() if whole else kind)
+        return mean.to(fractions if whole else kind)
     total = torch.zeros_like(values[0], dtype=wide)
     for each in values:
-        total += each
+        total += each.to(wide)  # torch promotes neither uint16 to uint64 nor 8-bit floating-point formats
     return total if whole else total.to(kind)
+
+
+def _is_ordered(dtype: torch.dtype) -> bool:
+    """Whether torch compares values of this dtype, or represents all of them in one that it compares."""
+    return not dtype.is_complex and dtype != torch.uint64
+
+
+def _comparable(dtype: torch.dtype) -> torch.dtype:
+    """A dtype with minima that represents all values of `dtype`."""
+    if dtype in (torch.uint16, torch.uint32):
+        return torch.int64
+    return torch.float32 if dtype.is_floating_point and dtype.itemsize == 1 else dtype
 
 
 # -- travel ------------------------------------------------------------------------------------------------------------
@@ -291,8 +307,7 @@ def _performed(
 def _over_newest_group(world: WorldState, calls: Callable[[Transport], T]) -> T:
     """Make calls on the communication thread of the newest session; without one, over a group for such calls."""
     group = newest_group()
-    # Under attach(mesh=...) the session's group is only a part of the job
-    if group is not None and (not group.comm_thread.is_fixed or group.transport.world == world.size):
+    if group is not None and group.has_all(world.size):
         return group.together(lambda: calls(group.transport))
     transport = shared_transport()
     with _locks.setdefault(transport, threading.Lock()):  # a barrier may still wait there in another thread
