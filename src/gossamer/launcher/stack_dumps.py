@@ -107,10 +107,11 @@ class StackRequests:
             self.ask()
 
     def keep(self) -> None:
-        """At the end of the run: copy the dumps to the folder of logs."""
+        """At the end of the run: copy the dumps to the folder of logs, as far as the disk has room."""
         for path in [*self._files.all_stacks(), *self._files.all_flights()]:
             if path.stat().st_size:
-                shutil.copyfile(path, self._logs / path.name)
+                with contextlib.suppress(OSError):  # the record of the run and its table follow
+                    shutil.copyfile(path, self._logs / path.name)
 
 
 def ask(dumps: Iterable[Path]) -> Sequence[int]:
