@@ -124,12 +124,15 @@ class FailureReporter:
             write_json(self._files.finished(self._rank, self._attempt), {"moment": time.time()})
 
     def ended(self, code: object) -> int:
-        """Exit code of sys.exit(code). Anything but a number is printed and means 1, as without a launcher."""
-        if code is None or code == 0:
+        """Exit code of sys.exit(code). Anything but a number is printed and means 1, as without a launcher. The system
+        keeps the lowest eight bits of a number, so -1 means 255: a negative code would be that of a signal."""
+        if code is None:
             return 0
-        exit_code = code if isinstance(code, int) else 1
-        if exit_code is not code:
+        if not isinstance(code, int):
             print(code, file=sys.stderr)
+        exit_code = code & 0xFF if isinstance(code, int) else 1
+        if not exit_code:
+            return 0
         self._failed(exit_code, Origin.ENDED, "the script called sys.exit", "")
         return exit_code
 
