@@ -78,6 +78,16 @@ def test_the_launcher_receives_the_exit_code_that_the_system_reports(tmp_path: P
     assert (failure.shell_code, failure.ending) == (ending, f"exit code {ending}")
 
 
+def test_the_summary_of_an_error_is_its_message_and_not_a_note(tmp_path: Path) -> None:
+    error = ValueError("the dataset is empty")
+    error.add_note("while reading\nshard 3")
+    worker.FailureReporter(RunFiles(tmp_path), 0).raised(error)
+    report = read_json(RunFiles(tmp_path).failure(0, 0))
+    assert report is not None
+    assert report["summary"] == "ValueError: the dataset is empty"
+    assert report["traceback"].endswith("ValueError: the dataset is empty\nwhile reading\nshard 3\n")
+
+
 def test_an_exit_code_that_the_system_cuts_to_zero_is_a_success(tmp_path: Path) -> None:
     assert worker.FailureReporter(RunFiles(tmp_path), 0).ended(256) == 0
     assert not RunFiles(tmp_path).failure(0, 0).exists()

@@ -28,7 +28,7 @@ from gossamer.comm.environment.emulated_host import enter_host
 from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.comm.runtime import interruption
 from gossamer.comm.runtime.open_sessions import open_sessions
-from gossamer.comm.runtime.uncaught_errors import is_users, shortened
+from gossamer.comm.runtime.uncaught_errors import is_users, shortened, summary_of
 from gossamer.launcher.failure import Origin, is_echo
 from gossamer.launcher.job import STANDBY
 from gossamer.launcher.process_logs import PatientFile
@@ -138,8 +138,7 @@ class FailureReporter:
 
     def raised(self, error: BaseException) -> int:
         lines = traceback.format_exception(type(error), error, shortened(error, _from_script(error)))
-        summary = traceback.format_exception_only(error)[-1].strip()
-        self._failed(1, Origin.ECHO if is_echo(error) else Origin.RAISED, summary, "".join(lines))
+        self._failed(1, Origin.ECHO if is_echo(error) else Origin.RAISED, summary_of(error), "".join(lines))
         return 1
 
     def _failed(self, exit_code: int, origin: Origin, summary: str, text: str) -> None:
