@@ -73,6 +73,11 @@ def test_a_script_that_takes_the_signal_for_itself_keeps_it(files: RunFiles, wor
     assert signal.getsignal(SIGNAL) != signal.SIG_IGN
 
 
+def test_a_stall_ends_no_training_if_the_folder_of_the_run_was_removed(files: RunFiles, worker: DumpOnSignal) -> None:
+    shutil.rmtree(files.directory)
+    worker(STALLED)
+
+
 class Launcher:
     """With a worker that lives and takes the signal, counted, and a clock."""
 

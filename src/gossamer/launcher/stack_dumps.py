@@ -51,7 +51,8 @@ class DumpOnSignal:
             case Attached() | StepEnded() if self._file is not None and not self._is_handler():
                 self._give_up()
             case Stalled():
-                self._files.stalled(self._rank).touch()
+                with contextlib.suppress(OSError):  # a full disk must not end training
+                    self._files.stalled(self._rank).touch()
 
     def close(self) -> None:
         """End of the script. A late signal is ignored and does not end the process."""
