@@ -94,6 +94,8 @@ def test_the_width_is_the_terminals_or_a_fixed_one(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(os, "get_terminal_size", lambda fileno: os.terminal_size((97, 20)))
     assert (columns(Terminal()), columns(StringIO())) == (97, FILE_COLUMNS)
+    monkeypatch.setattr(os, "get_terminal_size", lambda fileno: os.terminal_size((0, 0)))
+    assert columns(Terminal()) == FILE_COLUMNS  # as of `ssh -tt` in a script, which has no size to hand on
     monkeypatch.setenv("COLUMNS", "40")
     assert (columns(Terminal()), columns(StringIO())) == (40, 40)
     monkeypatch.setenv("COLUMNS", "\u00b2")  # a digit to str.isdigit, but not to int

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from support.command_line import refusal
 
+from gossamer.base import system
 from gossamer.cli import run_training
 from gossamer.cli.main import gossamer
 
@@ -43,7 +44,7 @@ def test_a_dry_run_prints_the_plan_and_makes_no_file(folder: Path) -> None:
     assert plan["restarts"] == ["at most 3"]
     assert plan["recipe"][0].startswith("TopK(0.01), which is EveryStep() + Route(Feedback(TopK(density=0.01)))")
     assert "GOSSAMER_RECIPE='TopK(0.01)'" in plan["environment"]
-    assert f"OMP_NUM_THREADS={max(1, (os.cpu_count() or 1) // 2)}" in plan["environment"]
+    assert f"OMP_NUM_THREADS={max(1, system.cores() // 2)}" in plan["environment"]
     assert plan["files"][0].startswith("runs/")
     assert "out.json" in plan[""]
     assert os.listdir(folder) == ["train.py"]

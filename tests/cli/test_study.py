@@ -17,6 +17,7 @@ from gossamer.cli import study
 from gossamer.cli.compare import CommandEnd
 from gossamer.cli.main import gossamer
 from gossamer.cli.study import study_command
+from gossamer.plan.study import StudyRun
 
 ENDS = {"Dense()": 1.0, "Silent()": 2.0, "Int8()": 1.25}
 
@@ -76,6 +77,24 @@ def test_every_recipe_runs_with_every_seed_and_an_interrupted_study_continues(co
     commands.clear()
     studied(*recipes("Dense()", "Int8()"), "--seeds", "3", "--network", "20mbit,20ms")
     assert [words[-1] for words in commands] == ["2", "2"]
+
+
+@pytest.mark.parametrize("network", ["{}", "{}; 10mbit at 30s", "100mbit; {} at 30s"])
+def test_a_changed_network_file_is_another_study(
+    network: str, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(trainer: study.CommandTrainer, run: StudyRun, on_line: Any) -> dict[str, Any]:
+        commands.append([*run.command])
+        return _ended(run.command)
+
+    monkeypatch.setattr(study.CommandTrainer, "train", train)
+    file = Path("my net.toml")
+    words = ["--network", network.format(file), "--step-seconds", "0.1", "--seeds", "1", *recipes("Dense()")]
+    for rate in ("10mbit", "10mbit", "20mbit"):
+        file.write_text(f'[[hosts]]\ncount = 2\nrate = "{rate}"\n')
+        code, said = output_of(study_command, *words, "train.py", "0")
+        assert code == 0, said
+    assert len(commands) == 2
 
 
 def test_the_table_has_means_paired_differences_and_the_retained_benefit(commands: list[list[str]]) -> None:

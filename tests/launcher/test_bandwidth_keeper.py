@@ -123,6 +123,35 @@ def test_the_cap_begins_again_at_midnight(tmp_path):
     assert not machine.transfers()
 
 
+def test_a_cap_that_is_set_during_a_run_does_not_count_earlier_days(tmp_path):
+    machine = Machine(tmp_path, upload="none")
+    machine.bandwidth.transfer(UP, 50_000_000, 0)
+    machine.at("2026-03-01 23:59")
+    machine.at("2026-03-02 12:00")
+    machine.write(daily_cap="10MB")
+    machine.at("2026-03-02 12:01")
+    assert not machine.stops
+    assert machine.transfers()
+
+
+def test_a_run_without_a_cap_adds_its_bytes_to_the_day_while_it_trains(tmp_path):
+    machine = Machine(tmp_path, upload="none")
+    machine.bandwidth.transfer(UP, 9_500_000, 0)
+    machine.at("2026-03-01 12:01")
+    assert Machine(tmp_path, daily_cap="10MB", usage=DailyUsage(tmp_path / "traffic.json")).stops
+
+
+def test_the_cap_begins_again_at_midnight_after_the_clock_was_set_back(tmp_path):
+    machine = Machine(tmp_path, "2030-01-01 12:00", daily_cap="10MB")
+    machine.bandwidth.transfer(UP, 8_000_000, 0)
+    machine.at("2026-03-01 12:00")
+    machine.at("2026-03-02 00:01")
+    machine.bandwidth.transfer(UP, 8_000_000, 0)
+    machine.at("2026-03-02 12:00")
+    assert not machine.stops
+    assert machine.transfers()
+
+
 def test_the_bytes_of_other_runs_of_the_day_count(tmp_path):
     usage = DailyUsage(tmp_path / "traffic.json")
     first = Machine(tmp_path, daily_cap="10MB", usage=usage)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gossamer.base import system
 from gossamer.base.system import LOOPBACK_INTERFACE
 from gossamer.launcher.job import Job, WorkerRange, interfaces, read_worker_range
 
@@ -39,9 +40,16 @@ def test_several_machines_choose_their_interface_themselves() -> None:
 
 
 def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(system, "cores", lambda: 8)
     assert job(workers=3).environment(Path("/run"), {})["OMP_NUM_THREADS"] == "2"
     assert job(workers=9).environment(Path("/run"), {})["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.skipif(not system.IS_LINUX, reason="only Linux reports the cores of a process")
+def test_workers_share_the_cores_that_a_scheduler_has_given_to_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {8, 9, 10, 11})
+    assert job(workers=2).environment(Path("/run"), {})["OMP_NUM_THREADS"] == "2"
 
 
 def test_ranks_of_the_second_machine() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +73,11 @@ def test_a_script_that_takes_the_signal_for_itself_keeps_it(files: RunFiles, wor
     assert signal.getsignal(SIGNAL) != signal.SIG_IGN
 
 
+def test_a_stall_ends_no_training_if_the_folder_of_the_run_was_removed(files: RunFiles, worker: DumpOnSignal) -> None:
+    shutil.rmtree(files.directory)
+    worker(STALLED)
+
+
 class Launcher:
     """With a worker that lives and takes the signal, counted, and a clock."""
 
@@ -128,6 +135,23 @@ def test_what_was_dumped_stays_next_to_the_logs(files: RunFiles, worker: DumpOnS
     requests.keep()
     (kept,) = files.directory.parent.glob("stacks-3-*.txt")
     assert "Current thread" in kept.read_text()
+
+
+def test_a_full_disk_at_the_end_of_a_run_loses_only_the_copies_of_dumps(
+    files: RunFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(2):
+        (files.directory / f"stacks-{rank}-{os.getpid()}.txt").write_text("Current thread")
+    copy = shutil.copyfile
+
+    def fill(source: Path, target: Path) -> None:
+        if "stacks-0" in target.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", fill)
+    StackRequests(files, files.directory.parent, print).keep()
+    assert [path.name for path in files.directory.parent.glob("stacks-*")] == [f"stacks-1-{os.getpid()}.txt"]
 
 
 def test_the_lock_goes_with_the_process_that_holds_it(files: RunFiles, worker: DumpOnSignal) -> None:

@@ -72,6 +72,8 @@ def test_a_worker_that_is_started_again_begins_again(files: RunFiles) -> None:
 def test_a_full_disk_ends_no_training(files: RunFiles) -> None:
     StageMarks(RunFiles(files.directory / "none"), 1, 0)(ResidualMeasured(step=3, norm=0.5))
     StageMarks(files, 1, 0)(ResidualMeasured(step=3, norm=0.5))
+    for event in (Joined(), ATTACHED, WithoutSession(trains=True)):
+        StageMarks(RunFiles(files.directory / "none"), 1, 0)(event)
     assert read_json(files.residual(1, 0)) == {"norm": 0.5, "step": 3}
 
 

@@ -13,7 +13,7 @@ import pytest
 from gossamer.base.run_files import RunFiles
 from gossamer.launcher import process
 from gossamer.launcher.process import ManagedProcess
-from gossamer.launcher.supervisor import StopRequest, end_by_request
+from gossamer.launcher.supervisor import StopRequest, Supervisor, end_by_request
 
 
 class Clock:
@@ -102,6 +102,19 @@ def test_workers_get_the_signal_once_and_time_to_save(
     assert [worker.asked for worker in workers] == [[sent], [sent]]
     assert note.startswith("waiting up to 30 s for the workers to save")
     assert files.interrupted.exists() is (number == signal.SIGINT)
+
+
+def test_workers_get_time_to_save_if_the_folder_of_the_run_was_removed(clock: Clock, tmp_path: Path) -> None:
+    gone = RunFiles(tmp_path / "removed")
+    workers = [Worker(rank, clock, saves) for rank, saves in enumerate((20.0, 1.0))]
+    end(clock, gone, signal.SIGINT, *workers)
+    assert [worker.asked for worker in workers] == [[signal.SIGINT], [signal.SIGINT]]
+
+
+def test_a_signal_is_kept_if_the_folder_of_the_run_was_removed(tmp_path: Path) -> None:
+    supervisor = Supervisor(RunFiles(tmp_path / "removed"), 30.0, pytest.fail, lambda: None)
+    supervisor._on_signal(signal.SIGTERM, None)
+    assert supervisor.stop.number == signal.SIGTERM
 
 
 def test_one_that_still_imports_is_not_interrupted_but_ended(clock: Clock, files: RunFiles) -> None:

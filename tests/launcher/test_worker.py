@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gossamer.base.run_files import RunFiles
+from gossamer.base.run_files import RunFiles, read_json
 from gossamer.comm.runtime import open_sessions
 from gossamer.launcher import worker
+from gossamer.launcher.failure import from_report
 
 SCRIPT = """
 import gc, sys
@@ -66,6 +67,30 @@ def test_sessions_that_the_script_left_open_are_closed_at_its_end(
     assert capsys.readouterr().out.split() == ["closed"] * closed
     for session in open_sessions.open_sessions():
         open_sessions.unregister(session)
+
+
+@pytest.mark.parametrize(("code", "ending"), [(-1, 255), (7, 7), (300, 44), (True, 1), ("no data", 1)])
+def test_the_launcher_receives_the_exit_code_that_the_system_reports(tmp_path: Path, code: object, ending: int) -> None:
+    assert worker.FailureReporter(RunFiles(tmp_path), 0).ended(code) == ending
+    report = read_json(RunFiles(tmp_path).failure(0, 0))
+    assert report is not None
+    failure = from_report(report)
+    assert (failure.shell_code, failure.ending) == (ending, f"exit code {ending}")
+
+
+def test_the_summary_of_an_error_is_its_message_and_not_a_note(tmp_path: Path) -> None:
+    error = ValueError("the dataset is empty")
+    error.add_note("while reading\nshard 3")
+    worker.FailureReporter(RunFiles(tmp_path), 0).raised(error)
+    report = read_json(RunFiles(tmp_path).failure(0, 0))
+    assert report is not None
+    assert report["summary"] == "ValueError: the dataset is empty"
+    assert report["traceback"].endswith("ValueError: the dataset is empty\nwhile reading\nshard 3\n")
+
+
+def test_an_exit_code_that_the_system_cuts_to_zero_is_a_success(tmp_path: Path) -> None:
+    assert worker.FailureReporter(RunFiles(tmp_path), 0).ended(256) == 0
+    assert not RunFiles(tmp_path).failure(0, 0).exists()
 
 
 def test_an_error_that_a_full_disk_keeps_from_the_launcher_is_in_the_log(

@@ -28,11 +28,11 @@ def wide_console(width: int) -> Console:
 
 
 def columns(stream: TextIO) -> int:
-    """Columns of a stream: $COLUMNS, or the terminal's width; FILE_COLUMNS without a terminal."""
+    """Columns of a stream: $COLUMNS, or the terminal's width; FILE_COLUMNS without a terminal or if it has no size."""
     chosen = os.environ.get("COLUMNS", "")
     if chosen.isdecimal() and int(chosen) > 0:
         return int(chosen)
-    return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else FILE_COLUMNS
+    return (os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0) or FILE_COLUMNS
 
 
 def wrapped(text: str, width: int) -> str:

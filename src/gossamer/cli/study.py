@@ -147,6 +147,7 @@ def study_command(
         words = ["simulate", "--workers", str(workers), "--network", str(network), "--step-seconds", repr(step_seconds)]
         words += [*(["--steps", str(steps)] if steps else []), *(["--seconds", repr(seconds)] if seconds else [])]
         limits = (("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1")),)
+    files = _network_files(network, workers)
     runs = [
         StudyRun(
             label=label,
@@ -154,6 +155,7 @@ def study_command(
             seed=seed,
             command=(*words, "--recipe", recipe, str(script), *filled_in(arguments, seed=seed)),
             environment=limits,
+            files=files,
         )
         for label, recipe in recipes.items()
         for seed in range(seeds)
@@ -188,6 +190,12 @@ def _check_time(
         raise click.UsageError(
             "virtual time depends on the network. Describe it: --network 100mbit,20ms; or measure time: --real-time"
         )
+
+
+def _network_files(network: str | None, workers: int) -> tuple[Path, ...]:
+    """The files of a network or a schedule of networks. Their content may change while their names stay."""
+    changes = () if network is None else NetworkSchedule.read(network, workers).changes
+    return tuple(Path(each.text) for _, each in changes if each.text.endswith(".toml"))
 
 
 def _first_of_each(runs: Sequence[StudyRun]) -> list[StudyRun]:

@@ -134,12 +134,12 @@ class BandwidthKeeper:
         self._apply_cap(now)
 
     def _apply_cap(self, now: datetime) -> None:
+        if not 0 <= (now - self._reported_at).total_seconds() < USAGE_SECONDS:  # negative if the clock was set back
+            self._report(now)  # without a cap, too: one that is set later counts the bytes of its day only
         cap = self.limits.daily_cap_bytes
         if cap is None:
             self._bandwidth.set_cap(None)
             return
-        if (now - self._reported_at).total_seconds() >= USAGE_SECONDS:
-            self._report(now)
         self._bandwidth.set_cap(self._reported + max(0, cap - self._used))
         used = self._used + self._bandwidth.counted - self._reported
         if used >= STOP_SHARE * cap and self._stop_day != now.date():

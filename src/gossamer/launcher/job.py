@@ -152,7 +152,7 @@ class Job:
 
 def threads_per_worker(workers: int) -> str:
     """OMP_NUM_THREADS of each of `workers` processes of this machine, unless the user has set it."""
-    return str(max(1, (os.cpu_count() or 1) // workers))
+    return str(max(1, system.cores() // workers))
 
 
 def interfaces() -> list[str]:

@@ -51,7 +51,8 @@ class DumpOnSignal:
             case Attached() | StepEnded() if self._file is not None and not self._is_handler():
                 self._give_up()
             case Stalled():
-                self._files.stalled(self._rank).touch()
+                with contextlib.suppress(OSError):  # a full disk must not end training
+                    self._files.stalled(self._rank).touch()
 
     def close(self) -> None:
         """End of the script. A late signal is ignored and does not end the process."""
@@ -107,10 +108,11 @@ class StackRequests:
             self.ask()
 
     def keep(self) -> None:
-        """At the end of the run: copy the dumps to the folder of logs."""
+        """At the end of the run: copy the dumps to the folder of logs, as far as the disk has room."""
         for path in [*self._files.all_stacks(), *self._files.all_flights()]:
             if path.stat().st_size:
-                shutil.copyfile(path, self._logs / path.name)
+                with contextlib.suppress(OSError):  # the record of the run and its table follow
+                    shutil.copyfile(path, self._logs / path.name)
 
 
 def ask(dumps: Iterable[Path]) -> Sequence[int]:

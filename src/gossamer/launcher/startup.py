@@ -26,14 +26,17 @@ class StageMarks:
         self._files, self._rank, self._attempt = files, rank, attempt
 
     def __call__(self, event: Event) -> None:
+        with suppress(OSError):  # a full disk must not end training
+            self._report(event)
+
+    def _report(self, event: Event) -> None:
         if (stage := BY_EVENT.get(type(event))) is not None:
             self._files.mark(stage, self._rank, self._attempt)
         elif isinstance(event, WithoutSession):
             self._files.mark(Stage.OTHERWISE if event.trains else Stage.CALLED, self._rank, self._attempt)
         elif isinstance(event, ResidualMeasured):
-            with suppress(OSError):  # a full disk must not end training
-                path = self._files.residual(self._rank, self._attempt)
-                write_json(path, {"norm": event.norm, "step": event.step})
+            path = self._files.residual(self._rank, self._attempt)
+            write_json(path, {"norm": event.norm, "step": event.step})
 
 
 class Startup:

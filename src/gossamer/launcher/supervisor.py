@@ -9,7 +9,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TypeVar
 
@@ -127,14 +128,14 @@ class Supervisor:
             self.note(f"leaving the run, which continues; workers here have up to {self._grace_seconds:g} s to leave")
             self.end_workers(self._grace_seconds)
         elif policy.may_save:
-            self.files.stopping.touch()
+            _announce(self.files.stopping)
             self.end_workers(self._grace_seconds)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Create the file at once: a sender that signals all processes of a job also signals the workers, which look
         for the file."""
         if self._ends_whole_run:
-            self.files.stopping.touch()
+            _announce(self.files.stopping)
         self.stop(number, frame)
         if self._is_waiting:
             raise LauncherStopped
@@ -194,15 +195,22 @@ def end_by_request(
     note: Callable[[str], None],
 ) -> dict[int, int]:
     """Forward the request to the workers and give them time to save. Return exit codes by rank."""
-    files.stopping.touch()
+    _announce(files.stopping)
     if stop.worker_signal is signal.SIGINT:
-        files.interrupted.touch()
+        _announce(files.interrupted)
     if any(worker.lives and worker.entered for worker in workers):
         note(stop.waiting(grace_seconds))
     exit_codes = end_all(workers, grace_seconds, stop.worker_signal, stop.hurried)
     if killed := [f"rank {rank}" for rank, exit_code in exit_codes.items() if exit_code == -system.KILL]:
         note(f"killed, because they had not ended by then: {', '.join(killed)}")
     return exit_codes
+
+
+def _announce(file: Path) -> None:
+    """Create a file that workers look for. They receive the signal also if the disk is full or the folder was removed;
+    an error here, or in a handler, would take their time to save."""
+    with suppress(OSError):
+        file.touch()
 
 
 class PeriodicTask:

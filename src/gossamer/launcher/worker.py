@@ -28,7 +28,7 @@ from gossamer.comm.environment.emulated_host import enter_host
 from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.comm.runtime import interruption
 from gossamer.comm.runtime.open_sessions import open_sessions
-from gossamer.comm.runtime.uncaught_errors import is_users, shortened
+from gossamer.comm.runtime.uncaught_errors import is_users, shortened, summary_of
 from gossamer.launcher.failure import Origin, is_echo
 from gossamer.launcher.job import STANDBY
 from gossamer.launcher.process_logs import PatientFile
@@ -124,19 +124,21 @@ class FailureReporter:
             write_json(self._files.finished(self._rank, self._attempt), {"moment": time.time()})
 
     def ended(self, code: object) -> int:
-        """Exit code of sys.exit(code). Anything but a number is printed and means 1, as without a launcher."""
-        if code is None or code == 0:
+        """Exit code of sys.exit(code). Anything but a number is printed and means 1, as without a launcher. The system
+        keeps the lowest eight bits of a number, so -1 means 255: a negative code would be that of a signal."""
+        if code is None:
             return 0
-        exit_code = code if isinstance(code, int) else 1
-        if exit_code is not code:
+        if not isinstance(code, int):
             print(code, file=sys.stderr)
+        exit_code = code & 0xFF if isinstance(code, int) else 1
+        if not exit_code:
+            return 0
         self._failed(exit_code, Origin.ENDED, "the script called sys.exit", "")
         return exit_code
 
     def raised(self, error: BaseException) -> int:
         lines = traceback.format_exception(type(error), error, shortened(error, _from_script(error)))
-        summary = traceback.format_exception_only(error)[-1].strip()
-        self._failed(1, Origin.ECHO if is_echo(error) else Origin.RAISED, summary, "".join(lines))
+        self._failed(1, Origin.ECHO if is_echo(error) else Origin.RAISED, summary_of(error), "".join(lines))
         return 1
 
     def _failed(self, exit_code: int, origin: Origin, summary: str, text: str) -> None:

@@ -23,6 +23,7 @@ from gossamer import events
 from gossamer.base import flight_recorder
 from gossamer.base.flight_recorder import NOTHING, FlightRecorder, NotedOperation
 from gossamer.base.kernels.library import ABI, are_built
+from gossamer.comm.runtime.uncaught_errors import summary_of
 from gossamer.events import Event, GroupChanged, Joined, LinkCounters, LinksOpened, Noticed, ParametersDiffer, Skipped
 from gossamer.observe.event_log import Entry, LineFile
 from gossamer.observe.flight_dump import flight_path, write_flight
@@ -207,7 +208,7 @@ class AsideLog:
     def failed(self, error: BaseException, thread: str) -> None:
         """Report an uncaught error that ended a thread."""
         text = "".join(traceback.format_exception(error))[-MOST_CHARACTERS:]
-        summary = traceback.format_exception_only(error)[-1].strip()[:MOST_CHARACTERS]
+        summary = summary_of(error)[:MOST_CHARACTERS]
         self._append({"kind": "uncaught", "thread": thread, "summary": summary, "traceback": text})
 
     def vitals(self, sampled: Mapping[str, float]) -> None:

@@ -37,9 +37,10 @@ PROGRESS_PREFIX = "gossamer: "  # of the lines that a command prints about its p
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRun:
-    """One training: a recipe with a seed. `command` and `environment` determine its result, and so does the script.
+    """One training: a recipe with a seed. `command`, `environment` and `files` determine its result, and so does the
+    script.
 
-    label: name of the recipe, as the user wrote it. command: arguments of `gossamer`.
+    label: name of the recipe, as the user wrote it. command: arguments of `gossamer`. files: read by the command.
     """
 
     label: str
@@ -47,6 +48,7 @@ class StudyRun:
     seed: int
     command: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()
+    files: tuple[Path, ...] = ()
 
 
 class RunFailure(GossamerError):
@@ -55,7 +57,8 @@ class RunFailure(GossamerError):
 
 class RunStore:
     """Finished runs in a folder, one JSON file each. The file name has a hash of all inputs of the run: this version of
-    Gossamer, the script's text, the command and the environment. A change of any of them means another run."""
+    Gossamer, the script's text, the command, the environment and the files. A change of any of them means another
+    run."""
 
     def __init__(self, folder: Path, script: Path) -> None:
         self.folder, self._script = folder, hashlib.sha256(script.read_bytes()).hexdigest()
@@ -76,7 +79,8 @@ class RunStore:
         write(self._file(run), {"study": about, **record})
 
     def _file(self, run: StudyRun) -> Path:
-        return self.file(f"{run.recipe} seed {run.seed}", run.command, run.environment)
+        digests = (hashlib.sha256(file.read_bytes()).hexdigest() for file in run.files)
+        return self.file(f"{run.recipe} seed {run.seed}", run.command, run.environment, *digests)
 
 
 def read_record(file: Path) -> Record | None:

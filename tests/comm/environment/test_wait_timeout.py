@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from math import inf
 
+import click
 import pytest
 
+from gossamer.cli import main
 from gossamer.comm.environment.wait_timeout import duration, engine_timeout, set_timeout, timeout_seconds
 
 
@@ -37,6 +40,22 @@ def test_a_variable_that_is_no_time_is_refused_with_the_line_to_write(
     for asked in (timeout_seconds, engine_timeout):
         with pytest.raises(ValueError, match=f"GOSSAMER_TIMEOUT={text} is not a number of seconds above 0.*=3600"):
             asked()
+
+
+def test_a_command_prints_an_invalid_variable_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @click.command()
+    def wait() -> None:
+        timeout_seconds()
+
+    monkeypatch.setenv("GOSSAMER_TIMEOUT", "1h")
+    monkeypatch.setattr(main, "gossamer", wait)
+    monkeypatch.setattr(sys, "argv", ["gossamer"])
+    with pytest.raises(SystemExit) as ended:
+        main.run_command()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("Error: GOSSAMER_TIMEOUT=1h is not a number")
 
 
 @pytest.mark.parametrize(

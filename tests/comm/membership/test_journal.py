@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import threading
+from collections.abc import ItemsView
 from pathlib import Path
 
 import pytest
 
+from gossamer.base import system
+from gossamer.base.json_text import checked_line
 from gossamer.comm.membership.journal import MemoryJournal, Remembered, ViewLog, view_entry
 from gossamer.comm.membership.view import Member, View
 from gossamer.errors import CheckpointError, ConnectError
@@ -132,6 +137,64 @@ def test_a_full_disk_is_reported_once(tmp_path: Path) -> None:
     assert log.load().view == 2
     (note,) = notes
     assert "No space left" in note
+    log.close()
+
+
+def test_entries_that_a_full_disk_refused_are_written_once_there_is_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    log = ViewLog(tmp_path / "journal", notes.append)
+    log.append(ENTRIES[0])
+    write = system.write_all
+
+    def fill(file: system.File, data: bytes) -> None:
+        write(file, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(system, "write_all", fill)
+        log.append(ENTRIES[1])
+        log.append(ENTRIES[3])
+    log.append(ENTRIES[4])
+    known = log.load()
+    log.close()
+    assert (known.view, known.finishing, len(notes)) == (2, True, 1)
+    assert read(tmp_path / "journal") == known
+
+
+def test_an_entry_whose_synchronization_failed_is_in_the_journal_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = ViewLog(tmp_path / "journal", lambda note: None)
+
+    def fail(handle: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(system, "sync_file", fail)
+        log.append({"most": 3})
+    log.append({"most": 4})
+    log.close()
+    assert (tmp_path / "journal").read_bytes() == checked_line({"most": 3}) + checked_line({"most": 4})
+
+
+def test_entries_of_two_threads_are_both_remembered(tmp_path: Path) -> None:
+    log = ViewLog(tmp_path / "journal", lambda note: None)
+    other = threading.Thread(target=log.append, args=({"fingerprint": "{}"},))
+
+    class Interrupted(dict[str, int]):
+        """An entry during which the other thread runs."""
+
+        def items(self) -> ItemsView[str, int]:
+            if other.ident is None:
+                other.start()
+                other.join(0.1)
+            return super().items()
+
+    log.append(Interrupted(most=7))
+    other.join()
+    assert (log.load().most, log.load().fingerprint) == (7, "{}")
     log.close()
 
 

@@ -232,6 +232,8 @@ def test_every_example_can_be_read(file: File) -> None:
         ("0mbit", ["positive", "--fault"]),
         ("fast", ["'fast'", "20mbit"]),
         ("100mbit,20", ["'20'", "20ms"]),
+        ("100mbit,20ms,2ms", ["two values of 'round_trip'", "jitter=2ms"]),
+        ("100mbit,loss=1%,loss=2%", ["two values of 'loss'"]),
         ("100mbit,loss=2", ["[0, 1)", "loss=0.1%"]),
         ("100mbit,colour=red", ["colour", "RATE[,ROUND_TRIP]"]),
         ("100 parsecs", ["'100 parsecs'", "mbit"]),

@@ -17,9 +17,11 @@ from support.virtual_workers import Worker, cluster, heard, loss_of, network, pa
 from torch import Tensor
 
 from gossamer.comm.elastic.change import Change
+from gossamer.errors import CheckpointError
 from gossamer.events import Event, ResidualMeasured
 from gossamer.train.session import group_changes
 from gossamer.train.session.group_changes import ResidualReport, WorldChange
+from gossamer.train.world_state import WorldState
 
 STEPS = 4
 LOCAL = [
@@ -68,6 +70,12 @@ def test_survivors_agree(recipe: str, heard: str) -> None:
     assert check_survivors_agree(recipe, heard) > 5
 
 
+def change_of(
+    before: tuple[int, ...], now: tuple[int, ...], standings: dict[int, Any], *, replaces: bool = False
+) -> Change:
+    return Change(number=2, before=before, now=now, standings=standings, seconds=0.0, completed=1, replaces=replaces)
+
+
 @pytest.mark.parametrize("replaces", [True, False])
 def test_change_that_replaces_another_is_reported_once(replaces: bool) -> None:
     """Rank 1 is lost, and then rank 2: before the group has made an exchange without rank 1, or after it."""
@@ -79,17 +87,49 @@ def test_change_that_replaces_another_is_reported_once(replaces: bool) -> None:
         session._extensions.add(session._changes)  # as in an elastic group
         first, second = (0, 1, 2), (0, 1, 2) if replaces else (0, 2)
         for before, now in ((first, (0, 2)), (second, (0,))):
-            session._changes.moved(
-                Change(
-                    number=2, before=before, now=now, standings={0: session._changes.standing()}, seconds=0.0,
-                    completed=1, replaces=replaces and now == (0,),
-                )
-            )  # fmt: skip
+            standings = {0: session._changes.standing()}
+            session._changes.moved(change_of(before, now, standings, replaces=replaces and now == (0,)))
         loss_of(model, 0, 0).backward()
         optimizer.step()
         return [(each.size_before, each.size) for each in seen]
 
     assert cluster(sizes, 1) == [[(3, 1)] if replaces else [(3, 2), (2, 1)]]
+
+
+def test_renewed_connections_replace_no_change_before_them() -> None:
+    """Rank 1 is lost; after an exchange connections break, are made again, and break once more: rank 2 is lost."""
+
+    def sizes(worker: Worker) -> list[tuple[int, int]]:
+        seen: list[WorldChange] = []
+        model, optimizer, session = worker.start(network(0), sgd, "Dense()")
+        session.on_change(seen.append)
+        session._extensions.add(session._changes)  # as in an elastic group
+        for before, now, replaces in (((0, 1, 2), (0, 2), False), ((0, 2), (0, 2), False), ((0, 2), (0,), True)):
+            session._changes.moved(change_of(before, now, {0: session._changes.standing()}, replaces=replaces))
+        loss_of(model, 0, 0).backward()
+        optimizer.step()
+        return [(each.size_before, each.size) for each in seen]
+
+    assert cluster(sizes, 1) == [[(3, 2), (2, 1)]]
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_rank_with_another_number_of_shards_fails_alone(others: int) -> None:
+    """Rank 1 is lost. Rank 0, 2 or 3 has made other calls of world.shard."""
+
+    def move(worker: Worker) -> None:
+        world = WorldState(rank=0, size=4, local_rank=0, device=torch.device("cpu"))
+        shard = world.shard(range(12))
+        *_, session = worker.start(network(0), sgd, "Dense()", world=world)
+        own = session._changes.standing()
+        other = {**own, "shards": own["shards"] * others}
+        for standings in ({0: other, 2: own, 3: own}, {0: own, 2: other, 3: own}):
+            session._changes.moved(change_of((0, 1, 2, 3), (0, 2, 3), standings))
+            assert len(shard) == 4
+        with pytest.raises(CheckpointError, match=r"same calls of world\.shard"):
+            session._changes.moved(change_of((0, 1, 2, 3), (0, 2, 3), {0: own, 2: other, 3: other}))
+
+    cluster(move, 1)
 
 
 # -- What a worker of an elastic run has still to send, told without any exchange --------------------------------------

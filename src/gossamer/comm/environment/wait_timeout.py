@@ -6,21 +6,28 @@ import os
 from datetime import timedelta
 from math import inf
 
+from gossamer.errors import GossamerError
+
 VARIABLE = "GOSSAMER_TIMEOUT"
 USUAL_SECONDS = 1800.0  # like torch's process groups over Gloo
 COORDINATOR_SECONDS = 600.0  # enough for its machine to reboot
 LONGEST = timedelta(days=3650)  # passed to torch for an infinite timeout
 
 
+class TimeoutVariableError(GossamerError, ValueError):
+    """GOSSAMER_TIMEOUT is not a number of seconds above 0."""
+
+
 def timeout_seconds() -> float:
-    """Return GOSSAMER_TIMEOUT in seconds ("inf": no limit), or the default of 30 minutes. Raises ValueError."""
+    """Return GOSSAMER_TIMEOUT in seconds ("inf": no limit), or the default of 30 minutes. Raises
+    TimeoutVariableError."""
     text = os.environ.get(VARIABLE) or str(USUAL_SECONDS)
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise ValueError(
+        raise TimeoutVariableError(
             f"{VARIABLE}={text} is not a number of seconds above 0. It limits how long a worker waits "
             f"for a silent one. Write {VARIABLE}=3600 for an hour, or leave it unset."
         )
@@ -29,7 +36,7 @@ def timeout_seconds() -> float:
 
 def coordinator_seconds() -> float:
     """Return how long workers of an elastic run wait for a silent coordinator: GOSSAMER_TIMEOUT if set, else ten
-    minutes. Raises ValueError."""
+    minutes. Raises TimeoutVariableError."""
     return timeout_seconds() if os.environ.get(VARIABLE) else COORDINATOR_SECONDS
 
 

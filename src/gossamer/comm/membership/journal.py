@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -123,6 +124,8 @@ class ViewLog:
 
     def __init__(self, path: Path, note: Callable[[str], None]) -> None:
         self._path, self._note, self._failed = path, note, False
+        self._appends = threading.Lock()  # the launcher's thread and the coordinator's append
+        self._unwritten = b""  # entries that the disk has refused
         try:
             self._file = system.open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
@@ -132,8 +135,8 @@ class ViewLog:
             ) from None
         try:
             system.lock_file(self._file.fileno())
-            self._remembered, end = _read(path)
-            self._file.truncate(end)
+            self._remembered, self._end = _read(path)
+            self._file.truncate(self._end)
             system.sync_folder(path.parent)
         except OSError as error:
             self._file.close()
@@ -150,18 +153,30 @@ class ViewLog:
         return self._remembered
 
     def append(self, entry: Entry) -> None:
-        """Write an entry and wait for fsync. A write error is reported once, and training continues."""
-        self._remembered = self._remembered.after(entry)
-        try:
-            system.write_all(self._file, checked_line(entry))
-            system.sync_file(self._file.fileno())
-        except OSError as error:
-            if not self._failed:
-                self._failed = True
-                self._note(
-                    f"The coordinator's journal {self._path} cannot be written ({error.strerror}). The run continues, "
-                    "but it ends if its coordinator restarts. Free disk space before that."
-                )
+        """Write an entry and wait for fsync. Thread-safe.
+
+        A write error is reported once, and training continues. The next call writes the entry again.
+        """
+        with self._appends:
+            self._remembered = self._remembered.after(entry)
+            refused, self._unwritten = self._unwritten, self._unwritten + checked_line(entry)
+            try:
+                if refused:
+                    self._file.truncate(self._end)  # a part of them may be in the file
+                system.write_all(self._file, self._unwritten)
+                system.sync_file(self._file.fileno())
+            except OSError as error:
+                self._report(error)
+            else:
+                self._end, self._unwritten = self._end + len(self._unwritten), b""
+
+    def _report(self, error: OSError) -> None:
+        if not self._failed:
+            self._failed = True
+            self._note(
+                f"The coordinator's journal {self._path} cannot be written ({error.strerror}). The run continues, "
+                "but it ends if its coordinator restarts. Free disk space before that."
+            )
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

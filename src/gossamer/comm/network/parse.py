@@ -56,7 +56,13 @@ def _from_spec(text: str, workers: int) -> Network:
     options: dict[str, str] = {}
     for part in rest:
         key, equals, value = part.partition("=")
-        options[key if equals else "round_trip"] = value if equals else part
+        key, value = (key, value) if equals else ("round_trip", part)
+        if key in options:
+            raise NetworkError(
+                f"the network has two values of {shown(key)}: {shown(options[key])} and {shown(value)}. Only the round "
+                "trip has no name: 20mbit,80ms,jitter=2ms."
+            )
+        options[key] = value
     if unknown := options.keys() - {"round_trip", "jitter", "loss", "up", "down"}:
         named = ", ".join(sorted(unknown))[:SHOWN_CHARACTERS]
         raise NetworkError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +46,13 @@ def shortened(error: BaseException, where: TracebackType | None) -> TracebackTyp
     for frame in reversed(frames[: users[-1] + 1]):
         shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return shown
+
+
+def summary_of(error: BaseException) -> str:
+    """Return the class and the message of an error, without the notes that were added to it."""
+    printed = traceback.TracebackException.from_exception(error)
+    printed.__notes__ = []
+    return list(printed.format_exception_only())[-1].strip()
 
 
 def _frames(where: TracebackType | None) -> Iterator[TracebackType]:

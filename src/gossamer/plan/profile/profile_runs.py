@@ -22,7 +22,7 @@ from torch import nn
 from gossamer.algorithms.compressors import Compressor, Dense
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.algorithms.strategies import GossipStage, Stage
-from gossamer.base import bounded_file
+from gossamer.base import bounded_file, system
 from gossamer.base.aggregation import STEADY, AggregationContext
 from gossamer.base.layout import Layout, dtype_of
 from gossamer.base.ops import (
@@ -98,7 +98,7 @@ def _profiled(
 def _run_copies(
     directory: Path, script: Path, arguments: Sequence[str], recipe: Recipe, workers: int, copies: int, batches: int
 ) -> None:
-    threads = str(max(1, (os.cpu_count() or 1) // copies))
+    threads = str(max(1, system.cores() // copies))  # as for the workers of a run
     environment = {"OMP_NUM_THREADS": threads, **os.environ, "GOSSAMER_RECIPE": repr(recipe)}
     running: list[subprocess.Popen[bytes]] = []
     try:

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gossamer.algorithms.compressors import Dense
 from gossamer.algorithms.strategies import GradientStage, Stage
+from gossamer.base import system
 from gossamer.base.aggregation import STEADY, AggregationContext
 from gossamer.base.layout import FlatTensors, dtype_name
 from gossamer.comm.runtime.open_sessions import open_sessions
@@ -276,7 +277,7 @@ class _StepProfiler:
             rider_bytes=notes.rider_bytes,
             site_buckets=site_buckets,
             site_control_bytes=notes.site_control_bytes,
-            crowded=not self.buckets[0].flat.is_cuda and busy >= (os.cpu_count() or 1),
+            crowded=not self.buckets[0].flat.is_cuda and busy >= system.cores(),
             copies=self.barrier.copies,
             timed_steps=[(step.end - step.begin) / slowdown for step in self.kept],
             other_load=self.load,

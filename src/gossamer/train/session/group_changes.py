@@ -19,6 +19,7 @@ from functools import partial
 from itertools import compress
 from math import inf
 from pathlib import Path
+from statistics import mode
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -217,6 +218,7 @@ class GroupChanges(Extension):
     ) -> None:
         self._group, self._session, self._comm_thread = group, session, comm_thread
         self._unreported: list[WorldChange] = []
+        self._replaceable = False  # whether the last change of view is the last of these
         self._listeners: list[Callable[[WorldChange], None]] = []
         self.saved_values: Mapping[str, Any] = {}  # values that the loop saved or loaded, for the loops of new workers
         self.handed_over = False  # whether this new worker has received the state, and made no step since
@@ -244,6 +246,7 @@ class GroupChanges(Extension):
                 self._group.join(text)
             self._session._synchronizer.joined()
             self._unreported.clear()  # the loop has not started
+            self._replaceable = False
         else:
             self._group.attached(text)
         self._preemption.install()
@@ -280,7 +283,7 @@ class GroupChanges(Extension):
         if self.handed_over:
             self._session._first_step_made()
         self.handed_over = False
-        unreported, self._unreported = self._unreported, []
+        unreported, self._unreported, self._replaceable = self._unreported, [], False
         for change in unreported:
             for listener in self._listeners:
                 listener(change)
@@ -305,15 +308,19 @@ class GroupChanges(Extension):
 
     def moved(self, change: Change) -> None:
         standings = [change.standings.get(number) for number in change.before]
-        known = next(each for each in standings if each)
-        shards = [[each and each["shards"][place] for each in standings] for place in range(len(known["shards"]))]
+        held = [each["shards"] if each else [] for each in standings]
+        usual = mode(
+            len(each["shards"]) for each in standings if each
+        )  # ranks with another number of shards fail alone
+        shards = [[each[place] if place < len(each) else None for each in held] for place in range(usual)]
         stayed = [change.before.index(number) for number in change.now if number in change.before]
         rank = self._rank
         self._session._world.move(rank, len(change.now), shards, stayed=stayed)
         step = self._session._synchronizer.step
-        if change.replaces and self._unreported:
+        if change.replaces and self._replaceable:
             self._unreported.pop()
-        if change.before != change.now:
+        self._replaceable = change.before != change.now
+        if self._replaceable:
             self._unreported.append(
                 WorldChange(
                     size=len(change.now),
