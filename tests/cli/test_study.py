@@ -78,6 +78,20 @@ def test_every_recipe_runs_with_every_seed_and_an_interrupted_study_continues(co
     assert [words[-1] for words in commands] == ["2", "2"]
 
 
+def test_a_run_is_made_again_after_a_change_of_its_network_file(commands: list[list[str]]) -> None:
+    hosts = "[[hosts]]\ncount = 2\nup = '10mbit'\ndown = '10mbit'\n"
+    for text, runs in ((hosts, 1), (hosts, 1), (hosts.replace("10mbit", "20mbit", 1), 2)):
+        Path("net.toml").write_text(text)
+        studied(*recipes("Dense()"), "--seeds", "1", "--network", "net.toml")
+        assert len(commands) == runs
+
+
+def test_a_schedule_names_the_files_of_its_networks() -> None:
+    named = study._network_files("day.toml; 10mbit at 30s;my night.toml AT 1 min ; x.toml")
+    assert named == [Path("day.toml"), Path("my night.toml"), Path("x.toml")]
+    assert study._network_files("10mbit,20ms") == study._network_files(None) == []
+
+
 def test_the_table_has_means_paired_differences_and_the_retained_benefit(commands: list[list[str]]) -> None:
     said = studied(*recipes("Dense()", "small=Int8()", "Silent()"), "--seeds", "3")
     names = ("recipe", "Dense()", "small", "Silent()")

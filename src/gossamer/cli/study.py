@@ -64,6 +64,7 @@ from gossamer.plan.study import (
 WIDTH = 160  # columns of a table in a file
 MOST_METRICS = 4  # in the table, the loss first; files have all
 PLAIN_SECONDS = 10.0  # between lines of progress without a terminal
+NETWORK_TIME = re.compile(r"\s+at\s+[^;]*$", re.IGNORECASE)  # of a later network in a schedule
 LABEL = re.compile(r"\s*([^=()\[\]{}'\"]+?)\s*=\s*(.+)", re.DOTALL)  # small=Int8(), but not TopK(density=0.1)
 
 
@@ -137,7 +138,7 @@ def study_command(
     _check_time(real_time, network, steps, step_seconds, workers)
     first = filled_in(arguments, seed=0)
     register_terms(script, first, recipes.values())
-    kept = RunStore(store or Path("studies") / script.stem, script)
+    kept = RunStore(store or Path("studies") / script.stem, script, _network_files(network))
     console = wide_console(WIDTH)
     if real_time:
         words = ["run", "--workers", str(workers), *(["--network", network] if network else [])]
@@ -188,6 +189,12 @@ def _check_time(
         raise click.UsageError(
             "virtual time depends on the network. Describe it: --network 100mbit,20ms; or measure time: --real-time"
         )
+
+
+def _network_files(network: str | None) -> list[Path]:
+    """The files of a network, or of a schedule such as `day.toml; night.toml at 30s`."""
+    parts = [NETWORK_TIME.sub("", part.strip()) for part in (network or "").split(";")]
+    return [Path(part) for part in parts if part.endswith(".toml")]
 
 
 def _first_of_each(runs: Sequence[StudyRun]) -> list[StudyRun]:

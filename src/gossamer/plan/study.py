@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,10 +55,12 @@ class RunFailure(GossamerError):
 
 class RunStore:
     """Finished runs in a folder, one JSON file each. The file name has a hash of all inputs of the run: this version of
-    Gossamer, the script's text, the command and the environment. A change of any of them means another run."""
+    Gossamer, the script's text, the texts of `files` (such as a network), the command and the environment. A change of
+    any of them means another run."""
 
-    def __init__(self, folder: Path, script: Path) -> None:
-        self.folder, self._script = folder, hashlib.sha256(script.read_bytes()).hexdigest()
+    def __init__(self, folder: Path, script: Path, files: Iterable[Path] = ()) -> None:
+        texts = [script.read_bytes(), *(file.read_bytes() for file in files)]
+        self.folder, self._script = folder, "".join(hashlib.sha256(text).hexdigest() for text in texts)
 
     def file(self, name: str, *inputs: object) -> Path:
         """The file of a result with this name and these inputs."""
