@@ -86,6 +86,17 @@ def test_two_sessions_of_an_accelerator_are_saved_side_by_side(accelerator: Acce
         session.close()
 
 
+def test_a_session_takes_the_place_of_a_closed_one_in_a_state(accelerator: Accelerator, tmp_path: Path) -> None:
+    for fold in ("first", "second"):
+        model, optimizer = parts()
+        with adapter.attach(accelerator, model, optimizer):
+            step(accelerator, *accelerator.prepare(model, optimizer))
+            accelerator.save_state(str(tmp_path / fold))
+            accelerator.load_state(str(tmp_path / fold))
+        accelerator.free_memory()
+        assert [each.name for each in (tmp_path / fold).glob("gossamer*")] == ["gossamer"]
+
+
 def test_no_sync_is_the_sessions_for_its_model_only(accelerator: Accelerator) -> None:
     (model, optimizer), other = parts(), nn.Linear(1, 1)
     with adapter.attach(accelerator, model, optimizer) as session:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from gossamer import attach as attach_session
 from gossamer.comm.environment.run_settings import is_elastic
+from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.errors import AttachError, CheckpointError
 from gossamer.integrations.library_versions import require_library
 from gossamer.train.session.recipe_choice import Written
@@ -155,14 +156,26 @@ class _CheckpointedSession:
 
     def __init__(self, session: Session) -> None:
         self._session, self._directory, self._folder = session, "", FOLDER
+        self._hooks: list[Any] = []
 
     def register(self, accelerator: Accelerator) -> None:
-        earlier = sum(isinstance(each, _CheckpointedSession) for each in accelerator._custom_objects)
-        if earlier:  # such as of a GAN's generator: each session needs a folder of its own
-            self._folder = f"{FOLDER}-{earlier}"
-        accelerator.register_save_state_pre_hook(self._save)
-        accelerator.register_load_state_pre_hook(self._find)
+        """Each open session, such as of a GAN's generator and of its critic, has a folder of its own."""
+        for earlier in _registered(accelerator):
+            if earlier._session not in open_sessions():
+                earlier._unregister(accelerator)
+        taken = {each._folder for each in _registered(accelerator)}
+        names = (FOLDER, *(f"{FOLDER}-{number}" for number in range(1, len(taken) + 1)))
+        self._folder = next(name for name in names if name not in taken)
+        self._hooks = [
+            accelerator.register_save_state_pre_hook(self._save),
+            accelerator.register_load_state_pre_hook(self._find),
+        ]
         accelerator.register_for_checkpointing(self)
+
+    def _unregister(self, accelerator: Accelerator) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        accelerator._custom_objects.remove(self)
 
     def _save(self, models: Sequence[nn.Module], weights: Sequence[Any], directory: str) -> None:
         save_within(self._session, directory, self._folder)
@@ -175,3 +188,7 @@ class _CheckpointedSession:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         load_within(self._session, self._directory, self._folder)
+
+
+def _registered(accelerator: Accelerator) -> list[_CheckpointedSession]:
+    return [each for each in accelerator._custom_objects if isinstance(each, _CheckpointedSession)]
