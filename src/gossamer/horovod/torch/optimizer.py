@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
@@ -296,8 +298,19 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         op,
         sparse_as_dense,
         made,
-        lambda tensors: inner(tensors, **optimizer.defaults),
+        lambda tensors: _alike(optimizer, tensors),
     )
+    return made
+
+
+def _alike(optimizer: Optimizer, tensors: list[Tensor]) -> Optimizer:
+    """An optimizer of the same kind and settings for other tensors. The constructor may have other arguments than
+    `defaults` has keys, as that of AdamW."""
+    made = copy(optimizer)  # without its hooks
+    kept = {name: value for name, value in vars(optimizer).items() if name not in vars(made) and name != "step"}
+    vars(made).update(kept)
+    made.state, made.param_groups = defaultdict(dict), []
+    made.add_param_group({"params": tensors})
     return made
 
 
