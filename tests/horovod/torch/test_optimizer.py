@@ -75,15 +75,25 @@ def test_any_optimizer_equals_one_process_on_the_joined_batches(rule: Any) -> No
     assert torch.allclose(agree(horovod(lambda rank: trained(rank, rule=rule))), alone, rtol=1e-9, atol=1e-9)
 
 
-def test_servers_make_the_steps_of_the_optimizer_with_its_settings() -> None:
-    def rule(given: Any, lr: float) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(given, lr, weight_decay=0.5, amsgrad=True)
+def test_servers_follow_the_settings_of_each_group_and_the_scheduler() -> None:
+    def train(rank: int, recipe: str) -> Tensor:
+        model = network(0)
+        first, *others = model.parameters()
+        groups = [{"params": [first], "weight_decay": 0.5}, {"params": others, "lr": 0.02}]
+        inner = torch.optim.AdamW(groups, lr=0.1, amsgrad=True)
+        optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), recipe=recipe)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.1)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, step, rank).backward()
+            optimizer.step()
+            scheduler.step()
+        return parameters(model)
 
-    alone = trained_alone(
-        lambda model: rule(model.parameters(), 0.1), STEPS, lambda s: (batch_of(s, r) for r in (0, 1))
+    dense, served = (
+        agree(horovod(lambda rank, r=recipe: train(rank, r))) for recipe in ("Dense()", "ParameterServer('sync')")
     )
-    found = agree(horovod(lambda rank: trained(rank, rule=rule, recipe="ParameterServer('sync')")))
-    assert torch.allclose(found, alone, rtol=1e-9, atol=1e-9)
+    assert torch.allclose(served, dense, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
