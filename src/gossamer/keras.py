@@ -406,7 +406,7 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self.folder, self.keep, self.average_metrics = checkpoint, keep, average_metrics
         self._run: str | None = None
-        self._in_epoch = False
+        self._in_epoch = self._continues = False
         self._own: dict[str, Tensor] | None = None  # parameters while averaged ones are in the model
 
     @property
@@ -428,11 +428,21 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
             optimizer.exchange.raises = False
         if optimizer.built and optimizer.exchange.joined:
             optimizer.exchange.joined = False
-            self.model._initial_epoch = optimizer.exchange.epoch  # as keras.callbacks.BackupAndRestore does
+            self._continue_at(optimizer.exchange.epoch)
         elif self.folder is not None:
             self._load()
 
+    def _continue_at(self, epoch: int) -> None:
+        self.model._initial_epoch = epoch  # as keras.callbacks.BackupAndRestore does
+        self._continues = True
+
+    def _forget_epoch(self) -> None:
+        """Let the next fit begin at its own first epoch: Keras would keep that of this one."""
+        if self._continues:
+            self.model._initial_epoch, self._continues = None, False
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._forget_epoch()
         self._in_epoch = True
         if self.optimizer.built:
             self.optimizer.exchange.epoch = epoch
@@ -493,6 +503,7 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._save(epoch)
 
     def on_train_end(self, logs: Any = None) -> None:
+        self._forget_epoch()
         optimizer = self.optimizer
         if optimizer.built:
             optimizer.exchange.raises = True
@@ -573,7 +584,7 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         for part, variables in saved_variables.items():
             _assign(variables, [*found.tree[part].values()])
         optimizer.hold_moments()
-        self.model._initial_epoch = found.tree["mine"]["epoch"]  # as keras.callbacks.BackupAndRestore does
+        self._continue_at(found.tree["mine"]["epoch"])
 
 
 def _saved(variables: Sequence[Any]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.horovod_workers import horovod
 from support.paths import ROOT
+from support.virtual_workers import notices
 
 import gossamer.horovod.torch as hvd
 from gossamer.comm.runtime.worker_scope import WorkerScope, enter
@@ -200,6 +201,19 @@ def test_the_timeline_has_each_call_by_name(tmp_path: Path, marks: bool) -> None
     rows = {event["args"]["name"]: event["pid"] for event in shown if event.get("name") == "process_name"}
     of_loss = [event["name"] for event in shown if event.get("pid") == rows["allreduce.loss"] and event["ph"] == "X"]
     assert of_loss == ["NEGOTIATE_ALLREDUCE", "ALLREDUCE"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_ends_the_timeline_and_not_the_calls() -> None:
+    def work(rank: int) -> float:
+        hvd.start_timeline("/dev/full", mark_cycles=True)
+        found = hvd.allreduce(torch.ones(1), name="a", op=hvd.Sum).item()
+        hvd.stop_timeline()
+        return float(found)
+
+    with notices() as said:
+        assert horovod(work) == [2.0, 2.0]
+    assert sum("/dev/full ends here" in sentence for sentence in said) == 1
 
 
 def test_the_environment_sets_timeline_and_fusion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

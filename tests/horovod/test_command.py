@@ -71,6 +71,16 @@ def test_within_a_job_the_script_runs_in_this_process(tmp_path: Path, monkeypatc
     assert json.loads(Path("told").read_text()) == [["--workers", "3"], "Int8()"]
 
 
+def test_a_script_whose_name_begins_like_an_interpreter_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "python_train.py").write_text("import pathlib, sys\npathlib.Path('told').write_text(sys.argv[1])")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    for before in ([], ["/usr/bin/python3.12"]):
+        run_here([*before, "python_train.py", f"after {len(before)} words"])
+        assert Path("told").read_text() == f"after {len(before)} words"
+
+
 SCRIPT = """
 import torch, horovod.torch as hvd
 hvd.init()

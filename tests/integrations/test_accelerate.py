@@ -66,6 +66,37 @@ def test_a_state_without_its_session_is_refused(accelerator: Accelerator, tmp_pa
             accelerator.load_state(str(tmp_path / "saved"))
 
 
+def test_two_sessions_of_an_accelerator_are_saved_side_by_side(accelerator: Accelerator, tmp_path: Path) -> None:
+    (generator, first), (critic, second) = parts(), parts()
+    with torch.no_grad():
+        critic.weight.add_(1.0)
+    with adapter.attach(accelerator, generator, first, "TopK(0.5)"):
+        session = adapter.attach(accelerator, critic, second, "TopK(0.5)")
+        pairs = list(zip(accelerator.prepare(generator, critic), accelerator.prepare(first, second), strict=True))
+        for model, optimizer in pairs:
+            step(accelerator, model, optimizer)
+        accelerator.save_state(str(tmp_path / "saved"))
+        then = [model.weight.detach().clone() for model, _ in pairs]
+        assert not then[0].equal(then[1])
+        for model, optimizer in pairs:
+            step(accelerator, model, optimizer)
+        accelerator.load_state(str(tmp_path / "saved"))
+        assert all(model.weight.equal(each) for (model, _), each in zip(pairs, then, strict=True))
+        assert sorted(each.name for each in (tmp_path / "saved").glob("gossamer*")) == ["gossamer", "gossamer-1"]
+        session.close()
+
+
+def test_a_session_takes_the_place_of_a_closed_one_in_a_state(accelerator: Accelerator, tmp_path: Path) -> None:
+    for fold in ("first", "second"):
+        model, optimizer = parts()
+        with adapter.attach(accelerator, model, optimizer):
+            step(accelerator, *accelerator.prepare(model, optimizer))
+            accelerator.save_state(str(tmp_path / fold))
+            accelerator.load_state(str(tmp_path / fold))
+        accelerator.free_memory()
+        assert [each.name for each in (tmp_path / fold).glob("gossamer*")] == ["gossamer"]
+
+
 def test_no_sync_is_the_sessions_for_its_model_only(accelerator: Accelerator) -> None:
     (model, optimizer), other = parts(), nn.Linear(1, 1)
     with adapter.attach(accelerator, model, optimizer) as session:

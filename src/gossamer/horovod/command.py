@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import runpy
 import sys
 from collections.abc import Sequence
@@ -117,7 +118,7 @@ def run_here(words: Sequence[str]) -> None:
         if left[0] == "--recipe":
             os.environ["GOSSAMER_RECIPE"] = left[1]
         left = left[2:]
-    if Path(left[0]).name.startswith("python"):
+    if re.fullmatch(r"python[0-9.]*", Path(left[0]).name):
         left = left[2:] if left[1:2] == ["-u"] else left[1:]
     if left[0] == "-m":
         sys.argv = left[1:]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from gossamer import events
 
 
 class CallTimeline:
@@ -36,10 +39,9 @@ class CallTimeline:
             self._write({"name": "CYCLE_START", "ph": "i", "s": "g", "pid": 0, "ts": self._micros(began)})
 
     def close(self) -> None:
-        with self._lock:
-            if not self._file.closed:
-                self._file.write("{}]\n")
-                self._file.close()
+        self._append("{}]\n")
+        with suppress(OSError):
+            self._file.close()
 
     def _row(self, name: str) -> int:
         if name not in self._rows:
@@ -55,7 +57,20 @@ class CallTimeline:
         return round(max(0.0, moment - self._began) * 1e6, 1)
 
     def _write(self, event: dict[str, Any]) -> None:
+        self._append(f"{json.dumps(event)},\n")
+
+    def _append(self, text: str) -> None:
+        """Append to the file. A full disk ends the timeline, and not the training."""
         with self._lock:
-            if not self._file.closed:
-                self._file.write(f"{json.dumps(event)},\n")
+            if self._file.closed:
+                return
+            try:
+                self._file.write(text)
                 self._file.flush()
+            except OSError as error:
+                with suppress(OSError):
+                    self._file.close()
+                events.notice(
+                    f"the timeline {self._file.name} ends here, since it cannot be written ({error.strerror}). "
+                    "Training continues"
+                )

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from gossamer import attach as attach_session
 from gossamer.comm.environment.run_settings import is_elastic
+from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.errors import AttachError, CheckpointError
 from gossamer.integrations.library_versions import require_library
 from gossamer.train.session.recipe_choice import Written
@@ -33,20 +34,20 @@ __all__ = ["attach"]
 FOLDER = "gossamer"  # in the library's own directory of one checkpoint
 
 
-def save_within(session: Session, checkpoint: str | os.PathLike[str]) -> None:
+def save_within(session: Session, checkpoint: str | os.PathLike[str], folder: str = FOLDER) -> None:
     """Save each rank's session state in the library's checkpoint directory. All ranks call it, at the same step."""
-    session.save(os.path.join(checkpoint, FOLDER), keep=1, saved=True)
+    session.save(os.path.join(checkpoint, folder), keep=1, saved=True)
 
 
-def load_within(session: Session, checkpoint: str | os.PathLike[str]) -> None:
+def load_within(session: Session, checkpoint: str | os.PathLike[str], folder: str = FOLDER) -> None:
     """Resume from a checkpoint of `save_within`. All ranks call it, after the library has loaded its own state.
 
     Raises:
         CheckpointError: if the checkpoint has no session state.
     """
-    if not session.load(os.path.join(checkpoint, FOLDER)).get("saved"):
+    if not session.load(os.path.join(checkpoint, folder)).get("saved"):
         raise CheckpointError(
-            f"{os.fspath(checkpoint)!r} has no folder {FOLDER!r}: it was written without Gossamer, or is incomplete, "
+            f"{os.fspath(checkpoint)!r} has no folder {folder!r}: it was written without Gossamer, or is incomplete, "
             "so it lacks each worker's residuals and, under local training, each worker's parameters. Resume from an "
             "earlier checkpoint; or start a new training with its model: Model.from_pretrained(...), without resuming."
         )
@@ -59,7 +60,7 @@ def attach(
 
     accelerator.prepare() then returns the model placed, cast and compiled, but not wrapped in DDP.
     accelerator.accumulate, no_sync, clip_grad_norm_ and gather work as usual; save_state and load_state include the
-    session, with each rank's part in the folder `gossamer`.
+    session, with each rank's part in the folder `gossamer`, or `gossamer-1` for the second session of an accelerator.
 
     Args:
         accelerator: The Accelerator that will prepare the model.
@@ -154,15 +155,30 @@ class _CheckpointedSession:
     """
 
     def __init__(self, session: Session) -> None:
-        self._session, self._directory = session, ""
+        self._session, self._directory, self._folder = session, "", FOLDER
+        self._hooks: list[Any] = []
 
     def register(self, accelerator: Accelerator) -> None:
-        accelerator.register_save_state_pre_hook(self._save)
-        accelerator.register_load_state_pre_hook(self._find)
+        """Each open session, such as of a GAN's generator and of its critic, has a folder of its own."""
+        for earlier in _registered(accelerator):
+            if earlier._session not in open_sessions():
+                earlier._unregister(accelerator)
+        taken = {each._folder for each in _registered(accelerator)}
+        names = (FOLDER, *(f"{FOLDER}-{number}" for number in range(1, len(taken) + 1)))
+        self._folder = next(name for name in names if name not in taken)
+        self._hooks = [
+            accelerator.register_save_state_pre_hook(self._save),
+            accelerator.register_load_state_pre_hook(self._find),
+        ]
         accelerator.register_for_checkpointing(self)
 
+    def _unregister(self, accelerator: Accelerator) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        accelerator._custom_objects.remove(self)
+
     def _save(self, models: Sequence[nn.Module], weights: Sequence[Any], directory: str) -> None:
-        save_within(self._session, directory)
+        save_within(self._session, directory, self._folder)
 
     def _find(self, models: Sequence[nn.Module], directory: str) -> None:
         self._directory = directory
@@ -171,4 +187,8 @@ class _CheckpointedSession:
         return {"recipe": repr(self._session.recipe)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        load_within(self._session, self._directory)
+        load_within(self._session, self._directory, self._folder)
+
+
+def _registered(accelerator: Accelerator) -> list[_CheckpointedSession]:
+    return [each for each in accelerator._custom_objects if isinstance(each, _CheckpointedSession)]

@@ -49,9 +49,9 @@ class Desk:
         self._tokens += 1
         return self.told(Arrived(moment=moment, token=self._tokens, sender=device, op=op))
 
-    def join(self, device: Peer, moment: float = 0.0) -> Invitation:
+    def join(self, device: Peer, moment: float = 0.0, about: str = "{}") -> Invitation:
         self.told(PeerJoined(moment=moment, peer=device))
-        (reply,) = self.asked(device, Push(to=THE_SERVER, key=JOIN, stamp=Stamp(0, 0), about="{}"), moment)
+        reply, *_ = self.asked(device, Push(to=THE_SERVER, key=JOIN, stamp=Stamp(0, 0), about=about), moment)
         return decode(reply.answer.about, Invitation, THE_SERVER)
 
     def asks(self, device: Peer, moment: float = 0.0) -> list[Reply]:
@@ -114,6 +114,23 @@ def test_a_device_that_stays_away_is_not_waited_for(desk: Desk) -> None:
     assert not gone
     desk.told(Elapsed(moment=101.0))
     assert gone == {0}
+
+
+def test_a_device_that_returns_under_another_number_is_not_waited_for_under_the_earlier_one(desk: Desk) -> None:
+    for each in (A, B):
+        desk.join(each)
+    desk.asks(A)
+    task = desk.task(B)
+    assert task is not None
+    desk.told(PeerLeft(moment=1.0, peer=A))
+    assert desk.join(A, 2.0, '{"number": 3}').number == 3
+    roster = desk.served.rounds.roster
+    assert roster.away == {0}
+    assert {1, 3} <= roster.known
+    assert desk.reports(B, 1, task, 1.0, 3.0) == [1]  # the round is complete without the earlier number
+    desk.told(PeerLeft(moment=4.0, peer=A))
+    desk.told(Elapsed(moment=200.0))
+    assert roster.away == {0, 3}
 
 
 def test_a_farewell_counts_at_once(desk: Desk) -> None:

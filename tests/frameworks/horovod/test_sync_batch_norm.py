@@ -59,6 +59,16 @@ def test_ranks_normalize_by_the_statistics_of_the_joined_batch(package: str) -> 
 
 
 @PACKAGES
+def test_a_channel_with_a_large_mean_is_normalized(package: str) -> None:
+    layer_of = synchronized(library_of(package).layers.BatchNormalization)
+    values = 4096.3 + np.arange(1000) % 2
+    batch = np.stack([np.full(1000, 255.0), values], axis=1).astype("float32")
+    for found, _, _, variance in horovod(lambda rank: trained(layer_of(momentum=0.0, epsilon=1e-5), batch)):
+        np.testing.assert_allclose(np.abs(found), np.stack([np.zeros(1000), np.ones(1000)], axis=1), atol=0.1)
+        np.testing.assert_allclose(variance, [0.0, 0.25], atol=0.01)  # Keras's own moments round this mean
+
+
+@PACKAGES
 def test_one_rank_normalizes_as_the_layer_of_keras(package: str) -> None:
     library = library_of(package)
     expected = trained(library.layers.BatchNormalization(**unfused(package)), BATCHES[0])

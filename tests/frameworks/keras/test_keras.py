@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,6 +130,41 @@ def test_a_resumed_fit_has_the_bits_of_an_uninterrupted_one(result: Results, nam
     found = result[f"resumed_{name}"]
     assert [epochs for epochs, _ in found["resumed"]] == [[2, 3]] * 2
     assert [parameters for _, parameters in found["resumed"]] == found["whole"]
+
+
+FITS = """
+import sys, keras, numpy as np
+from gossamer.keras import GossamerCallback, GossamerOptimizer
+
+def epochs_of(model, **callback):
+    began = []
+    keeps = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs=None: began.append(epoch))
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+    model.fit(x, y, epochs=2 + callback["more"], verbose=0, callbacks=[GossamerCallback(callback["folder"]), keeps])
+    return began
+
+def model():
+    keras.utils.clear_session()
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    made.compile(GossamerOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    return made
+
+first = model()
+assert epochs_of(first, more=0, folder=sys.argv[1]) == [0, 1]
+first.optimizer.session.close()
+resumed = model()
+assert epochs_of(resumed, more=1, folder=sys.argv[1]) == [2]
+assert epochs_of(resumed, more=0, folder=None) == [0, 1]
+assert epochs_of(resumed, more=1, folder=sys.argv[1]) == []  # all epochs were made
+assert epochs_of(resumed, more=0, folder=None) == [0, 1]
+"""
+
+
+def test_a_fit_after_a_resumed_one_begins_at_its_own_first_epoch(tmp_path: Path) -> None:
+    environment = {**os.environ, "KERAS_BACKEND": "torch"}
+    command = [sys.executable, "-c", FITS, str(tmp_path / "saved")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_model_file_contains_the_inner_optimizer_and_the_recipe(result: Results) -> None:

@@ -134,3 +134,12 @@ def test_the_sampler_deals_out_what_is_left_of_an_epoch(shuffle: bool) -> None:
     assert (first != after) is shuffle
     seen = {index for each, _, _ in results for index in each[:2]}
     assert set(rest) == set(range(10)) - seen
+
+
+def test_the_sampler_gives_every_rank_an_index_where_fewer_are_left_than_ranks() -> None:
+    def work(rank: int) -> tuple[list[int], int]:
+        sampler = hvd.elastic.ElasticSampler(range(9), shuffle=False)
+        sampler.load_state_dict({"epoch": 0, "processed_num": 8})
+        return list(sampler), len(sampler)
+
+    assert horovod(work, 4) == [([8], 1)] * 4

@@ -45,6 +45,57 @@ def test_dense_equals_one_process_on_the_joined_batches() -> None:
     assert torch.allclose(agree(horovod(trained)), alone, rtol=1e-12, atol=1e-12)
 
 
+class Renamed(torch.optim.Optimizer):
+    """An optimizer whose constructor has an argument that `defaults` does not have."""
+
+    def __init__(self, parameters: Any, speed: float) -> None:
+        super().__init__(parameters, {"lr": speed, "scale": 1.0})
+        self.scale = 0.5
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.data.sub_(each.grad, alpha=group["lr"] * self.scale)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        torch.optim.AdamW,
+        torch.optim.Adam,
+        torch.optim.NAdam,
+        torch.optim.Adagrad,
+        lambda given, lr: Renamed(given, speed=lr),
+    ],
+)
+def test_any_optimizer_equals_one_process_on_the_joined_batches(rule: Any) -> None:
+    alone = trained_alone(
+        lambda model: rule(model.parameters(), lr=0.1), STEPS, lambda s: (batch_of(s, r) for r in (0, 1))
+    )
+    assert torch.allclose(agree(horovod(lambda rank: trained(rank, rule=rule))), alone, rtol=1e-9, atol=1e-9)
+
+
+def test_servers_follow_the_settings_of_each_group_and_the_scheduler() -> None:
+    def train(rank: int, recipe: str) -> Tensor:
+        model = network(0)
+        first, *others = model.parameters()
+        groups = [{"params": [first], "weight_decay": 0.5}, {"params": others, "lr": 0.02}]
+        inner = torch.optim.AdamW(groups, lr=0.1, amsgrad=True)
+        optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), recipe=recipe)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.1)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, step, rank).backward()
+            optimizer.step()
+            scheduler.step()
+        return parameters(model)
+
+    dense, served = (
+        agree(horovod(lambda rank, r=recipe: train(rank, r))) for recipe in ("Dense()", "ParameterServer('sync')")
+    )
+    assert torch.allclose(served, dense, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize(
     "recipe", ["TopK(0.1)", "Float4()", "PowerSGD(rank=2)", "LocalSGD(period=3)", "DiLoCo(period=3)"]
 )

@@ -49,3 +49,25 @@ def test_without_init_it_is_plain_batch_norm() -> None:
     assert hvd.SyncBatchNorm(2)(torch.randn(3, 2)).mean().abs() < 1e-6
     with pytest.raises(ValueError, match="2 dimensions"):
         hvd.SyncBatchNorm(2)(torch.randn(3))
+
+
+def test_a_constant_channel_of_large_values_is_normalized_to_zero() -> None:
+    def work(rank: int) -> tuple[Tensor, Tensor | None]:
+        layer = hvd.SyncBatchNorm(2)
+        batch = torch.stack([torch.full((1000,), 255.0), 4096.3 + torch.arange(1000.0) % 2], dim=1)
+        return layer(batch).detach(), layer.running_var
+
+    for out, variance in horovod(work):
+        assert variance is not None
+        assert out[:, 0].abs().max() < 0.1
+        assert torch.allclose(out[:, 1].abs(), torch.ones(1000), atol=1e-2)
+        assert torch.allclose(variance, torch.tensor([0.9, 0.9 + 0.1 * 0.25]), atol=1e-3)
+
+
+def test_it_works_without_a_bias() -> None:
+    def work(rank: int) -> Tensor:
+        found: Tensor = hvd.SyncBatchNorm(4, bias=False)(batch(rank, (4,)).float()).detach()
+        return found
+
+    joined = nn.BatchNorm1d(4)(torch.cat([batch(rank, (4,)).float() for rank in range(2)]))
+    assert torch.allclose(torch.cat(horovod(work)), joined.detach(), atol=1e-5)

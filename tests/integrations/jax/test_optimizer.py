@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from support.jax_training import STEPS, batch, flat, gradient, jax, jnp, optax, parameters, session_of
 from support.virtual_workers import Worker, cluster
@@ -191,3 +192,16 @@ def test_shapes_alone_open_no_session() -> None:
     with pytest.raises(LoopError, match="no session"):
         tx.state_dict()
     tx.close()
+
+
+def test_arrays_of_numpy_begin_a_session_as_those_of_jax_do() -> None:
+    transport = SimulatedGroup(1).transports[0]
+    found = []
+    for tree in (parameters(), jax.tree.map(np.asarray, parameters())):  # as flax.serialization.from_bytes returns them
+        tx = gossamer.jax.optimizer(optax.sgd(0.5), transport=transport)
+        state = tx.init(tree)
+        gradients = jax.tree.map(jnp.ones_like, tree)
+        updates, _ = jax.jit(tx.update)(gradients, state, tree)
+        found.append(flat(optax.apply_updates(tree, updates)))
+        tx.close()
+    assert found[0] == found[1]

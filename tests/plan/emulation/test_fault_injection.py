@@ -70,6 +70,32 @@ def test_faults_happen_in_the_order_of_time() -> None:
     assert schedule.not_begun == []
 
 
+def test_the_end_of_a_fault_leaves_overlapping_faults_in_force() -> None:
+    target = Told()
+    texts = (
+        "cut(1, at=1, for_seconds=9)",
+        "cut(0, at=2, for_seconds=1)",
+        "slow(2, factor=5, at=4, for_seconds=3)",
+        "slow(2, factor=3, at=5, for_seconds=1)",
+        "kill(0, at=2)",
+    )
+    schedule = Schedule([read_fault(text, 4) for text in texts], target, lambda sentence: None)
+    schedule.tick(3.5)
+    assert target.done == [("cut", 1, None), ("cut", 0, None), ("kill", 0), ("heal", 0, None), ("cut", 1, None)]
+    schedule.tick(11)
+    assert target.done[5:] == [
+        *(("slow", 2, 5), ("slow", 2, 3), ("slow", 2, 1.0), ("slow", 2, 5), ("slow", 2, 1.0)),
+        ("heal", 1, None),
+    ]
+
+
+def test_a_fault_that_begins_when_another_ends_begins_after_that_end() -> None:
+    target = Told()
+    texts = "slow(1, factor=2, at=20)", "slow(1, factor=5, at=10, for_seconds=10)"
+    Schedule([read_fault(text, 2) for text in texts], target, lambda sentence: None).tick(30)
+    assert target.done == [("slow", 1, 5), ("slow", 1, 1.0), ("slow", 1, 2)]
+
+
 def test_servers_are_numbered_after_workers() -> None:
     assert read_fault("kill(2, at=1)", 2, 1).numbers == (2,)
     with pytest.raises(EmulationError, match="there is no 3; 2 workers and 1 server are numbered from 0 to 2"):

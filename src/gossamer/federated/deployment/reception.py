@@ -212,7 +212,9 @@ class Reception:
             case Arrived(sender=sender) if sender.kind != DEVICE:
                 yield Reply(token=event.token, answer=_answer(event, encode(Invitation(refused="no device"))))
             case Arrived(op=Push(key=key)) if key == JOIN:
+                before = self._enrollment.number(event.sender.number)
                 yield Reply(token=event.token, answer=self._admit(event))
+                yield from self._leave_number(event.sender.number, before, event.moment)
                 yield from self._back(event.sender.number, event.moment)
             case Arrived():
                 yield from self._received(event)
@@ -235,6 +237,13 @@ class Reception:
             self._reported_full = True
             return Receipt(version=0, about=encode(Invitation(refused=FULL)))
         return Receipt(version=0, about=encode(msgspec.structs.replace(self._invitation, number=number)))
+
+    def _leave_number(self, device: int, before: int | None, moment: float) -> Iterator[Reply]:
+        """A device that was given another number leaves under the one before."""
+        if before is not None and self._enrollment.number(device) != before:
+            self.joined.discard(device)
+            self._absent.pop(before, None)
+            yield from self._rounds.react(_left(before, moment))
 
     def _expected(self) -> set[int]:
         """Numbers of devices that may return: they have a task or a report, or are absent for a moment."""

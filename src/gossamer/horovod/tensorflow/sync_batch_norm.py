@@ -35,16 +35,18 @@ class SynchronizedStatistics:
         base.__init__(**options)
 
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Batches count by their number of samples."""
+        """Batches count by their number of samples. In float32 the difference of two large squares could be below 0."""
         base: Any = super()
         mean, variance = base._moments(inputs, *args, **kwargs)
         if not is_initialized() or size() == 1:
             return mean, variance
-        count = tf.cast(tf.size(inputs) / tf.size(mean), mean.dtype)
+        kind, mean, variance = mean.dtype, tf.cast(mean, tf.float64), tf.cast(variance, tf.float64)
+        count = tf.cast(tf.size(inputs) / tf.size(mean), tf.float64)
         sums = tf.stack([mean * count, (variance + tf.square(mean)) * count, tf.ones_like(mean) * count])
         means, squares, samples = tf.unstack(allreduce(sums, op=Sum))
         mean = means / samples
-        return mean, squares / samples - tf.square(mean)
+        joined = tf.maximum(squares / samples - tf.square(mean), 0.0)
+        return tf.cast(mean, kind), tf.cast(joined, kind)
 
 
 def synchronized(layer: Any) -> Any:

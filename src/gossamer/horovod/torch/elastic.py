@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator, Sized
+from itertools import cycle, islice
 from typing import Any
 
 from torch import nn
@@ -61,7 +62,7 @@ class ElasticSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         left = self.remaining_indices
-        padded = left + left[: self.total_size - len(left)]
+        padded = list(islice(cycle(left), self.total_size))  # also where fewer indices are left than ranks
         return iter(padded[self.rank :: self.num_replicas])
 
     def __len__(self) -> int:

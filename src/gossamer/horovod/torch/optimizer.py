@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
@@ -33,9 +35,12 @@ class GradientExchange(RecipeExchange):
         op: ReductionOp,
         sparse_as_dense: bool,
         optimizer: DistributedSteps,
-        server_optimizer: Callable[[list[Tensor]], Optimizer],
+        inner: Optimizer,
     ) -> None:
-        super().__init__(process_set, recipe, op, server_optimizer)
+        """inner: the optimizer that `optimizer` wraps."""
+        super().__init__(process_set, recipe, op, self._make_server_optimizer)
+        self._inner = inner
+        self._groups: list[tuple[dict[str, Any], int]] = []  # of the servers' optimizer, and their place in `optimizer`
         self.named, self.sparse_as_dense = dict(named), sparse_as_dense
         self.identities = set(map(id, self.named.values()))
         self._optimizer = weakref.ref(optimizer)
@@ -77,6 +82,7 @@ class GradientExchange(RecipeExchange):
     def _exchange(self, session: Session) -> None:
         if self.unused:
             self._took_step(session)
+        self._follow_schedule()
         given = {name: _gradient(parameter) for name, parameter in self._dense.items()}
         mean = session.give({name: each.to_dense() if each.is_sparse else each for name, each in given.items()})
         self.unused, self.makes_step = True, mean is not None
@@ -124,6 +130,27 @@ class GradientExchange(RecipeExchange):
         session = self.open({name: each.detach() for name, each in self._dense.items()})
         self._take_over(session.parameters)
 
+    def _make_server_optimizer(self, tensors: list[Tensor]) -> Optimizer:
+        """The optimizer of parameter servers for the session's tensors, in the groups of this rank's optimizer. The
+        constructor may have other arguments than `defaults` has keys, as that of AdamW."""
+        optimizer = self._optimizer()
+        assert optimizer is not None, "it exchanges now"
+        made, inner = copy(self._inner), vars(self._inner)  # without its hooks
+        vars(made).update({name: each for name, each in inner.items() if name not in vars(made) and name != "step"})
+        made.state, made.param_groups, self._groups = defaultdict(dict), [], []
+        tensor_of = dict(zip(map(id, self._dense.values()), tensors, strict=True))
+        for place, group in enumerate(optimizer.param_groups):
+            if own := [tensor_of[id(each)] for each in group["params"] if id(each) in tensor_of]:
+                made.add_param_group({**_settings(group), "params": own})
+                self._groups.append((made.param_groups[-1], place))
+        return made
+
+    def _follow_schedule(self) -> None:
+        """Give the servers' optimizer the present settings, such as a scheduler's learning rate."""
+        if (optimizer := self._optimizer()) is not None:
+            for group, place in self._groups:
+                group.update(_settings(optimizer.param_groups[place]))
+
     @torch.no_grad()
     def end_epoch(self) -> None:
         """Ranks that missed steps take over parameters and the optimizer's tensors."""
@@ -140,6 +167,10 @@ class GradientExchange(RecipeExchange):
     def restart(self) -> None:
         self._begun = False
         super().restart()
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in group.items() if name not in ("params", "param_names")}
 
 
 def _gradient(parameter: Tensor) -> Tensor:
@@ -296,7 +327,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         op,
         sparse_as_dense,
         made,
-        lambda tensors: inner(tensors, **optimizer.defaults),
+        optimizer,
     )
     return made
 

@@ -30,17 +30,15 @@ class SyncBatchNorm(_BatchNorm):
             return plain
         over = [0, *range(2, input.dim())]
         wide = input.to(torch.promote_types(input.dtype, torch.float32))
-        count = wide.new_tensor([input.numel() / input.size(1)])
-        total = allreduce(torch.cat([wide.sum(over), wide.square().sum(over), count]), op=Sum)
-        sums, squares, samples = total.split([input.size(1), input.size(1), 1])
-        mean = sums / samples
-        variance = squares / samples - mean.square()
+        mean, variance, samples = _joined_moments(wide, over)
         self._remember(mean.detach(), variance.detach(), samples.detach())
         shape = [1, -1] + [1] * (input.dim() - 2)
         scale = torch.rsqrt(variance + self.eps)
         normal = (wide - mean.view(shape)) * scale.view(shape)
-        if self.affine:
-            normal = normal * self.weight.view(shape) + self.bias.view(shape)
+        if self.weight is not None:
+            normal = normal * self.weight.view(shape)
+        if self.bias is not None:
+            normal = normal + self.bias.view(shape)
         found: Tensor = normal.to(input.dtype)
         return found
 
@@ -53,3 +51,20 @@ class SyncBatchNorm(_BatchNorm):
         unbiased = variance * samples / (samples - 1)
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
+
+
+def _joined_moments(wide: Tensor, over: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance (C,) over the batches of all ranks, and the number of samples (1,).
+
+    The variance is that within the ranks plus that of their means. The mean square minus the squared mean would cancel
+    in float32, to a variance below 0 for a channel whose mean is large.
+    """
+    channels, rows = wide.size(1), wide.numel() // wide.size(1)
+    own = wide.sum(over) / max(rows, 1)
+    within = (wide - own.view([1, -1] + [1] * (wide.dim() - 2))).square().sum(over)
+    own, within = own.to("cpu", torch.float64), within.to("cpu", torch.float64)
+    total = allreduce(torch.cat([own * rows, within + own.square() * rows, own.new_tensor([rows])]), op=Sum)
+    sums, squares, samples = total.split([channels, channels, 1])
+    mean = sums / samples
+    variance = (squares / samples - mean.square()).clamp(min=0.0)
+    return mean.to(wide), variance.to(wide), samples.to(wide)

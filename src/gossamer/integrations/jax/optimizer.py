@@ -41,7 +41,7 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
 
     def _init(self, parameters: Any) -> Any:
         leaves = tree_util.tree_leaves(parameters)
-        if all(isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if not any(isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct) for leaf in leaves):
             self._open(parameters)  # jax.eval_shape passes shapes only; they open no session
         return self._inner.init(parameters)
 
@@ -52,7 +52,7 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
                 "or construct another by gossamer.jax.optimizer(...)."
             )
         for path, leaf in tree_util.tree_flatten_with_path(parameters)[0]:
-            if len(leaf.sharding.device_set) > 1:
+            if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
                 raise AttachError(
                     f'"{tree_util.keystr(path)}" is on {len(leaf.sharding.device_set)} devices, but a callback '
                     "within jit has one. Use gossamer.jax.Session(parameters, recipe) between two jitted functions."

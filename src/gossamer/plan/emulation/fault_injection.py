@@ -42,12 +42,13 @@ Action = Callable[[FaultTarget], None]
 class Fault:
     """One fault with a begin and optionally an end."""
 
+    kind: str  # a key of KINDS
     at: float  # seconds after training began
     for_seconds: float = inf
     numbers: tuple[int, ...]  # of hosts or workers
     needs_network: bool  # whether it needs emulated hosts
     begin: Action
-    end: Action = lambda target: None
+    end: Action | None = None  # None: it happens at one moment
     text: str = ""
 
     def __post_init__(self) -> None:
@@ -59,6 +60,7 @@ class Fault:
 
 def _cut(host: int, other: int | None = None, *, at: float, for_seconds: float = inf) -> Fault:
     return Fault(
+        kind="cut",
         at=at,
         for_seconds=for_seconds,
         numbers=(host,) if other is None else (host, other),
@@ -71,6 +73,7 @@ def _cut(host: int, other: int | None = None, *, at: float, for_seconds: float =
 def _slow(host: int, factor: float, *, at: float, for_seconds: float = inf) -> Fault:
     require(0 < factor < inf, f"slow needs a positive, finite factor, got {factor}")
     return Fault(
+        kind="slow",
         at=at,
         for_seconds=for_seconds,
         numbers=(host,),
@@ -83,6 +86,7 @@ def _slow(host: int, factor: float, *, at: float, for_seconds: float = inf) -> F
 def _stop(*ranks: int, at: float, for_seconds: float = inf) -> Fault:
     require(bool(ranks), "stop needs a rank")
     return Fault(
+        kind="stop",
         at=at,
         for_seconds=for_seconds,
         numbers=ranks,
@@ -94,7 +98,7 @@ def _stop(*ranks: int, at: float, for_seconds: float = inf) -> Fault:
 
 def _kill(*ranks: int, at: float) -> Fault:
     require(bool(ranks), "kill needs a rank")
-    return Fault(at=at, numbers=ranks, needs_network=False, begin=lambda target: _each(target.kill, ranks))
+    return Fault(kind="kill", at=at, numbers=ranks, needs_network=False, begin=lambda target: _each(target.kill, ranks))
 
 
 def _each(action: Callable[[int], None], numbers: Iterable[int]) -> None:
@@ -147,15 +151,18 @@ class Moment:
     at: float
     fault: Fault
     verb: str
-    action: Action
 
 
 class Schedule:
-    """Applies faults to a target when they are due, and reports each to `report`."""
+    """Applies faults to a target when they are due, and reports each to `report`.
+
+    Where faults of one kind overlap, the end of one leaves the others in force: they are applied again.
+    """
 
     def __init__(self, faults: Iterable[Fault], target: FaultTarget, report: Callable[[str], None]) -> None:
         moments = [moment for fault in faults for moment in _moments(fault)]
-        self._coming = sorted(moments, key=lambda moment: moment.at)
+        self._coming = sorted(moments, key=lambda moment: (moment.at, moment.verb == "begins"))  # ends first
+        self._active: list[Fault] = []  # in order of their begins
         self._target = target
         self._report = report
 
@@ -163,8 +170,21 @@ class Schedule:
         """Apply all that is due `seconds` after training began."""
         while self._coming and self._coming[0].at <= seconds:
             moment = self._coming.pop(0)
-            moment.action(self._target)
+            if moment.verb == "begins":
+                moment.fault.begin(self._target)
+                self._active += [moment.fault] if moment.fault.end else []
+            else:
+                self._end(moment.fault)
             self._report(f"{moment.fault.text} {moment.verb} {seconds:.1f} s after training began.")
+
+    def _end(self, fault: Fault) -> None:
+        if fault.end is None:
+            return
+        self._active = [each for each in self._active if each is not fault]
+        fault.end(self._target)
+        for other in self._active:
+            if other.kind == fault.kind:
+                other.begin(self._target)
 
     @property
     def not_begun(self) -> list[str]:
@@ -174,6 +194,6 @@ class Schedule:
 
 def _moments(fault: Fault) -> tuple[Moment, Moment]:
     return (
-        Moment(at=fault.at, fault=fault, verb="begins", action=fault.begin),
-        Moment(at=fault.at + fault.for_seconds, fault=fault, verb="ends", action=fault.end),
+        Moment(at=fault.at, fault=fault, verb="begins"),
+        Moment(at=fault.at + fault.for_seconds, fault=fault, verb="ends"),
     )
