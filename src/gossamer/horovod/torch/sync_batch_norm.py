@@ -62,9 +62,10 @@ def _joined_moments(wide: Tensor, over: list[int]) -> tuple[Tensor, Tensor, Tens
     channels, rows = wide.size(1), wide.numel() // wide.size(1)
     own = wide.sum(over) / max(rows, 1)
     within = (wide - own.view([1, -1] + [1] * (wide.dim() - 2))).square().sum(over)
-    own, within = own.to("cpu", torch.float64), within.to("cpu", torch.float64)
+    own, within = own.cpu().double(), within.cpu().double()  # Apple's GPUs have no float64
     total = allreduce(torch.cat([own * rows, within + own.square() * rows, own.new_tensor([rows])]), op=Sum)
     sums, squares, samples = total.split([channels, channels, 1])
     mean = sums / samples
     variance = (squares / samples - mean.square()).clamp(min=0.0)
-    return mean.to(wide), variance.to(wide), samples.to(wide)
+    mean, variance, samples = (each.to(wide.dtype).to(wide.device) for each in (mean, variance, samples))
+    return mean, variance, samples
