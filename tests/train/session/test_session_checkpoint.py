@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.virtual_workers import Worker, cluster, heard, network, notices, parameters, train_step
+from support.sessions import sgd
+from support.virtual_workers import Worker, cluster, heard, loss_of, network, notices, parameters, train_step
 from torch.nn import Parameter
 from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
 
@@ -89,6 +90,29 @@ class Part:
 
     def state_dict(self) -> dict[str, Any]:
         raise TypeError("nothing to save here")
+
+
+@pytest.mark.parametrize("passed", [False, True])
+def test_the_state_of_a_scaler_that_load_does_not_know_is_named(passed: bool, tmp_path: Path) -> None:
+    """A scaler that attach was not given is found at its first step, after the load."""
+
+    def work(worker: Worker, load: bool) -> float:
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+        options = {"scaler": scaler} if passed else {}
+        model, optimizer, session = worker.start(network(dtype=torch.float32), sgd, "Dense()", **options)
+        if load:
+            session.load(tmp_path)
+            return scaler.get_scale()
+        scaler.scale(loss_of(model, 0, worker.rank)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        session.save(tmp_path)
+        return scaler.get_scale()
+
+    assert cluster(lambda worker: work(worker, load=False), 2) == [16.0] * 2
+    with notices() as said:
+        assert cluster(lambda worker: work(worker, load=True), 2) == [16.0 if passed else 8.0] * 2
+    assert ["scaler=scaler" in line for line in said] == ([] if passed else [True])
 
 
 def test_failed_save_on_one_rank_raises_on_all_ranks(tmp_path: Path) -> None:
