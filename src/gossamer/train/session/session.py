@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -516,4 +517,6 @@ class Session(LayoutChanges):
         return lifecycle_events.held(self.model, self._parameters)
 
     def _compared(self, closed: events.Closed) -> events.Closed:
+        if closed.tensors and (frozen := self._buffers.frozen.changed):
+            closed = replace(closed, changed_frozen=frozen)
         return self._parts.whole(closed, self._transport)
