@@ -11,7 +11,15 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import gossamer.train.world_state as module
 from gossamer.comm.environment.wait_timeout import timeout_seconds
@@ -212,6 +220,7 @@ class Stream(IterableDataset):
         (Stream(), {}, TypeError, "Stream has no length or cannot be indexed"),
         (range(2), {}, ValueError, "2 samples cannot be divided among 3 workers.*at most 2"),
         (RandomSampler(range(4), True, 10**10), {}, ValueError, "10,000,000,000 entries.*num_samples=100_000"),
+        (DistributedSampler(range(8), 2, 0), {}, ValueError, r"one of 2 parts.*world\.shard\(dataset\)"),
         (range(4), {"stratify": [0, 1]}, ValueError, "2 labels for 4 samples"),
         (range(4), {"non_iid": 0.5}, ValueError, r"labels=\[\.\.\.\], non_iid=0\.5"),
         (range(4), {"labels": [0] * 4}, ValueError, "labels are for non_iid"),
@@ -225,6 +234,11 @@ class Stream(IterableDataset):
 def test_what_cannot_be_divided_is_refused(source, options, error, message):
     with pytest.raises(error, match=message):
         Shard(source, rank=0, size=3, **options)
+
+
+def test_a_distributed_sampler_of_one_replica_is_divided():
+    whole = DistributedSampler(range(6), num_replicas=1, rank=0, shuffle=False)
+    assert [[*Shard(whole, rank=rank, size=2)] for rank in (0, 1)] == [[0, 2, 4], [1, 3, 5]]
 
 
 def world(rank=0, size=2):

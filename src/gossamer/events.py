@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -425,6 +425,7 @@ class Closed(Event):
         agrees: whether it agrees with ranks on other machines; None: a single machine, or no report from them.
         differing: the tensor that differs between machines.
         tensors: a hash of each of its tensors, by name; empty in a world of one.
+        changed_frozen: names of parameters with requires_grad=False that changed since attach; empty in a world of one.
         ended: "finished", "failed" or "interrupted".
     """
 
@@ -436,6 +437,7 @@ class Closed(Event):
     agrees: bool | None = None
     differing: Mapping[str, object] | None = None
     tensors: Mapping[str, str] = field(default_factory=dict)
+    changed_frozen: Sequence[str] = ()
     ended: Ended = "finished"
 
 

@@ -40,6 +40,7 @@ def closed(moment: float, steps: int) -> Closed:
         residual_bytes=12,
         bucket_bytes=24,
         tensors={"w": "5e"},
+        changed_frozen=["w"],
         agrees=True,
         differing={"name": "w"},
     )
@@ -70,6 +71,7 @@ def test_times_leave_out_the_warm_up_and_bytes_do_not(tmp_path: Path) -> None:
     assert (written.residual_bytes, written.bucket_bytes, written.digest) == (12, 24, "d")
     assert written.holds_merged
     assert (written.tensors, written.agrees, written.differing) == ({"w": "5e"}, True, {"name": "w"})
+    assert written.changed_frozen == ["w"]
     assert written.peak_resident_bytes > 1e6
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.events import Attached, Closed, Event, LeftRun, Logged, ResidualMeasured, StepEnded
+from gossamer.events import Attached, Closed, Event, LeftRun, Logged, ResidualMeasured, StepEnded, TensorsMeasured
 from gossamer.observe.event_log import Entry, EventLog
 from gossamer.observe.rank_record import RankRecord, replay, warm_up
 
@@ -105,6 +105,11 @@ def test_the_last_that_a_lost_start_told_of_its_residual_stays_known() -> None:
     assert found.residual == {"norm": 1.0, "step": 3}
     assert record(killed).residual == {"norm": 0.25, "step": 6}
     assert (record(killed).lost_residuals, record(killed).steps) == ((), 6)
+
+
+def test_a_session_that_was_not_closed_has_no_hashes_of_a_final_model() -> None:
+    found = record(logged(*training(3), TensorsMeasured(step=3, tensors=()), ends=True))
+    assert (found.tensors, found.steps, found.digest) == ({}, 3, None)
 
 
 def test_sessions_that_are_open_at_the_same_time_are_counted() -> None:

@@ -90,6 +90,9 @@ def test_the_first_differing_tensor_is_named_in_the_order_of_the_model() -> None
     same, other = {"z": "1", "b": "2", "a": "3"}, {"z": "1", "b": "4", "a": "5"}
     assert merged(same, other, same) == {"name": "b", "hashes": {"0": "2", "1": "4", "2": "2"}, "others": 1}
     assert merged(same, {"z": "1", "a": "3"}) == {"name": "b", "hashes": {"0": "2", "1": None}, "others": 0}
+    frozen = [replace(each, changed_frozen=["b"]) for each in (ranked(0, tensors=same), ranked(1, tensors=other))]
+    found = merge([replace(each, digest=str(each.rank)) for each in frozen])["differing_tensor"]
+    assert found == {"name": "b", "hashes": {"0": "2", "1": "4"}, "others": 1, "frozen": True}
     assert merged(same, same) is None
     assert merged(same, {}) is None  # a session that was not closed
 

@@ -186,6 +186,10 @@ def test_the_tensor_that_differs_is_named_with_the_ranks_that_hold_it(plain: Sho
     held = "aaaaaaaa on ranks 0, 2; cccccccc on rank 1; absent on rank 3"
     assert f'workers agree             no: "1.running_mean" differs ({held}), and 2 more' in plain.out.getvalue()
     assert "gossamer.average_([b for b in model.buffers()" in plain.out.getvalue()
+    assert "requires_grad=False" not in plain.out.getvalue()
+    plain.terminal.table(RECORD | {"workers_agree": False, "differing_tensor": {**differing, "frozen": True}}, {})
+    assert "The script changes this parameter, which has requires_grad=False" in plain.out.getvalue()
+    assert plain.out.getvalue().count("BatchNorm's statistics") == 1
 
 
 def test_one_machine_of_several_does_not_claim_to_know_the_others(plain: Shown) -> None:

@@ -174,7 +174,9 @@ class EventLog:
     def _close(self, event: Closed) -> None:
         fields = ("digest", "holds_merged", "residual_bytes", "bucket_bytes", "agrees", "differing")
         tensors = dict(event.tensors) if len(event.tensors) <= MOST_LOGGED else {}
-        self._at_once("closed", step=event.steps, tensors=tensors, **{name: getattr(event, name) for name in fields})
+        frozen = [*event.changed_frozen[:MOST_LOGGED]]
+        values = {name: getattr(event, name) for name in fields}
+        self._at_once("closed", step=event.steps, tensors=tensors, changed_frozen=frozen, **values)
 
     def _flush_if_due(self) -> None:
         if self._slow or self._moment - self._flushed >= BATCH_SECONDS:

@@ -48,6 +48,7 @@ class RankRecord:
     peak_resident_bytes: int = 0
     digest: str | None = None  # of the final merged model; None if the session was not closed
     tensors: dict[str, str] = field(default_factory=dict)  # a hash of each tensor of that model, by name
+    changed_frozen: list[str] = field(default_factory=list)  # frozen parameters that the script changed
     agrees: bool | None = None  # with ranks on other machines; None if not compared
     differing: dict[str, Any] | None = None  # the differing tensor in the comparison between machines
     holds_merged: bool | None = None  # whether the rank's own model equals the merged one; None as for digest
@@ -107,7 +108,8 @@ class Tally:
         return self.left or self.failed or not self.closings
 
     def take(self, entry: Entry) -> None:
-        self.latest |= entry
+        if entry.get("kind") != "tensors":  # a sample of gradients, whose `tensors` are not those of the final model
+            self.latest |= entry
         match entry:
             case {"kind": "steps"}:
                 self._add(entry)
@@ -178,6 +180,7 @@ class Tally:
             bucket_bytes=latest.get("bucket_bytes", 0),
             digest=latest.get("digest"),
             tensors=latest.get("tensors", {}),
+            changed_frozen=latest.get("changed_frozen", []),
             agrees=latest.get("agrees"),
             differing=latest.get("differing"),
             holds_merged=latest.get("holds_merged"),

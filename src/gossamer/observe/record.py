@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -129,9 +129,16 @@ def merge(
         "collectives": dict(sorted(first.collectives.items(), key=lambda item: int(item[0]))),
         "servers": _servers(ranks, mean("bytes_pulled")),
         "workers_agree": (agree := _agree(ranks, len(lost) + len(gone), ended)),
-        "differing_tensor": None if agree is not False else first.differing or differing_tensor(tensors),
+        "differing_tensor": None if agree is not False else _differing(first, tensors),
         "workers_hold_merged": _hold_merged(ranks),
     }
+
+
+def _differing(first: RankRecord, tensors: Mapping[int, Mapping[str, str]]) -> Record | None:
+    """The tensor that differs between ranks, with `frozen` if it is a parameter with requires_grad=False that the
+    script changed."""
+    found = first.differing or differing_tensor(tensors)
+    return {**found, "frozen": True} if found and found["name"] in first.changed_frozen else found
 
 
 def _lost_residuals(ranks: Iterable[RankRecord], gone: Set[int]) -> list[Record]:

@@ -28,6 +28,12 @@ LOCAL_STATISTICS = (
     "servers. To average them, before session.close(): gossamer.average_([b for b in model.buffers() if "
     'b.is_floating_point()], "Dense()")'
 )
+CHANGED_FROZEN = (
+    ". The script changes this parameter, which has requires_grad=False: EveryStep() sends gradients and buffers, not "
+    "frozen parameters, so each rank keeps its own value. Register running statistics as buffers instead, "
+    "module.register_buffer(name, tensor); or average it, before session.close(): gossamer.average_([p for p in "
+    'model.parameters() if not p.requires_grad], "Dense()")'
+)
 SESSIONS = "{count} at the same time: a step is of any of them; parameters and the final model are of one"
 APART = ", on the merged model; each holds its own (session.averaged_parameters)"
 
@@ -176,8 +182,9 @@ def _differing(found: Record | None) -> str:
         by_hash.setdefault(text or "absent", []).append(rank)
     held = "; ".join(f"{text[:8]} on {ranks_text(each)}" for text, each in by_hash.items())
     more = f", and {found['others']} more" if found["others"] else ""
-    local = LOCAL_STATISTICS if found["name"].rpartition(".")[2] in STATISTICS else ""
-    return f': "{in_one_line(found["name"])}" differs ({held}){more}{local}'
+    hint = LOCAL_STATISTICS if found["name"].rpartition(".")[2] in STATISTICS else ""
+    hint = CHANGED_FROZEN if found.get("frozen") else hint
+    return f': "{in_one_line(found["name"])}" differs ({held}){more}{hint}'
 
 
 def _grid(record: Record, files: Mapping[str, str]) -> Table:

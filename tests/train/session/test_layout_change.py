@@ -10,11 +10,13 @@ import pytest
 import torch
 from support.nightly import once_each
 from support.sessions import sgd
-from support.virtual_workers import Worker, agree, batch, cluster, joined, network, notices, parameters, seeded
+from support.virtual_workers import Worker, agree, batch, cluster, heard, joined, network, notices, parameters, seeded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
+from torch.nn.utils import prune
 from torch.optim import SGD, Adam, Optimizer
 
+from gossamer import events
 from gossamer.errors import AttachError, CheckpointError, LoopError, MismatchError
 from gossamer.train.session import model_watch
 from gossamer.train.session.model_watch import ModelWatch
@@ -147,6 +149,47 @@ def test_state_of_other_parameters_is_kept(recipe: str) -> None:
                 assert torch.equal(after[name][key], each), (name, key)
 
     cluster(work, 2)
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.2)", "DiLoCo(period=4)", "LocalSGD(period=3) + TopK(0.2)"])
+def test_parameters_that_pruning_renames_train_on_as_before(recipe: str, added: bool) -> None:
+    def work(worker: Worker, prunes: bool) -> tuple[list[Tensor], dict[str, Any]]:
+        model, optimizer, session = worker.start(network(worker.rank), sgd, recipe)
+        with session.epoch():
+            steps(model, optimizer, session, range(5), worker.rank)
+        if prunes:
+            prune.identity(model[2], "weight")  # type: ignore[index, no-untyped-call]  # a mask of ones
+            assert not added or session.add_parameters() == ()
+        with session.epoch():
+            steps(model, optimizer, session, range(5, 14), worker.rank)
+        with session.averaged_parameters(model):
+            merged = [each.detach().clone() for name, each in sorted(model.named_parameters())]
+        state = session.state_dict()["state"]
+        session.close()
+        assert not state or ("2.weight_orig" in state) == (prunes and added)
+        return merged, {name.removesuffix("_orig"): kept for name, kept in state.items()}
+
+    usual = cluster(lambda worker: work(worker, False), 2)
+    with notices() as said, heard(events.Closed) as closed:
+        found = cluster(lambda worker: work(worker, True), 2)
+    assert not [line for line in said if "than at attach" in line]
+    assert len({each.digest for each in closed}) == 1
+    for (merged, state), (usual_merged, usual_state) in zip(found, usual, strict=True):
+        assert all(map(torch.equal, merged, usual_merged))
+        assert {*state} == {*usual_state}
+        for name, kept in usual_state.items():
+            assert all(torch.equal(state[name][key], each) for key, each in kept.items())
+
+
+def test_a_layer_that_was_pruned_differently_on_each_rank_is_refused() -> None:
+    def work(worker: Worker) -> None:
+        model, _, session = worker.start(network(0), sgd, "Dense()")
+        prune.identity(model[2 * worker.rank], "weight")
+        session.add_parameters()
+
+    with pytest.raises(MismatchError, match="different parameters"):
+        cluster(work, 2)
 
 
 @pytest.mark.parametrize("recipe", ["Dense()", "LocalSGD(period=3)"])

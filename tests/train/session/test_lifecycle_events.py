@@ -5,7 +5,10 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
-from support.virtual_workers import Worker, cluster
+import torch
+from support.sessions import sgd
+from support.virtual_workers import Worker, cluster, heard, loss_of, network
+from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from gossamer.comm.environment import JobEnvironment
@@ -59,3 +62,19 @@ def test_a_session_that_did_not_finish_waits_for_none(machines: dict[str, int]) 
 def test_sessions_of_some_ranks_are_not_compared(machines: dict[str, int]) -> None:
     machines["world"] = 4
     assert [closed.agrees for closed in told(SAME, OTHER)] == [None, None]
+
+
+def test_a_closed_session_names_the_frozen_parameters_that_the_script_changed() -> None:
+    def work(worker: Worker) -> None:
+        model = network(0)
+        for name in ("statistic", "constant"):
+            model.register_parameter(name, nn.Parameter(torch.zeros(3, dtype=torch.float64), requires_grad=False))
+        model, optimizer, session = worker.start(model, sgd)
+        loss_of(model, 0, worker.rank).backward()
+        optimizer.step()
+        model.statistic.add_(worker.rank + 1.0)  # type: ignore[operator, union-attr]
+        session.close()
+
+    with heard(Closed) as closed:
+        cluster(work, 2)
+    assert [[*each.changed_frozen] for each in closed] == [["statistic"], ["statistic"]]

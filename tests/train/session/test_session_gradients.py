@@ -168,6 +168,85 @@ def test_an_epoch_that_ends_within_no_sync_keeps_the_gradients(recipe: str, set_
     assert torch.equal(parts, whole)
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_averages_of_an_epoch_remain_for_a_step_below_it(length: int, set_to_none: bool) -> None:
+    def work(worker: Worker) -> Tensor:
+        model, optimizer, session = worker.start(network(0), sgd, "Dense()")
+        for first in range(0, 6, length):
+            with session.epoch():
+                for number in range(first, first + length):
+                    loss_of(model, number, worker.rank).backward()
+            if (first + length) % 2 == 0:  # with length 1 and 3, two epochs are one step
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=set_to_none)
+        return parameters(model)
+
+    def joint() -> Tensor:
+        model = network(0)
+        optimizer = sgd(model)
+        for first in range(0, 6, length):
+            for number in range(first, first + length):
+                inputs, targets = joined(batch(number, rank) for rank in range(2))
+                mse_loss(model(inputs), targets).backward()
+            if (first + length) % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        return parameters(model)
+
+    with notices() as said:
+        ended = agree(cluster(work, 2))
+    assert said == []
+    torch.testing.assert_close(ended, joint(), atol=1e-12, rtol=1e-12)
+
+
+def test_ranks_with_data_of_other_lengths_discard_averages_alike_at_the_end_of_an_epoch() -> None:
+    def work(worker: Worker) -> Tensor:
+        model, optimizer, session = worker.start(network(0), sgd, "Dense()")
+        with session.epoch():
+            for number in range(2 + worker.rank):
+                loss_of(model, number, worker.rank).backward()
+        assert all(parameter.grad is None for parameter in model.parameters())
+        for number in (7, 8):
+            optimizer.zero_grad()
+            loss_of(model, number, worker.rank).backward()
+            optimizer.step()
+        return parameters(model)
+
+    expected = trained_alone(sgd, 2, lambda step: [batch(7 + step, rank) for rank in range(2)])
+    torch.testing.assert_close(agree(cluster(work, 2)), expected, atol=1e-12, rtol=1e-12)
+
+
+def test_an_unused_average_of_an_epoch_is_discarded_by_zero_grad_in_the_next() -> None:
+    def work(worker: Worker) -> int:
+        model, optimizer, session = worker.start(network(0), sgd, "Dense()")
+        with session.epoch():
+            loss_of(model, 5, worker.rank).backward()
+        with session.epoch():
+            optimizer.zero_grad()
+            loss_of(model, 6, worker.rank).backward()
+            optimizer.step()
+        return session.steps
+
+    assert cluster(work, 2) == [1, 1]
+
+
+def test_a_recipe_is_switched_after_an_epoch_that_left_an_unused_average() -> None:
+    def work(worker: Worker) -> Tensor:
+        model, optimizer, session = worker.start(network(0), sgd, "Dense()")
+        with session.epoch():
+            loss_of(model, 5, worker.rank).backward()
+        session.switch("Dense(dtype='float32')", reason="test")
+        for number in (7, 8):
+            optimizer.zero_grad()
+            loss_of(model, number, worker.rank).backward()
+            optimizer.step()
+        return parameters(model)
+
+    expected = trained_alone(sgd, 2, lambda step: [batch(7 + step, rank) for rank in range(2)])
+    torch.testing.assert_close(agree(cluster(work, 2)), expected, atol=1e-6, rtol=1e-5)
+
+
 def test_a_rank_without_data_keeps_the_gradients_of_no_sync() -> None:
     def work(worker: Worker) -> bool:
         model, optimizer, session = worker.start(network(0), sgd)

@@ -206,6 +206,11 @@ class Bucket:
         return any(parameter.grad is self.views[name] for name, parameter in self.parameters.items())
 
     @property
+    def shown(self) -> set[str]:
+        """Names of the parameters whose gradients are views of this bucket."""
+        return {name for name, parameter in self.parameters.items() if parameter.grad is self.views[name]}
+
+    @property
     def zeroed(self) -> bool:
         """Whether zero_grad(set_to_none=False) has cleared the gradients here; one new gradient may have arrived."""
         return sum(bool(view.any()) for view in self.views.values()) <= 1 < len(self.views)

@@ -77,6 +77,11 @@ class FrozenParameters:
         differs: Flags = (now.view(torch.int64) != self._noted.view(torch.int64)).any(1).cpu().numpy()
         return differs
 
+    @property
+    def changed(self) -> list[str]:
+        """Names of those that differ from the reference. Synchronizes with the device."""
+        return [name for name, has_moved in zip(self._holders, self.moved(), strict=True) if has_moved]
+
     def average(self, moved: Flags, *, gives_notice: bool) -> None:
         """Average those that have changed on any rank, from now on. gives_notice: whether this rank prints it."""
         names = [name for name, has_moved in zip(self._holders, moved, strict=True) if has_moved]

@@ -214,6 +214,8 @@ class ParameterCheck(Extension):
             return
         for name, holder, leaf in self._holders[turn % PARTS :: PARTS]:
             if holder.get(leaf) is not self._parameters[name]:
+                if self._renamed(name):
+                    continue
                 message = (
                     f'the model has another "{name}" on rank {self._first_rank + self._rank} than at attach: the '
                     "optimizer and the averages use the old one, and the new one is not trained. Write into the old "
@@ -225,6 +227,14 @@ class ParameterCheck(Extension):
                 if name not in self._reported:
                     self._reported.add(name)
                     notice(message)
+
+    def _renamed(self, name: str) -> bool:
+        """Whether the model holds the parameter under another name, as after torch.nn.utils.prune. Searches the model
+        after such a change only."""
+        now = _holders(self._model, {name: self._parameters[name]})
+        if now:
+            self._holders = [now[0] if each[0] == name else each for each in self._holders]
+        return bool(now)
 
     def note_missing_pass(self) -> None:
         """Report an optimizer step without new gradients. Raises LoopError with verify="stop"."""

@@ -32,6 +32,12 @@ def length_of(source: Any) -> int:
             "samples beforehand. Pass world.shard a map-style dataset, a sampler with a length, or a stream that can "
             "be iterated again: class Stream(torch.utils.data.IterableDataset), with an __iter__ that yields the items."
         )
+    if isinstance(source, Sampler) and (parts := getattr(source, "num_replicas", 1)) != 1:
+        raise ValueError(
+            f"this {type(source).__name__} yields one of {parts} parts of the data, and world.shard would divide it "
+            "again, so most samples would never be used. Pass the dataset itself: world.shard(dataset), or "
+            "world.shard(dataset, shuffle=False)."
+        )
     length = len(source)
     if isinstance(source, Sampler) and length > MOST_SAMPLED:
         raise ValueError(

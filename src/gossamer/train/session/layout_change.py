@@ -69,7 +69,7 @@ class LayoutChanges(SessionBase):
         """
         self._parts.refuse("session.reset_compressor_state()")
         self._form.refuse_unnamed(names, now := trainable(self.model))
-        self._rebuild_layout(names, now)
+        self._rebuild_layout(names, now, {})
 
     @torch.inference_mode(False)  # the new buffers are trained with
     def add_parameters(self) -> tuple[str, ...]:
@@ -78,8 +78,9 @@ class LayoutChanges(SessionBase):
 
         Call it on every rank after the same step, right after optimizer.step(), once the model is the same everywhere.
         Each new parameter and the buffers of each new module get rank 0's values. The compressor state of the other
-        parameters stays; parameters that are frozen now, or not in the model, are left out from now on. With Gossip all
-        workers continue from the mean of their parameters. Give new parameters to the attached optimizer, or, under
+        parameters stays, also of those with another name, as after torch.nn.utils.prune; parameters that are frozen
+        now, or not in the model, are left out from now on. With Gossip all workers continue from the mean of their
+        parameters. Give new parameters to the attached optimizer, or, under
         recipes that average gradients in every backward pass, to another one. A checkpoint that is saved later can be
         loaded by a session that was attached to a model with these parameters.
 
@@ -100,19 +101,19 @@ class LayoutChanges(SessionBase):
         """
         self._parts.refuse("session.add_parameters()")
         added = agreed_on_all_ranks(self)
-        if not (added.names or added.gone):
+        if not added:
             return ()
         gossip = isinstance(self._stages.now, GossipStage) and not self._group.alone
         if gossip:
             means = self._synchronizer.merge() or {}
             copy_parameters(means, {name: each.detach() for name, each in self._parameters.items() if name in means})
         self._buffers.see_model()
-        self._rebuild_layout(added.names, added.now)
+        self._rebuild_layout(added.names, added.now, added.renamed)
         if gossip:
             self._synchronizer.restart()
         return added.names
 
-    def _rebuild_layout(self, names: Collection[str], now: Mapping[str, Parameter]) -> None:
+    def _rebuild_layout(self, names: Collection[str], now: Mapping[str, Parameter], renamed: Mapping[str, str]) -> None:
         pending = self._step_hooks.pending_gradients.take()
         if isinstance(self._stages.now, GradientStage):
             self._synchronizer.flush()
@@ -121,12 +122,14 @@ class LayoutChanges(SessionBase):
             self._synchronizer,
             names,
             now,
+            renamed,
             self._stages,
             self._group,
             self._at(),
             lambda: self._adopt(WholeParameters(now)),
         )
         kept = self._parameters.keys() - {*names}
+        pending = by_new_name(pending, renamed)
         self._step_hooks.pending_gradients.put({name: tensor for name, tensor in pending.items() if name in kept})
 
 
@@ -134,6 +137,7 @@ def rebuilt_layout(
     before: Synchronizer,
     names: Collection[str],
     now: Mapping[str, Parameter],
+    renamed: Mapping[str, str],
     stages: StageSequence,
     group: GroupCalls,
     at: AggregationContext,
@@ -144,6 +148,7 @@ def rebuilt_layout(
     Args:
         names: parameters with compressor state to discard.
         now: all current parameters.
+        renamed: old names -> current names of parameters that the model holds under another name.
         adopt: called once the state of `before` is copied.
 
     Returns:
@@ -157,13 +162,26 @@ def rebuilt_layout(
         group.broadcast_([now[name].detach() for name in names], 0)  # locally trained or newly created ones may differ
     for bucket in before.buckets:
         settle(bucket.state, at)  # shards move to other ranks
-    old = before.remembered()
+    old = by_new_name(before.remembered(), renamed)
     adopt()
     before.close()
     following = stages.begin(now, stages.fragments(now))
     copy_kept(old, following.remembered(), without=names)
     following.take_over_from(before)
     return following, stages.layout_text(now)
+
+
+def renamed_in(model: nn.Module, attached: Mapping[str, Parameter]) -> dict[str, str]:
+    """Names at attach -> names now of attached parameters that the model holds under another name, as after
+    torch.nn.utils.prune."""
+    names = {id(parameter): name for name, parameter in trainable(model).items()}
+    found = {name: names.get(id(parameter), name) for name, parameter in attached.items()}
+    return {name: new for name, new in found.items() if new != name}
+
+
+def by_new_name(named: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """`named` with the current names as keys. renamed: old names -> current names."""
+    return {renamed.get(name, name): value for name, value in named.items()}
 
 
 # -- parameters that the model has gained ------------------------------------------------------------------------------
@@ -180,10 +198,14 @@ class AddedParameters:
     now: Mapping[str, Parameter]
     names: tuple[str, ...]
     gone: tuple[str, ...]  # names of parameters that are frozen now, or not in the model
+    renamed: Mapping[str, str]  # names at attach -> names now, as after torch.nn.utils.prune
+
+    def __bool__(self) -> bool:
+        return bool(self.names or self.gone or self.renamed)
 
     def text(self) -> str:
         shapes = {name: f"{tuple(self.now[name].shape)} {self.now[name].dtype}" for name in self.names}
-        return json.dumps({"added": shapes, "gone": sorted(self.gone)})
+        return json.dumps({"added": shapes, "gone": sorted(self.gone), "renamed": sorted(self.renamed.items())})
 
 
 def agreed_on_all_ranks(session: LayoutChanges) -> AddedParameters:
@@ -202,7 +224,7 @@ def agreed_on_all_ranks(session: LayoutChanges) -> AddedParameters:
         _compare(session, found, refusal)
     if refusal is not None:
         raise refusal
-    if not session._group.alone and (found.names or found.gone):
+    if not session._group.alone and found:
         gained = session._step_hooks.watch.gained_modules()
         buffers = [each for module in gained for each in module._buffers.values() if each is not None]
         frozen = [each for each in session.model.parameters() if not session._step_hooks.watch.knows(each)]
@@ -211,9 +233,11 @@ def agreed_on_all_ranks(session: LayoutChanges) -> AddedParameters:
 
 
 def _added(model: nn.Module, attached: Mapping[str, Parameter]) -> AddedParameters:
-    now = trainable(model)
-    names = tuple(name for name, parameter in now.items() if attached.get(name) is not parameter)
-    return AddedParameters(now, names, tuple(name for name in attached if name not in now))
+    now, renamed = trainable(model), renamed_in(model, attached)
+    known = {id(parameter) for parameter in attached.values()}
+    names = tuple(name for name, parameter in now.items() if id(parameter) not in known)
+    gone = tuple(name for name in attached if name not in now and name not in renamed)
+    return AddedParameters(now, names, gone, renamed)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

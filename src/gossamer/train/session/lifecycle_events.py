@@ -35,7 +35,7 @@ from gossamer.train.engine.averaged_state import averaged_bytes, averaged_keys
 from gossamer.train.engine.bucket import Bucket, layouts
 from gossamer.train.engine.frozen_parameters import FrozenParameters, flags_bytes
 from gossamer.train.engine.model_buffers import ModelBuffers, moving_buffers
-from gossamer.train.engine.parameter_views import state_of, trainable
+from gossamer.train.engine.parameter_views import state_places, trainable
 from gossamer.train.engine.step_decision import control_bytes
 from gossamer.train.session.startup_checks import tensor_hashes
 from gossamer.train.sharding.local_shards import local_part
@@ -134,9 +134,12 @@ def _rider_bytes(
     return tuple(mean_bytes(() if place else buffers, each) for place, each in enumerate(fragments))
 
 
-def held(model: nn.Module) -> dict[str, Tensor]:
-    """All tensors of model.state_dict(), or this rank's shards of them."""
-    return {name: local_part(tensor) for name, tensor in state_of(model, saved=True).items()}
+def held(model: nn.Module, attached: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All tensors of model.state_dict(), or this rank's shards of them. An `attached` parameter that the model holds
+    under another name, as after torch.nn.utils.prune, has its name at attach."""
+    names = {id(parameter): name for name, parameter in attached.items()}
+    tensors = {name: holder[leaf] for name, (holder, leaf) in state_places(model, saved=True).items()}
+    return {names.get(id(tensor), name): local_part(tensor.detach()) for name, tensor in tensors.items()}
 
 
 def ended(

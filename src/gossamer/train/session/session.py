@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,7 +31,7 @@ from gossamer.train.session.clipping_and_nonfinite import StepGuards
 from gossamer.train.session.ddp_guard import DdpGuard
 from gossamer.train.session.first_batch import NO_BATCH, FirstBatch
 from gossamer.train.session.group_changes import ShardedWorld
-from gossamer.train.session.layout_change import LayoutChanges
+from gossamer.train.session.layout_change import LayoutChanges, by_new_name, renamed_in
 from gossamer.train.session.loop_scaler import Scaler
 from gossamer.train.session.model_parts import ModelParts
 from gossamer.train.session.recipe_choice import Written, placed_in
@@ -284,7 +285,8 @@ class Session(LayoutChanges):
             >>> with session.averaged_parameters(model):
             ...     loss = model(batch).square().mean()
         """
-        with self._parts.swapped_in(self._synchronizer.merge() or {}, model, self.steps):
+        merged = by_new_name(self._synchronizer.merge() or {}, renamed_in(model, self._parameters))
+        with self._parts.swapped_in(merged, model, self.steps):
             yield model
 
     # -- elastic runs ----------------------------------------------------------------------------------------------
@@ -512,7 +514,9 @@ class Session(LayoutChanges):
             super()._close(how)
 
     def _held(self) -> Mapping[str, Tensor]:
-        return lifecycle_events.held(self.model)
+        return lifecycle_events.held(self.model, self._parameters)
 
     def _compared(self, closed: events.Closed) -> events.Closed:
+        if closed.tensors and (frozen := self._buffers.frozen.changed):
+            closed = replace(closed, changed_frozen=frozen)
         return self._parts.whole(closed, self._transport)

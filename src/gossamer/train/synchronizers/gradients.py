@@ -125,6 +125,7 @@ class GradientSynchronizer(Synchronizer):
         self._tuner = PipelineTuner() if context.comm_thread.is_fixed else None
         self._versions = BufferVersions(context.loop.buffers) if context.loop.buffers() else None
         self._unused, self._dropped = 0, 0  # accumulated averages that no optimizer used; discarded ones in a row
+        self._carries = False  # whether an unused average remained at the end of the last epoch
         self._seen: list[int] = []  # versions of some parameters at the time of that average
         self._trained: Sequence[int] = self._members  # ranks that trained in the previous exchange
         self._kept = None if context.comm_thread.is_fixed else KeptInputs(buckets)
@@ -145,7 +146,7 @@ class GradientSynchronizer(Synchronizer):
 
     @property
     def between_steps(self) -> bool:
-        return not self.accumulating and self.phase is GradientPhase.WAITING
+        return not self.accumulating and (self.phase is GradientPhase.WAITING or self._carries)
 
     @property
     def _members(self) -> Sequence[int]:
@@ -197,6 +198,7 @@ class GradientSynchronizer(Synchronizer):
             )
         for bucket in self._buckets:
             bucket.expect_all()
+        self._carries = False
         if self._unused:
             self._drop_thrown_away()
         if self._admission.awaited:
@@ -412,17 +414,37 @@ class GradientSynchronizer(Synchronizer):
         self.use()
 
     def end_epoch(self) -> int:
-        self._drop_unused()
-        missed = 0
+        kept = self._kept_average()
+        if kept is None:
+            self._drop_unused()
+        unused, missed = self._unused, 0
         while self.passes != self.last_pass and (decision := self.finish(Presence.OUT_OF_DATA)).active:
             missed += 1
             self._loop.missed()
             if decision.stop:
                 return missed
+        if kept is not None and not missed:
+            for bucket, flat, names in kept:
+                bucket.flat.copy_(flat)
+                bucket.point(names)
+            self._unused, self._carries = unused, True
+            return 0
         for part in self._parts:
             part.clear()
         self.rest()
         return missed
+
+    def _kept_average(self) -> Sequence[tuple[Bucket, Tensor, set[str]]] | None:
+        """Buckets, means and names of gradients that remain after the epoch, for an optimizer step below it or for the
+        next epoch's passes. None if all gradients are discarded: if an optimizer used them, if they were cleared, or
+        if a rank ran out of data earlier and has another sum."""
+        stays = self._context.comm_thread.is_fixed and self.last_pass is None
+        sums = not self._sparse.parameters and not any(bucket.state for bucket in self._buckets)
+        waits = self.phase is GradientPhase.AVERAGED and self._left_unused() and not self.touched
+        if not (stays and sums and waits and self.all_trained) or all(bucket.zeroed for bucket in self._buckets):
+            return None
+        found = [(bucket, bucket.flat.clone(), bucket.shown) for bucket in self._buckets]
+        return found if any(names for _, _, names in found) else None
 
     def meet_to_save(self, call: Presence = Presence.SAVING) -> None:
         with kept_gradients(self._parameters.values()):
