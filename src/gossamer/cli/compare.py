@@ -166,6 +166,8 @@ def compare_command(
     passed to it. All ranks of a run end after the same step."""
     if files.plot_file is not None:
         check_plot(f"; or use --page {files.plot_file.with_suffix('.html')}")
+    if network is not None:
+        read_network(network, workers)  # refused before the script is profiled
     check_placeholders(arguments, seeds, rates)
     first = filled_in(arguments, seed=0, rate=rates[0] if rates else "")
     register_terms(script, first, recipes)
