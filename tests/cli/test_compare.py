@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 import pytest
-from support.command_line import output_of
+from support.command_line import output_of, refusal
 
 from gossamer.cli import compare
 from gossamer.cli.compare import compare_command, failure_text, latex_text
@@ -113,6 +113,15 @@ def test_what_cannot_be_compared(arguments: list[str], ops: list[str], tmp_path:
     code, said = run(*arguments, str(script))
     assert code == 2
     assert all(op in said for op in ops), said
+
+
+def test_an_invalid_network_is_refused_before_the_script_is_profiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "_estimate", lambda *_: pytest.fail("the script was profiled"))
+    (tmp_path / "train.py").write_text("")
+    said = refusal("compare", "--recipe", "Dense()", "--network", "fast", str(tmp_path / "train.py"))
+    assert "'fast' is not a rate" in said
 
 
 def _record(recipe: str) -> dict[str, Any]:

@@ -118,6 +118,9 @@ def test_a_link_of_an_encrypted_run_asks_for_certificates() -> None:
     [
         (("--invite", "link"), "--invite is for elastic runs"),
         (("--public-address", "10.0.0.1:1"), "--public-address is for elastic runs"),
+        (("--invite-lifetime", "7d"), "--invite-lifetime is for elastic runs"),
+        (("--invite-lifetime", "run"), "--invite-lifetime is for elastic runs"),
+        (("--invite-uses", "1"), "--invite-uses is for elastic runs"),
         (("--relay",), "--relay is for elastic runs"),
         (("--workers", "2:4", "--relay", "--tls", "certificates"), "exclude each other"),
         (("--join", "10.0.0.1:1", "--token-file", "token", "--relay"), "write --relay and --listen"),

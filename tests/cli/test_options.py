@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ from support.command_line import output_of, refusal
 
 from gossamer.base.figures import figure
 from gossamer.cli import options, run
+from gossamer.cli.main import gossamer
 from gossamer.comm.mesh.collective_selector import REQUESTABLE
 
 
@@ -41,6 +43,8 @@ def test_the_recipe_of_an_advice_is_what_workers_are_told(tmp_path: Path) -> Non
         ("--log-to", "tensorboard:", "such as"),
         ("--log-to", "prometheus:http", "such as"),
         ("--congestion", "nonesuch", "unavailable congestion control 'nonesuch'"),
+        ("--grace-seconds", "nan", "nan is not a finite number"),
+        ("--preemption-notice", " ", "Write aws, gce, azure or a command"),
     ],
 )
 def test_an_invalid_value_is_refused_before_workers_start(
@@ -52,6 +56,33 @@ def test_an_invalid_value_is_refused_before_workers_start(
     assert f"Invalid value for '{option}'" in said
     assert reason in said
     assert not Path("runs").exists()
+
+
+def options_of(command: click.Command, path: str = "gossamer") -> Iterator[tuple[str, click.Option]]:
+    """Every option of a command and of its commands, with the command's name."""
+    for each in command.params:
+        if isinstance(each, click.Option):
+            yield f"{path} {each.opts[-1]}", each
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context := click.Context(command)):
+            subcommand = command.get_command(context, name)
+            assert subcommand is not None
+            yield from options_of(subcommand, f"{path} {name}")
+
+
+def test_no_option_takes_numbers_that_are_not_finite() -> None:
+    numbers = {name: each for name, each in options_of(gossamer) if isinstance(each.type, click.types.FloatParamType)}
+    assert {"gossamer run --grace-seconds", "gossamer compare --price-per-hour"} <= numbers.keys()
+    for each in numbers.values():
+        for text in ("nan", "inf"):
+            with pytest.raises(click.BadParameter):
+                each.type.convert(text, each, None)
+
+
+def test_a_number_of_workers_has_the_limit_of_a_range() -> None:
+    assert options.WorkerCount().convert("65536", None, None) == 65536
+    with pytest.raises(click.BadParameter, match="1<=x<=65536"):
+        options.WorkerCount().convert("65537", None, None)
 
 
 def test_a_group_of_options_is_one_value_in_the_order_of_the_help() -> None:

@@ -140,6 +140,22 @@ def test_a_command_announces_by_exit_code_0(tmp_path: Path) -> None:
     assert CommandNotices("true").look() == "exit code 0"
 
 
+@pytest.mark.parametrize("command", ["awz", "./notice"])
+def test_a_command_that_a_shell_cannot_start_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notice").mkdir()  # exit code 126
+    with pytest.raises(OSError, match=r"Write aws, gce, azure or a command$") as caught:
+        CommandNotices(command).look()
+    assert command in str(caught.value)
+
+
+def test_an_empty_command_is_refused() -> None:
+    with pytest.raises(ValueError, match="aws, gce, azure or a command"):
+        notices_of(" ")
+
+
 def test_the_option_names_a_cloud_or_a_command() -> None:
     kinds = [type(notices_of(text)) for text in ("aws", "gce", "azure", "test -e /tmp/x")]
     assert kinds == [AwsNotices, GoogleNotices, AzureNotices, CommandNotices]

@@ -13,7 +13,7 @@ from rich.console import Console
 from gossamer.base.units import seconds_text
 from gossamer.cli.compare import target_option, train_for_record
 from gossamer.cli.console import columns, echo, progress, wide_console, wrapped
-from gossamer.cli.options import output_option, speeds_option
+from gossamer.cli.options import FiniteRange, output_option, speeds_option
 from gossamer.cli.program import ScriptCommand, ScriptPath
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.comm.network import Network, read_network
@@ -51,7 +51,7 @@ PLAIN_SECONDS = 10.0  # between lines of progress without a terminal
 @speeds_option
 @target_option("The target to reach first, such as validation_loss<2.2.")
 @click.option(
-    "--minutes", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, help="Wall time of the race."
+    "--minutes", type=FiniteRange(0, min_open=True), default=10.0, show_default=True, help="Wall time of the race."
 )
 @click.option(
     "--most",

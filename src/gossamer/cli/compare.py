@@ -27,7 +27,7 @@ from gossamer.base.figures import check_matplotlib
 from gossamer.base.intervals import ConfidenceInterval
 from gossamer.base.units import bytes_text, rate_text, seconds_text, share_text, short
 from gossamer.cli.console import table, wide_console
-from gossamer.cli.options import Command, option_group, output_option, session_recipe
+from gossamer.cli.options import Command, FiniteRange, option_group, output_option, session_recipe
 from gossamer.cli.program import ScriptCommand, ScriptPath
 from gossamer.cli.script_terms import register_terms
 from gossamer.cli.worker import SECONDS, UNTIL
@@ -123,7 +123,7 @@ class ComparisonFiles:
 @click.option("--workers", type=click.IntRange(2), default=2, show_default=True)
 @click.option("--network", metavar="SPEC", help="RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file.")
 @target_option('End a run at this target: "validation_loss<2.2".')
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="End a run after this time.")
+@click.option("--seconds", type=FiniteRange(0, min_open=True), help="End a run after this time.")
 @click.option("--seeds", type=click.IntRange(1), default=1, help=f"Runs per recipe; {SEED} in ARGUMENTS is 0, 1, ...")
 @click.option("--rates", callback=_learning_rates, help=f"Learning rates to try, as {RATE} in ARGUMENTS: 0.01,0.03.")
 @click.option("--retained", "scale", is_flag=True, help="Also train Silent() and Dense(), the ends of the scale.")
@@ -132,8 +132,8 @@ class ComparisonFiles:
 @option_group(
     "prices",
     Prices,
-    click.option("--price-per-hour", "per_hour", type=float, help="Price of one worker."),
-    click.option("--egress-price-per-gb", "per_gigabyte", type=float, help="Price of a sent gigabyte."),
+    click.option("--price-per-hour", "per_hour", type=FiniteRange(0), help="Price of one worker."),
+    click.option("--egress-price-per-gb", "per_gigabyte", type=FiniteRange(0), help="Price of a sent gigabyte."),
 )
 @option_group(
     "files",
@@ -166,6 +166,8 @@ def compare_command(
     passed to it. All ranks of a run end after the same step."""
     if files.plot_file is not None:
         check_plot(f"; or use --page {files.plot_file.with_suffix('.html')}")
+    if network is not None:
+        read_network(network, workers)  # refused before the script is profiled
     check_placeholders(arguments, seeds, rates)
     first = filled_in(arguments, seed=0, rate=rates[0] if rates else "")
     register_terms(script, first, recipes)

@@ -20,7 +20,14 @@ from gossamer.cli import doctor_link
 from gossamer.cli.console import ShowText, progress, table
 from gossamer.cli.emulation import Emulation, emulate, enter
 from gossamer.cli.join import read_link
-from gossamer.cli.options import Machines, check_certificates, emulation_option, machine_options, output_option
+from gossamer.cli.options import (
+    FiniteRange,
+    Machines,
+    check_certificates,
+    emulation_option,
+    machine_options,
+    output_option,
+)
 from gossamer.comm.tls_contexts import tls_contexts
 from gossamer.launcher.fixed_run import launch
 from gossamer.launcher.job import Job
@@ -53,7 +60,7 @@ ONLY_PACED = (
 @machine_options
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, 3600, min_open=True),
+    type=FiniteRange(0, 3600, min_open=True),
     default=5.0,
     show_default=True,
     help="Total time of sending; at least 0.4 per pair.",

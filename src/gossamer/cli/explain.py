@@ -31,7 +31,7 @@ from gossamer.algorithms.strategies.shares_by_speed import LEAST_GAIN
 from gossamer.base.units import rate_text, seconds_text
 from gossamer.cli.console import echo
 from gossamer.cli.explain_federated import NO_STEP_TIME, explain_federated
-from gossamer.cli.options import output_option, speeds_option
+from gossamer.cli.options import FiniteRange, output_option, speeds_option
 from gossamer.cli.program import ScriptCommand, ScriptPath
 from gossamer.cli.script_terms import register_terms
 from gossamer.comm.mesh.collective_selector import AUTO
@@ -98,7 +98,7 @@ def _first_positional(args: list[str], start: int) -> int:
 @click.option("--network", metavar="SPEC", help="Estimate the step time on it: 100mbit,20ms or a TOML file.")
 @click.option(
     "--step-seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Compute time of a step on one worker; with a SCRIPT, replaces the measurement.",
 )
 @speeds_option

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gossamer.cli.options import Command, check_recipe, option_group, output_option
+from gossamer.cli.options import Command, FiniteRange, check_recipe, option_group, output_option
 from gossamer.cli.program import ScriptPath
 
 if TYPE_CHECKING:
@@ -108,19 +108,19 @@ plan_options = option_group(
     ),
     click.option(
         "--round-seconds",
-        type=click.FloatRange(0, min_open=True),
+        type=FiniteRange(0, min_open=True),
         help="Deadline of a round, which continues without missing reports; with FedBuff() that of a device's task.  "
         "[default: 600 for real devices, none for simulated ones]",
     ),
     click.option(
         "--gather-seconds",
-        type=click.FloatRange(0, min_open=True),
+        type=FiniteRange(0, min_open=True),
         help="Time to wait for devices; then a round begins with --fewest devices or more.  [default: 600 for real "
         "devices, none for simulated ones]",
     ),
     click.option(
         "--over-selection",
-        type=click.FloatRange(0),
+        type=FiniteRange(0),
         default=0.0,
         show_default=True,
         help="Share of additional devices per round; the slowest reports are not waited for.",

@@ -19,7 +19,7 @@ import click
 from gossamer.base.host_port import Address, read_host_port
 from gossamer.cli.console import echo, print_text
 from gossamer.cli.federate_options import FederationPlan, plan_options, save_option, saved, script_with_arguments
-from gossamer.cli.options import check_certificates, check_parent, check_recipe, check_token, output_option
+from gossamer.cli.options import FiniteRange, check_certificates, check_parent, check_recipe, check_token, output_option
 from gossamer.comm.environment.run_token import check_token_file, make_token, read_token
 from gossamer.comm.runtime.signal_handlers import STOP_SIGNALS, handling
 from gossamer.errors import ConnectError
@@ -111,7 +111,7 @@ roster_option = click.option(
 )
 @click.option(
     "--absent-seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=300.0,
     show_default=True,
     help="Time for which a sleeping or disconnected device keeps its task.",
@@ -232,7 +232,7 @@ def _how_to_go_on(journal: Path | None, save_file: Path | None) -> str:
 )
 @click.option(
     "--give-up-seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=3600.0,
     show_default=True,
     help="Leave if the server does not answer for this long.",

@@ -15,7 +15,15 @@ from gossamer.cli.options import ElasticOptions, Machines
 from gossamer.comm.environment import interfaces
 from gossamer.launcher.failure import Outcome
 from gossamer.launcher.fixed_run import launch
-from gossamer.launcher.job import MOST_WORKERS, NO_SERVERS, Elasticity, Job, Serving, WorkerRange
+from gossamer.launcher.job import (
+    MOST_WORKERS,
+    NO_SERVERS,
+    Elasticity,
+    InvitationOptions,
+    Job,
+    Serving,
+    WorkerRange,
+)
 from gossamer.launcher.rendezvous import Met, ignore_peer
 from gossamer.launcher.served_run import launch_peers
 from gossamer.observe.live import LiveView
@@ -25,6 +33,12 @@ from gossamer.plan.emulation.capabilities import NO_RELAYS
 from gossamer.plan.emulation.namespaces import DIRECTORY
 
 Start = Callable[..., Outcome]
+LINK_OPTIONS = {
+    "--invite": "file",
+    "--invite-lifetime": "lifetime_seconds",
+    "--invite-uses": "uses",
+    "--public-address": "addresses",
+}  # fields of InvitationOptions
 ONE_MACHINE = (
     "--servers starts servers and workers on one machine, and {option} is for several machines. Leave out {option}; or "
     "leave out --servers, so that the parameters are sharded over the workers: gossamer run --nnodes N --rendezvous "
@@ -128,9 +142,9 @@ def read_elasticity(
             raise click.UsageError("--relay is for elastic runs: add --workers MIN:MAX, such as 2:8.")
         if encryption.option and machines.nodes == 1:
             raise click.UsageError(ONE_MACHINE_ONLY.format(option=encryption.option))
-        if invitation.file is not None or invitation.addresses:
-            option = "--invite" if invitation.file is not None else "--public-address"
-            raise click.UsageError(f"{option} is for elastic runs: add --workers MIN:MAX, such as 2:8.")
+        for option, field in LINK_OPTIONS.items():
+            if getattr(invitation, field) != getattr(InvitationOptions(), field):
+                raise click.UsageError(f"{option} is for elastic runs: add --workers MIN:MAX, such as 2:8.")
         return None
     if servers and join is not None:
         raise click.UsageError(SERVERS_ELSEWHERE)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import wraps
 from importlib.util import find_spec
 from inspect import signature
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from gossamer.base.units import parse_quantity
 from gossamer.comm.bandwidth.limits import MachineLimits
 from gossamer.comm.network import Network, read_network
 from gossamer.errors import AttachError, ConnectError, GossamerError, RecipeError
-from gossamer.launcher.job import InvitationOptions, WorkerRange, interfaces, read_worker_range
+from gossamer.launcher.job import MOST_WORKERS, InvitationOptions, WorkerRange, interfaces, read_worker_range
 from gossamer.observe.exporters.destination import FORMS, read_destination
 
 Command = Callable[..., Any]
@@ -33,6 +34,16 @@ PrivateNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 PrivateAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 PICTURES = (".png", ".pdf", ".svg", ".eps", ".jpg", ".jpeg", ".webp", ".tif", ".tiff")  # formats of matplotlib
 CERTIFICATES = ("cert.pem", "key.pem", "ca.pem")
+
+
+class FiniteRange(click.FloatRange):
+    """A number within limits. It refuses nan and infinity, which click's ranges accept."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not isfinite(number):
+            self.fail(f"{number} is not a finite number", param, ctx)
+        return number
 
 
 def check_recipe(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
@@ -303,7 +314,7 @@ class WorkerCount(WorkerParam):
     """A whole number, or MIN:MAX or MIN:MAX:FIRST of an elastic run as a WorkerRange."""
 
     name = "N or MIN:MAX"
-    fixed = click.IntRange(1)
+    fixed = click.IntRange(1, MOST_WORKERS)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | WorkerRange:
         if isinstance(value, str) and ":" in value:
@@ -346,6 +357,18 @@ def check_lifetime(context: click.Context, option: click.Parameter, text: str) -
     if not 0 < seconds <= MOST_LIFETIME_SECONDS:
         raise click.BadParameter(f"{text!r} is not above 0 and at most 3650d. Write a time such as 24h, or `run`")
     return seconds
+
+
+def check_notices(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    """Refuse a text that names no source of preemption notices."""
+    if text is not None:
+        from gossamer.launcher.preemption_notice import notices_of
+
+        try:
+            notices_of(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+    return text
 
 
 def check_addresses(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> tuple[Any, ...]:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from itertools import count
-from math import isfinite
 from pathlib import Path
 
 import click
@@ -18,7 +17,7 @@ from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.algorithms.strategies import AveragingStage, Stage
 from gossamer.cli.console import echo, print_text
 from gossamer.cli.emulation import enter
-from gossamer.cli.options import output_option, session_recipe
+from gossamer.cli.options import FiniteRange, output_option, session_recipe
 from gossamer.cli.run import run
 from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
@@ -65,13 +64,6 @@ def _refuse_stages(recipe: Recipe) -> None:
         )
 
 
-def _check_finite(context: click.Context, option: click.Parameter, number: float) -> float:
-    """Refuse nan and infinity, which click's ranges accept."""
-    if not isfinite(number):
-        raise click.BadParameter(f"{number} is not a finite number")
-    return number
-
-
 @click.command()
 @click.option(
     "--shapes",
@@ -83,8 +75,7 @@ def _check_finite(context: click.Context, option: click.Parameter, number: float
 @click.option(
     "--step-seconds",
     required=True,
-    type=click.FloatRange(0, min_open=True),
-    callback=_check_finite,
+    type=FiniteRange(0, min_open=True),
     help="Compute time of one step.",
 )
 @click.option(
@@ -106,8 +97,7 @@ def _check_finite(context: click.Context, option: click.Parameter, number: float
 )
 @click.option(
     "--forward-share",
-    type=click.FloatRange(0, 1, max_open=True),
-    callback=_check_finite,
+    type=FiniteRange(0, 1, max_open=True),
     default=FORWARD_SHARE,
     help="Fraction of a step before its backward pass.  [default: a third]",
 )

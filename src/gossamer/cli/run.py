@@ -20,10 +20,12 @@ from gossamer.algorithms.collectives import COLLECTIVES
 from gossamer.base import system
 from gossamer.cli.forecast_file import forecast_option
 from gossamer.cli.options import (
+    FiniteRange,
     WorkerCount,
     check_certificates,
     check_collective,
     check_congestion,
+    check_notices,
     check_session_recipe,
     check_token,
     check_watch,
@@ -120,7 +122,7 @@ def end_imports(context: click.Context) -> None:
 )
 @click.option(
     "--grace-seconds",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     default=30.0,
     show_default=True,
     help="Time for workers to save after Ctrl-C (KeyboardInterrupt in SCRIPT) or SIGTERM.",
@@ -128,6 +130,7 @@ def end_imports(context: click.Context) -> None:
 @click.option(
     "--preemption-notice",
     metavar="aws|gce|azure|COMMAND",
+    callback=check_notices,
     help="Stop as on Ctrl-C once this cloud announces that it takes the machine away, or once COMMAND ends with exit "
     "code 0.",
 )

@@ -22,7 +22,7 @@ from gossamer.base.json_text import json_text
 from gossamer.base.units import bytes_text, count_text, seconds_text, share_text, short
 from gossamer.cli.compare import NO_LOSS, check_plot, different_recipes
 from gossamer.cli.console import ShowText, echo, print_text, progress, table, wide_console
-from gossamer.cli.options import output_option, speeds_option
+from gossamer.cli.options import FiniteRange, output_option, speeds_option
 from gossamer.cli.program import ScriptCommand, ScriptPath, refuse_given, with_misplaced_options
 from gossamer.cli.script_terms import register_terms
 from gossamer.comm.network import read_network
@@ -80,10 +80,10 @@ class SimulationEnd:
     "--recipe", "recipes", multiple=True, required=True, callback=different_recipes, help="Repeat it for each recipe."
 )
 @click.option("--steps", type=click.IntRange(1), help="End after this many steps.  [default: the script's]")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="End after this virtual time.")
+@click.option("--seconds", type=FiniteRange(0, min_open=True), help="End after this virtual time.")
 @click.option(
     "--step-seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     help="Compute time of a step on one worker; replaces the measurement.",
 )
 @speeds_option
@@ -94,7 +94,7 @@ class SimulationEnd:
     show_default=True,
     help="Parameter servers on hosts after those of the workers; 0: workers host them.",
 )
-@click.option("--learning-rate-factor", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True)
+@click.option("--learning-rate-factor", type=FiniteRange(0, min_open=True), default=1.0, show_default=True)
 @click.option("--shapes", metavar="NAME|FILE", help="No training, up to 100,000 workers: a model, as in `rehearse`.")
 @click.option("--parameters", type=click.IntRange(1, 10**12), help="No training: a transformer of this size.")
 @output_option("json", "Write the results and curves as JSON.")

@@ -34,7 +34,7 @@ from gossamer.cli.compare import (
     target_option,
 )
 from gossamer.cli.console import progress, wide_console
-from gossamer.cli.options import output_option
+from gossamer.cli.options import FiniteRange, output_option
 from gossamer.cli.program import ScriptCommand, ScriptPath
 from gossamer.cli.script_terms import register_terms
 from gossamer.cli.worker import SECONDS as SECONDS_LIMIT
@@ -93,8 +93,8 @@ def _labelled(context: click.Context, option: click.Parameter, texts: tuple[str,
 @click.option("--network", metavar="SPEC", help="RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file.")
 @click.option("--real-time", is_flag=True, help="Run processes and measure time.  [default: virtual time]")
 @click.option("--steps", type=click.IntRange(1), help="End each run after this many steps; virtual time only.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="End each run after this time.")
-@click.option("--step-seconds", type=click.FloatRange(0, min_open=True), help="Compute time of a step; virtual only.")
+@click.option("--seconds", type=FiniteRange(0, min_open=True), help="End each run after this time.")
+@click.option("--step-seconds", type=FiniteRange(0, min_open=True), help="Compute time of a step; virtual only.")
 @target_option('Also report the time to this target: "validation_loss<2.2".', name="--target")
 @click.option("--jobs", type=click.IntRange(1), help="Runs at once.  [default: as many as fit; real time: 1]")
 @click.option(

@@ -23,6 +23,7 @@ WAIT_SECONDS = 5  # for which Google's service waits for a change
 TOKEN_SECONDS = 21_600  # life of a token of AWS's service, its maximum
 MOST_BYTES = 2**20  # of an answer
 UNAVAILABLE = "no preemption notices: {source} does not answer ({reason}); training continues without them"
+NOT_STARTED = (126, 127)  # exit codes of a shell that cannot execute the command, or does not find it
 LEAVES = "{source} announced a preemption of this machine: {reason}"
 
 
@@ -109,7 +110,7 @@ class AzureNotices:
 
 class CommandNotices:
     """A shell command that ends with exit code 0 once this machine is about to be taken away. Its first line of output
-    is the notice.
+    is the notice. `look` raises OSError if the shell cannot start the command.
     """
 
     def __init__(self, command: str) -> None:
@@ -119,6 +120,9 @@ class CommandNotices:
         ended = subprocess.run(
             self._command, shell=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
         )
+        if ended.returncode in NOT_STARTED:
+            problem = ended.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {ended.returncode}"]
+            raise OSError(f"{problem[-1]}. Write {', '.join(SOURCES)} or a command")
         lines = ended.stdout.decode(errors="replace").strip().splitlines() or ["exit code 0"]
         return lines[0] if ended.returncode == 0 else ""
 
@@ -134,7 +138,13 @@ SOURCES: dict[str, Callable[[], NoticeSource]] = {"aws": AwsNotices, "gce": Goog
 
 
 def notices_of(text: str) -> NoticeSource:
-    """Return the source for the text of `--preemption-notice`: aws, gce, azure, or a command."""
+    """Return the source for the text of `--preemption-notice`: aws, gce, azure, or a command. Raises ValueError for an
+    empty text, which a shell executes with exit code 0.
+    """
+    if not text.strip():
+        raise ValueError(
+            f"an empty text names no source of preemption notices. Write {', '.join(SOURCES)} or a command"
+        )
     return SOURCES[text]() if text in SOURCES else CommandNotices(text)
 
 

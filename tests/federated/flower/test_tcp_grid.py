@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -82,6 +83,50 @@ def test_a_device_that_is_too_slow_is_not_waited_for(served: Any) -> None:
     may_go_on.set()
     replies = grid.send_and_receive(strategy.configure_train(2, first_arrays(), _config(), grid), timeout=20)
     assert sorted(each.metadata.src_node_id for each in replies) == [1000, 1001]
+
+
+def test_a_node_that_answers_while_the_grid_closes_returns() -> None:
+    may_go_on, answered = threading.Event(), []
+
+    def slow(model: Any, told: Any) -> Any:
+        may_go_on.wait(10.0)
+        return one_pass(model, told)
+
+    def serve(address: Any, own: Any) -> None:
+        answered.append(serve_node(linear_app(function=slow), own, address, nodes=1))
+
+    with endpoint(THE_SERVER) as server, endpoint(node_peer(0)) as own:
+        grid = TcpGrid(server)
+        node = threading.Thread(target=serve, args=(server.address, own), daemon=True)
+        node.start()
+        wait_until(lambda: grid.get_node_ids() == [1000])
+        grid.push_messages(
+            FedAvg(min_train_nodes=1, min_available_nodes=1).configure_train(1, first_arrays(), _config(), grid)
+        )
+        closing = threading.Thread(target=partial(grid.close, within_seconds=60.0), daemon=True)
+        closing.start()
+        may_go_on.set()
+        closing.join(20.0)
+        assert not closing.is_alive()
+        server.close()
+        node.join(5.0)
+    assert answered == [1]
+
+
+def test_closing_a_grid_does_not_wait_longer_than_requested(served: Any) -> None:
+    may_go_on = threading.Event()
+
+    def slow(model: Any, told: Any) -> Any:
+        may_go_on.wait(10.0)
+        return one_pass(model, told)
+
+    grid, _ = served(linear_app(function=slow), 1)
+    grid.push_messages(
+        FedAvg(min_train_nodes=1, min_available_nodes=1).configure_train(1, first_arrays(), _config(), grid)
+    )
+    grid.close(within_seconds=0.01)
+    assert grid._desk.untold == {0}
+    may_go_on.set()
 
 
 def _serve(app: Any, own: Any, server: Any, nodes: int) -> None:

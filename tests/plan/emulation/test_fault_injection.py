@@ -105,7 +105,7 @@ def test_servers_are_numbered_after_workers() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("cut(2)", "at"),
+        ("cut(2)", "(cut() missing 1 required keyword-only argument: 'at')"),
         ("cut(at=3)", "host"),
         ("cut(4, at=1)", "there is no 4; 4 workers are numbered from 0 to 3"),
         ("cut(-1, at=1)", "there is no -1"),

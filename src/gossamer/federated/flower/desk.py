@@ -42,6 +42,12 @@ class MessageDesk:
         self._written: dict[int, int] = defaultdict(int)  # letters, by node
         self._forgotten: set[tuple[int, int]] = set()  # by node and letter: the answer is no longer needed
         self._ended = False
+        self._told: set[int] = set()  # nodes that were sent the last letter
+
+    @property
+    def untold(self) -> set[int]:
+        """Present nodes that were not sent the last letter."""
+        return self.present - self._told
 
     def write(self, node: int, head: str, data: bytes) -> tuple[int, list[Reply]]:
         """Queue a letter. Returns its number and the replies to send now."""
@@ -86,6 +92,8 @@ class MessageDesk:
         if not letters and not self._ended:
             return []
         letter = letters[0] if letters else Letter(-1, END, b"")
+        if letter.head == END and self._waiting.get(node):
+            self._told.add(node)
         answer = Pulled(version=letter.number, payload=as_payload(letter.data), about=letter.head)
         return [Reply(token=token, answer=answer) for token in self._waiting.pop(node, [])]
 

@@ -33,6 +33,8 @@ from gossamer.federated.flower.messages import (
 )
 from gossamer.federated.messages import CLIENT, THE_SERVER
 
+CLOSING_SECONDS = 10.0
+
 
 class TcpGrid(GossamerGrid):
     """A Grid of nodes that run `serve_node`.
@@ -56,11 +58,18 @@ class TcpGrid(GossamerGrid):
         identify_this_process()
         endpoint.start(self._listen())
 
-    def close(self) -> None:
-        """End the grid: all nodes learn that there are no more messages."""
+    def close(self, *, within_seconds: float = CLOSING_SECONDS) -> None:
+        """End the grid: all present nodes learn that there are no more messages, so that `serve_node` returns there.
+
+        Args:
+            within_seconds: how long to wait for nodes that do not ask for a message now, in seconds. A node that asks
+                after the endpoint was closed waits for another server.
+        """
         with self._changed:
             content = self._desk.end()
         self._answer_all(content)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._desk.untold, within_seconds)
 
     def get_node_ids(self) -> list[int]:
         """Nodes that are present now."""

@@ -115,8 +115,9 @@ def read_fault(text: str, workers: int, servers: int = 0) -> Fault:
         kind, arguments, options = _call(text)
         fault = replace(KINDS[kind](*arguments, **options), text=text)
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as problem:
+        reason = str(problem).removeprefix("_")  # a TypeError names the function
         raise EmulationError(
-            f"{text[:SHOWN_CHARACTERS]!r} cannot be read as a fault ({problem}). Write {EXAMPLES}."
+            f"{text[:SHOWN_CHARACTERS]!r} cannot be read as a fault ({reason}). Write {EXAMPLES}."
         ) from None
     absent = [number for number in fault.numbers if number not in range(workers + servers)]
     if absent:
