@@ -85,6 +85,14 @@ def test_a_number_of_workers_has_the_limit_of_a_range() -> None:
         options.WorkerCount().convert("65537", None, None)
 
 
+@pytest.mark.parametrize("command", ["explain", "simulate"])
+def test_an_estimate_has_at_most_100000_workers(command: str) -> None:
+    option = dict(options_of(gossamer))[f"gossamer {command} --workers"]
+    assert option.type.convert("100000", option, None) == 100_000
+    with pytest.raises(click.BadParameter, match="1<=x<=100000"):
+        option.type.convert("100001", option, None)
+
+
 def test_a_group_of_options_is_one_value_in_the_order_of_the_help() -> None:
     def pair(first: str | None, second: str) -> str:
         return f"{first} and {second}"

@@ -46,7 +46,7 @@ from gossamer.plan.estimate.step_time import (
     placed_on,
 )
 from gossamer.plan.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS, draw
-from gossamer.plan.estimate.worker_speeds import read_speeds
+from gossamer.plan.estimate.worker_speeds import MOST_WORKERS, read_speeds
 from gossamer.plan.profile.profile_runs import ProfileError, assume_profile, profile_script
 from gossamer.plan.profile.synthetic_shapes import assumed
 from gossamer.plan.profile.user_script import attached_by
@@ -89,7 +89,9 @@ def _first_positional(args: list[str], start: int) -> int:
 @click.argument("recipe")
 @click.argument("script", required=False, type=ScriptPath())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
-@click.option("--workers", default=4, show_default=True, type=click.IntRange(min=1), help="Number of workers.")
+@click.option(
+    "--workers", default=4, show_default=True, type=click.IntRange(1, MOST_WORKERS), help="Number of workers."
+)
 @click.option(
     "--parameters",
     type=click.IntRange(1, MOST_PARAMETERS),

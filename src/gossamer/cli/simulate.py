@@ -32,7 +32,7 @@ from gossamer.observe.plot import plot_panel
 from gossamer.plan.advise.prices import StepPricer
 from gossamer.plan.estimate.step_cost import StepCost, step_cost
 from gossamer.plan.estimate.step_time import is_predictable
-from gossamer.plan.estimate.worker_speeds import read_speeds
+from gossamer.plan.estimate.worker_speeds import MOST_WORKERS, read_speeds
 from gossamer.plan.estimate.workload_profile import WorkloadProfile
 from gossamer.plan.profile.profile_runs import assume_profile, profile_script
 from gossamer.plan.profile.synthetic_shapes import assumed, attached_to
@@ -68,7 +68,9 @@ class SimulationEnd:
     cls=ScriptCommand,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.option("--workers", type=click.IntRange(1), required=True, help="Number of workers, all in this process.")
+@click.option(
+    "--workers", type=click.IntRange(1, MOST_WORKERS), required=True, help="Number of workers, all in this process."
+)
 @click.option(
     "--network",
     "schedule_text",
