@@ -514,7 +514,10 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._in_epoch:
             return
         self._in_epoch = False
-        _finish_callbacks()
+        if keras.backend.backend() == "jax":
+            import jax
+
+            jax.effects_barrier()  # all callbacks that JAX has dispatched have run
         optimizer = self.optimizer
         optimizer.exchange.raise_failure()
         if optimizer.session.should_stop:
@@ -594,11 +597,3 @@ def _saved(variables: Sequence[Any]) -> dict[str, Tensor]:
 def _assign(variables: Sequence[Any], tensors: Sequence[Tensor]) -> None:
     for variable, tensor in zip(variables, tensors, strict=True):
         variable.assign(array_of(tensor, _numpy(variable.value)))
-
-
-def _finish_callbacks() -> None:
-    """Wait until all callbacks dispatched by JAX have run."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        jax.effects_barrier()

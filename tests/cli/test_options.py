@@ -11,7 +11,7 @@ import pytest
 from support.command_line import output_of, refusal
 
 from gossamer.base.figures import figure
-from gossamer.cli import options, run
+from gossamer.cli import options, recipe_options, run
 from gossamer.cli.main import gossamer
 from gossamer.comm.mesh.collective_selector import REQUESTABLE
 
@@ -30,9 +30,9 @@ def test_a_package_that_workers_need_is_missed_before_they_start(
 
 def test_the_recipe_of_an_advice_is_what_workers_are_told(tmp_path: Path) -> None:
     (tmp_path / "advice.json").write_text('{"advice_version": 1, "recipe": "Int8()"}')
-    assert options.readable_recipe(f"@{tmp_path}/advice.json") == "Int8()"
+    assert recipe_options.readable_recipe(f"@{tmp_path}/advice.json") == "Int8()"
     with pytest.raises(click.BadParameter, match="does not exist"):
-        options.readable_recipe("@nowhere.json")
+        recipe_options.readable_recipe("@nowhere.json")
 
 
 @pytest.mark.parametrize(

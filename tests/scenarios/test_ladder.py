@@ -196,6 +196,9 @@ def test_shares_of_admitted_rungs_are_kept_for_explain() -> None:
     (share,) = measured(results(planted({SMALL: {FEW: 0.8}}), [SMALL], 3))
     assert (share["recipe"], share["task"], share["value"]) == (ARMS[FEW].recipe, SMALL, pytest.approx(0.8))
     assert measured(results(planted({SMALL: {FEW: 0.8}}), [SMALL], 2)) == []
+    others = {"one worker, as many samples": 1.1, "lock step, 1/20 of the steps": -1.7}
+    kept = measured(results(planted({SMALL: {FEW: 0.8, **others}}), [SMALL], 3))
+    assert kept == [share], "an arm with another number of workers or steps says nothing about its recipe"
 
 
 def test_task_without_a_price_of_silence_is_not_admitted() -> None:

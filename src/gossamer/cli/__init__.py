@@ -25,7 +25,7 @@ federate_options.py   options of simulated and served federations
 doctor.py, bench.py   measurements: of hosts and links, of compressors; doctor_link.py: how a link's run is reached
 recipes.py            lists the terms of recipes
 program.py            the script or module of a command, with its arguments
-options.py            options that several commands share
+options.py            options that several commands share; recipe_options.py: checks of recipes
 console.py            wrapped text, progress lines and tables that several commands print
 emulation.py          a run on an emulated network, with faults
 """

@@ -27,8 +27,9 @@ from gossamer.base.figures import check_matplotlib
 from gossamer.base.intervals import ConfidenceInterval
 from gossamer.base.units import bytes_text, rate_text, seconds_text, share_text, short
 from gossamer.cli.console import table, wide_console
-from gossamer.cli.options import Command, FiniteRange, option_group, output_option, session_recipe
+from gossamer.cli.options import Command, FiniteRange, option_group, output_option
 from gossamer.cli.program import ScriptCommand, ScriptPath
+from gossamer.cli.recipe_options import session_recipe
 from gossamer.cli.script_terms import register_terms
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.comm.network import read_network

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gossamer.cli.options import Command, FiniteRange, check_recipe, option_group, output_option
+from gossamer.cli.options import Command, FiniteRange, option_group, output_option
 from gossamer.cli.program import ScriptPath
+from gossamer.cli.recipe_options import check_recipe
 
 if TYPE_CHECKING:
     from torch import nn

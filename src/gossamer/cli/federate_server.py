@@ -19,7 +19,8 @@ import click
 from gossamer.base.host_port import Address, read_host_port
 from gossamer.cli.console import echo, print_text
 from gossamer.cli.federate_options import FederationPlan, plan_options, save_option, saved, script_with_arguments
-from gossamer.cli.options import FiniteRange, check_certificates, check_parent, check_recipe, check_token, output_option
+from gossamer.cli.options import FiniteRange, check_certificates, check_parent, check_token, output_option
+from gossamer.cli.recipe_options import check_recipe
 from gossamer.comm.environment.run_token import check_token_file, make_token, read_token
 from gossamer.comm.runtime.signal_handlers import STOP_SIGNALS, handling
 from gossamer.errors import ConnectError

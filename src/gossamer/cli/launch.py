@@ -191,7 +191,7 @@ def _run(
 
 def _recipe_text(recipe: str | Recipe | None) -> str | None:
     from gossamer.algorithms.recipes.recipe import resolve
-    from gossamer.cli.options import session_recipe
+    from gossamer.cli.recipe_options import session_recipe
     from gossamer.errors import RecipeError
 
     if recipe is None:

@@ -25,7 +25,7 @@ from gossamer.base.spans.step_range import StepRange, read_steps
 from gossamer.base.units import parse_quantity
 from gossamer.comm.bandwidth.limits import MachineLimits
 from gossamer.comm.network import Network, read_network
-from gossamer.errors import AttachError, ConnectError, GossamerError, RecipeError
+from gossamer.errors import ConnectError, GossamerError
 from gossamer.launcher.job import MOST_WORKERS, InvitationOptions, WorkerRange, interfaces, read_worker_range
 from gossamer.observe.exporters.destination import FORMS, read_destination
 
@@ -44,54 +44,6 @@ class FiniteRange(click.FloatRange):
         if not isfinite(number):
             self.fail(f"{number} is not a finite number", param, ctx)
         return number
-
-
-def check_recipe(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    """Refuse an invalid recipe once here, instead of in every worker. @FILE: the recipe of an advice."""
-    return None if text is None else readable_recipe(text)
-
-
-def readable_recipe(text: str) -> str:
-    """Text of a recipe for the workers; read from the advice if it is @FILE. Raises click.BadParameter."""
-    from gossamer.algorithms.recipes.advice_reference import read_recipe
-    from gossamer.algorithms.recipes.recipe import resolve
-
-    try:
-        text = read_recipe(text)
-        resolve(text)
-    except RecipeError as error:
-        raise click.BadParameter(str(error)) from None
-    return text
-
-
-def check_session_recipe(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    """The same as check_recipe, for workers that attach sessions."""
-    return None if text is None else session_recipe(text)
-
-
-def session_recipe(text: str) -> str:
-    """The same as readable_recipe; refuses recipes of federated devices, which attach no session.
-
-    An unknown term is accepted, since the script may define it: see script_terms.py.
-    """
-    from gossamer.algorithms.recipes.advice_reference import read_recipe
-    from gossamer.algorithms.recipes.parser import UnknownTerm
-    from gossamer.algorithms.recipes.recipe import resolve
-    from gossamer.algorithms.strategies import FederatedStage
-
-    try:
-        text = read_recipe(text)
-        stage = resolve(text).strategy.steady_stage
-    except UnknownTerm:
-        return text
-    except RecipeError as error:
-        raise click.BadParameter(str(error)) from None
-    if isinstance(stage, FederatedStage):
-        try:
-            stage.refuse()
-        except AttachError as error:
-            raise click.BadParameter(str(error)) from None
-    return text
 
 
 def check_collective(context: click.Context, option: click.Parameter, requested: str | None) -> str | None:

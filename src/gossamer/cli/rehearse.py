@@ -17,7 +17,8 @@ from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.algorithms.strategies import AveragingStage, Stage
 from gossamer.cli.console import echo, print_text
 from gossamer.cli.emulation import enter
-from gossamer.cli.options import FiniteRange, output_option, session_recipe
+from gossamer.cli.options import FiniteRange, output_option
+from gossamer.cli.recipe_options import session_recipe
 from gossamer.cli.run import run
 from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError

@@ -26,7 +26,6 @@ from gossamer.cli.options import (
     check_collective,
     check_congestion,
     check_notices,
-    check_session_recipe,
     check_token,
     check_watch,
     elastic_options,
@@ -39,6 +38,7 @@ from gossamer.cli.options import (
     trace_options,
 )
 from gossamer.cli.program import program_argument
+from gossamer.cli.recipe_options import check_session_recipe
 from gossamer.launcher.fork_server import MAY_FORK, fork_server
 from gossamer.launcher.job import Spawn, WorkerRange, spawn, threads_per_worker
 
