@@ -147,8 +147,13 @@ def measured(found: Sequence[Results]) -> list[dict[str, Any]]:
         for each in found
         if each.is_admitted
         for arm in each.compared
-        if len(each.runs[arm]) >= FEW and ARMS[arm].workers == 0 and isfinite((share := each.retained(arm)).low)
+        if len(each.runs[arm]) >= FEW and _is_plain(ARMS[arm]) and isfinite((share := each.retained(arm)).low)
     ]
+
+
+def _is_plain(arm: Arm) -> bool:
+    """Whether the arm is its recipe alone, without another number of workers or steps."""
+    return arm.workers == 0 and arm.share == 1
 
 
 def page_part(found: Sequence[Results], about: Sequence[str], predicted: Sequence[Mapping[str, Any]] = ()) -> str:
