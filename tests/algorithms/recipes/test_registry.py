@@ -34,6 +34,9 @@ class Coarse(gossamer.Int8):
     block: int = 1024
 
 
+COARSE = f"{Coarse.__module__}:Coarse"  # as an entry point names it
+
+
 @dataclass(frozen=True, repr=False)
 class Rarely(gossamer.LocalSGD):
     """LocalSGD under another name."""
@@ -126,8 +129,22 @@ def test_entry_points_of_installed_packages_are_loaded_at_an_unknown_name(monkey
 def test_an_entry_point_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = EntryPoint("Coarse", "no_such_package:Coarse", "gossamer.terms")
     monkeypatch.setattr(registry, "entry_points", lambda group: [broken])
-    with pytest.raises(RecipeError, match=r"no_such_package:Coarse.*cannot be imported"):
-        gossamer.recipe("Coarse()")
+    for _ in range(2):
+        with pytest.raises(RecipeError, match=r"no_such_package:Coarse.*cannot be imported") as refused:
+            gossamer.recipe("Coarse()")
+        assert isinstance(refused.value.__cause__, ModuleNotFoundError)
+    with pytest.raises(UnknownTerm, match=r"no Elsewhere.*Also, the entry point Coarse"):
+        gossamer.recipe("Elsewhere()")
+
+
+@pytest.mark.parametrize("broken", [f"no_such_package:{Coarse.__name__}", f"{Coarse.__module__}:Bare"])
+def test_an_entry_point_that_fails_leaves_those_of_other_packages(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint(name, value, "gossamer.terms") for name, value in (("Mine", broken), ("Coarse", COARSE))]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    for _ in range(2):
+        assert type(gossamer.recipe("Coarse()").terms[0]).__name__ == "Coarse"
+        with pytest.raises(RecipeError, match=r"cannot be (imported|registered)"):
+            gossamer.recipe("Mine()")
 
 
 SCRIPT = """

@@ -105,9 +105,13 @@ class _Reader:
                 f"Write {name}, or its terms: {PRESETS[name]}.",
                 node,
             )
-        if load_entry_points() and (installed := _term_named(name)) is not None:
+        failures = load_entry_points()
+        if (installed := _term_named(name)) is not None:
             return installed
-        raise UnknownTerm(name, self.refusal(_no_such(name), node))
+        if name in failures:
+            raise RecipeError(str(failures[name])) from failures[name].__cause__
+        also = "".join(f" Also, {failure}" for failure in list(failures.values())[:1])
+        raise UnknownTerm(name, self.refusal(_no_such(name) + also, node))
 
     def arguments(self, call: ast.Call, noun: type[Term], depth: int) -> dict[str, object]:
         names = [item.name for item in fields_of(noun)]
