@@ -42,11 +42,16 @@ class Term:
         bare = True  # terms that lead need no name
         for item in ordered_fields(type(self)):
             value = getattr(self, item.name)
-            default = item.default_factory() if item.default_factory is not MISSING else item.default
+            default = default_of(item)
             bare = bare and isinstance(value, Term) and (default is MISSING or not shown)
             if value != default:
                 shown.append(repr(value) if bare else f"{item.name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def default_of(item: Field[Any]) -> Any:
+    """Return the default of an argument; MISSING for a required one."""
+    return item.default if item.default_factory is MISSING else item.default_factory()
 
 
 def ordered_fields(noun: type[Term]) -> tuple[Field[Any], ...]:

@@ -195,3 +195,10 @@ def test_eden_rejects(options: dict[str, int], why: str) -> None:
 
 def test_a_recipe_adds_no_feedback_to_it() -> None:
     assert repr(resolve("EDEN(bits=2)", 4).compressor) == "Route(EDEN(bits=2))"
+
+
+def test_tensors_without_entries_are_encoded() -> None:
+    x = FlatTensors.pack({"none": torch.empty(0, 3)})
+    payload = EDEN().encode(x, AggregationContext())
+    EDEN().decode([payload], x.layout, x.flat)
+    assert [len(each) for each in payload] == [1, 0, 0]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Literal, Optional
 
 import pytest
 
@@ -32,6 +33,9 @@ class Coarse(gossamer.Int8):
     """Int8 with larger blocks."""
 
     block: int = 1024
+
+
+COARSE = f"{Coarse.__module__}:Coarse"  # as an entry point names it
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,6 +76,38 @@ def test_a_class_defined_again_replaces_the_first() -> None:
     again = dataclass(frozen=True, repr=False)(type("Coarse", (gossamer.Int8,), {"__module__": __name__}))
     gossamer.register(again)
     assert type(gossamer.recipe("Coarse()").terms[0]) is again
+
+
+@dataclass(frozen=True, repr=False)
+class Typed(gossamer.Int8):
+    """Int8 with arguments as other programs declare them."""
+
+    most: Optional[int] = 8  # noqa: UP045
+    way: Literal["up", "down"] = "up"
+    then: gossamer.Codec = field(default_factory=gossamer.Float4)
+
+
+def test_arguments_of_a_registered_term_may_be_optional_or_made_for_each() -> None:
+    gossamer.register(Typed)
+    assert gossamer.recipe("Typed()") == gossamer.recipe("Typed(then=Float4())")
+    assert repr(gossamer.recipe("Typed(most=None)")) == "Typed(most=None)"
+    with pytest.raises(RecipeError, match=r"most of Typed must be a whole number or None, got 2.5: Typed\(block=256"):
+        gossamer.recipe("Typed(most=2.5)")
+
+
+def test_a_type_that_no_recipe_text_has_is_refused() -> None:
+    gossamer.register(Typed)
+    with pytest.raises(RecipeError, match=r"way of Typed has a type that .* cannot have\. Write way: str"):
+        gossamer.recipe("Typed(way='down')")
+
+
+def test_a_type_that_cannot_be_found_is_refused() -> None:
+    kind = dataclass(frozen=True, repr=False)(
+        type("Lost", (gossamer.Int8,), {"__annotations__": {"by": "Elsewhere"}, "by": None, "__module__": __name__})
+    )
+    gossamer.register(kind)
+    with pytest.raises(RecipeError, match=r"the types of Lost's arguments cannot be read .*'Elsewhere'"):
+        gossamer.recipe("Lost(4)")
 
 
 class Plain(gossamer.Compressor):
@@ -126,8 +162,22 @@ def test_entry_points_of_installed_packages_are_loaded_at_an_unknown_name(monkey
 def test_an_entry_point_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = EntryPoint("Coarse", "no_such_package:Coarse", "gossamer.terms")
     monkeypatch.setattr(registry, "entry_points", lambda group: [broken])
-    with pytest.raises(RecipeError, match=r"no_such_package:Coarse.*cannot be imported"):
-        gossamer.recipe("Coarse()")
+    for _ in range(2):
+        with pytest.raises(RecipeError, match=r"no_such_package:Coarse.*cannot be imported") as refused:
+            gossamer.recipe("Coarse()")
+        assert isinstance(refused.value.__cause__, ModuleNotFoundError)
+    with pytest.raises(UnknownTerm, match=r"no Elsewhere.*Also, the entry point Coarse"):
+        gossamer.recipe("Elsewhere()")
+
+
+@pytest.mark.parametrize("broken", [f"no_such_package:{Coarse.__name__}", f"{Coarse.__module__}:Bare"])
+def test_an_entry_point_that_fails_leaves_those_of_other_packages(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint(name, value, "gossamer.terms") for name, value in (("Mine", broken), ("Coarse", COARSE))]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    for _ in range(2):
+        assert type(gossamer.recipe("Coarse()").terms[0]).__name__ == "Coarse"
+        with pytest.raises(RecipeError, match=r"cannot be (imported|registered)"):
+            gossamer.recipe("Mine()")
 
 
 SCRIPT = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,9 @@ from support.kernel_codecs import (
     same,
 )
 
+from gossamer.base import kernels
 from gossamer.base.kernels import packed_bytes, quantize
+from gossamer.base.kernels.blocks import within_tensors
 from gossamer.base.kernels.reference import levels, onebit, ternary, twobit
 from gossamer.base.kernels.reference import quantize as quantise
 from gossamer.base.kernels.reference.residual import Residual
@@ -64,6 +67,36 @@ def test_compiled_loops_serve_the_largest_blocks_and_leave_larger_ones_to_plain_
         same(Codec(fast, onebit, "onebit", (block,)), x, x.flip(0), [len(x)])
         same(Codec(fast, levels, "levels", (block, 5), key=True), x, x.flip(0), [len(x)])
         same(Measured(fast, twobit, "twobit", (block,)), x, x.flip(0), [len(x)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["int8", "float4"])
+def test_a_block_of_any_length_is_one_per_tensor(name: str, dtype: torch.dtype) -> None:
+    x, sizes, longest = numbers("plain", 1_041, 4).to(dtype), (7, 0, 1_030, 4), sys.maxsize - 1
+    encode, decode = getattr(kernels, f"{name}_encode"), getattr(kernels, f"{name}_decode")
+    of_all, of_tensors = encode(x, sizes, longest), encode(x, sizes, 1_030)
+    assert of_all[0].shape == (3,)
+    for one, other in zip(of_all, of_tensors, strict=True):
+        assert torch.equal(one, other)
+    decoded = [torch.empty(len(x), dtype=torch.promote_types(dtype, torch.float32)) for _ in range(2)]
+    decode([of_all], sizes, longest, decoded[0])
+    decode([of_tensors], sizes, 1_030, decoded[1])
+    assert torch.equal(*decoded)
+
+
+@compiled
+@pytest.mark.parametrize("name", ["int8", "float4"])
+def test_compiled_loops_receive_blocks_no_longer_than_tensors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums with longer ones would overflow, and threads that share the work would never end."""
+    x, blocks = numbers("plain", 300, 4), []
+    sent = getattr(quantize, f"{name}_encode")(x, (300,), 300)
+    for call in ("encode", "decode"):
+        monkeypatch.setattr(quantize, f"_{name}_{call}".upper(), lambda *given: blocks.append(300 in given[5:-2]) or 0)
+    getattr(quantize, f"{name}_encode")(x, (300,), sys.maxsize - 1)
+    getattr(quantize, f"{name}_decode")([sent], (300,), sys.maxsize - 1, torch.empty(300))
+    assert blocks == [True, True]
+    assert [within_tensors(sizes, sys.maxsize) for sizes in ((), (0,), (5, 3), (6,))] == [2, 2, 6, 6]
+    assert within_tensors((5, 300), 256) == 256
 
 
 @pytest.mark.parametrize("plain", [True, False])

@@ -134,7 +134,9 @@ def quantized(y: Tensor, blocks: Sequence[int], bits: int) -> tuple[Tensor, Tens
 
 def _spread(values: Tensor, blocks: Sequence[int]) -> Tensor:
     """Repeat each block's value for its entries: (blocks,) -> (n,)."""
-    return values.repeat_interleave(torch.tensor(blocks, device=values.device), output_size=sum(blocks))
+    return values.repeat_interleave(
+        torch.tensor(blocks, dtype=torch.int64, device=values.device), output_size=sum(blocks)
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gossamer.algorithms.compressors.base import Compressor, Decoder, with_mean_in
 from gossamer.algorithms.compressors.quantize import is_power_of_two
+from gossamer.algorithms.compressors.sharded import Sharded
 from gossamer.algorithms.compressors.wrapper import Wrapper
 from gossamer.base import rng
 from gossamer.base.aggregation import Aggregation, AggregationContext, AggregationResult, State
@@ -108,7 +109,8 @@ class Rotated(Wrapper):
         return self.inner.init(self._blank(like), at)
 
     def init_compensated(self, like: FlatTensors, at: AggregationContext) -> State:
-        return self.inner.init_compensated(self._blank(like), at)
+        init = self.inner.init if self._shards else self.inner.init_compensated
+        return init(self._blank(like), at)
 
     def aggregate(self, x: FlatTensors, state: State, at: AggregationContext, out: Tensor | None = None) -> Aggregation:
         mean = _room(x, out)
@@ -119,6 +121,8 @@ class Rotated(Wrapper):
     def aggregate_compensated(
         self, x: FlatTensors, residual: Residual, state: State, at: AggregationContext, out: Tensor | None = None
     ) -> Aggregation:
+        if self._shards:
+            return (yield from super().aggregate_compensated(x, residual, state, at, out))
         mean = _room(x, out)
         wanted = torch.add(x.flat, residual.before, out=residual.after)
         coefficients = FlatTensors(self.turned(wanted, x.layout), x.layout)
@@ -126,6 +130,13 @@ class Rotated(Wrapper):
         staged = yield from self.inner.aggregate_compensated(coefficients, Residual(left, left), state, at, mean)
         self.turned(left, x.layout, left, inverse=True)
         return self._result(staged, x.layout, mean, out)
+
+    @property
+    def _shards(self) -> bool:
+        """Whether a worker averages a part of the coefficients. It could not add its residual of that part to one of
+        entries, so its errors are a part of its own contribution.
+        """
+        return any(isinstance(term, Sharded) for term in self.inner.held())
 
     def turned(self, flat: Tensor, layout: Layout, out: Tensor | None = None, *, inverse: bool = False) -> Tensor:
         """Return the transform of flat: (n,), or its inverse, in `out` or scratch memory, at least float32."""

@@ -13,7 +13,7 @@ from gossamer.algorithms.compressors.topk import Sparse
 from gossamer.algorithms.recipes.fields import fields_of, hints_of, positional_count
 from gossamer.algorithms.strategies import EveryStep, FedAvg, LocalSGD, ParameterServer, federated_rules
 from gossamer.algorithms.topologies import Topology
-from gossamer.base.term import Term, Terms
+from gossamer.base.term import Term, Terms, default_of
 
 NOUNS: dict[str, type[Term]] = {
     name: noun
@@ -74,8 +74,9 @@ def example_of(noun: type[Term]) -> str:
     """Return the text of a term with its required and its numeric arguments."""
     shown: list[str] = []
     for place, item in enumerate(fields_of(noun)):
-        required = item.default is MISSING
-        value = EXAMPLES[hints_of(noun)[item.name][0]] if required else item.default
+        default = default_of(item)
+        required = default is MISSING
+        value = EXAMPLES[hints_of(noun)[item.name][0]] if required else default
         if place < positional_count(noun) and isinstance(value, Term):
             shown.append(repr(value))
         elif required or type(value) in (int, float):

@@ -16,7 +16,7 @@ from gossamer.algorithms.recipes.fields import fields_of, positional_count, sign
 from gossamer.algorithms.recipes.other_names import BY_NAME, normalized
 from gossamer.algorithms.recipes.registry import load_entry_points
 from gossamer.algorithms.recipes.validation import DEEPEST_NESTING, LONGEST_TEXT, check_argument
-from gossamer.base.term import Term, Terms
+from gossamer.base.term import Term, Terms, default_of
 from gossamer.errors import RecipeError
 
 
@@ -105,9 +105,13 @@ class _Reader:
                 f"Write {name}, or its terms: {PRESETS[name]}.",
                 node,
             )
-        if load_entry_points() and (installed := _term_named(name)) is not None:
+        failures = load_entry_points()
+        if (installed := _term_named(name)) is not None:
             return installed
-        raise UnknownTerm(name, self.refusal(_no_such(name), node))
+        if name in failures:
+            raise RecipeError(str(failures[name])) from failures[name].__cause__
+        also = "".join(f" Also, {failure}" for failure in list(failures.values())[:1])
+        raise UnknownTerm(name, self.refusal(_no_such(name) + also, node))
 
     def arguments(self, call: ast.Call, noun: type[Term], depth: int) -> dict[str, object]:
         names = [item.name for item in fields_of(noun)]
@@ -138,7 +142,7 @@ class _Reader:
         return self.term(node, depth + 1)
 
     def build(self, node: ast.expr, noun: type[Term], given: dict[str, object]) -> Term:
-        missing = [item.name for item in fields_of(noun) if item.default is MISSING and item.name not in given]
+        missing = [item.name for item in fields_of(noun) if default_of(item) is MISSING and item.name not in given]
         if missing:
             raise self.refusal(f"{signature(noun)} needs {', '.join(missing)}. Write {example_of(noun)}.", node)
         try:

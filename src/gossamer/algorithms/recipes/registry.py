@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import keyword
 from abc import ABC
+from collections.abc import Mapping
 from dataclasses import is_dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
 from typing import TypeVar
 
@@ -18,7 +19,8 @@ ENTRY_POINTS = "gossamer.terms"  # the group of entry points that name terms of 
 KINDS = ("strategy", "compressor", "topology")
 
 _Registered = TypeVar("_Registered", bound=type[Term])
-_loaded: set[str] = set()  # groups of entry points whose terms are registered
+_loaded: set[str] = set()  # groups of entry points that were read
+_failures: dict[str, RecipeError] = {}  # of entry points that were read, by their name
 
 
 def register(term: _Registered) -> _Registered:
@@ -83,29 +85,31 @@ def unknown_to_servers(name: str) -> str:
     )
 
 
-def load_entry_points() -> bool:
+def load_entry_points() -> Mapping[str, RecipeError]:
     """Register the terms of installed packages, once per process.
 
     Returns:
-        Whether terms were registered by this call.
-
-    Raises:
-        RecipeError: An entry point cannot be imported, or is not a term.
+        An error for each entry point that cannot be imported or is not a term, by the entry point's name.
     """
-    if ENTRY_POINTS in _loaded:
-        return False
-    _loaded.add(ENTRY_POINTS)
-    found = entry_points(group=ENTRY_POINTS)
-    for each in found:
-        try:
-            term = each.load()
-        except Exception as error:
-            raise RecipeError(
-                f"the entry point {each.name} = {each.value} of an installed package cannot be imported: "
-                f"{type(error).__name__}: {error}. Repair or uninstall the package."
-            ) from error
-        register(term)
-    return bool(found)
+    if ENTRY_POINTS not in _loaded:
+        _failures.clear()
+        for each in entry_points(group=ENTRY_POINTS):
+            try:
+                register(_imported(each))
+            except RecipeError as error:
+                _failures[each.name] = error
+        _loaded.add(ENTRY_POINTS)
+    return _failures
+
+
+def _imported(point: EntryPoint) -> type[Term]:
+    try:
+        return point.load()  # type: ignore[no-any-return]
+    except Exception as error:
+        raise RecipeError(
+            f"the entry point {point.name} = {point.value} of an installed package cannot be imported: "
+            f"{type(error).__name__}: {error}. Repair or uninstall the package."
+        ) from error
 
 
 def _same(known: type[Term], term: type[Term]) -> bool:

@@ -117,6 +117,11 @@ def _check_tables(strategy: Strategy, compressor: Compressor) -> None:
 
 def check_argument(noun: type[Term], name: str, value: object) -> None:
     options = hints_of(noun)[name]
+    if not all(isinstance(option, type) for option in options):
+        raise RecipeError(
+            f"{name} of {noun.__name__} has a type that the text of a recipe cannot have. Write {name}: str, or one of "
+            "int, float, bool, None and a term, joined by |."
+        )
     if not any(_is(value, option) for option in options):
         wanted = " or ".join(ACCEPTED[option][1] if option in ACCEPTED else _named(option) for option in options)
         raise RecipeError(

@@ -39,6 +39,11 @@ def blocks_of(sizes: Sequence[int], block: int, of: int = 1) -> int:
     return _walked(sizes).blocks(block, of)
 
 
+def within_tensors(sizes: Sequence[int], block: int) -> int:
+    """A block that cuts the tensors in the same way, and is no longer than the longest of them, or one more: even."""
+    return min(block, _walked(sizes).longest)
+
+
 class _Walked:
     """Cached results of iterating over sizes."""
 
@@ -46,6 +51,7 @@ class _Walked:
         self.sizes = sizes
         self.array = counts_array(sizes)
         self.total = sum(sizes) if min(sizes, default=0) >= 0 else None
+        self.longest = max([2, *(size + size % 2 for size in sizes)])
         self._blocks: dict[tuple[int, int], int] = {}
 
     def blocks(self, block: int, of: int) -> int:

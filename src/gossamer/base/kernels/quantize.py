@@ -23,6 +23,7 @@ from gossamer.base.kernels.blocks import (
     octets,
     tiled,
     tiling,
+    within_tensors,
     written,
 )
 from gossamer.base.kernels.buffer_pool import empty
@@ -60,7 +61,8 @@ def int8_encode(
         return quantize.int8_encode(x, sizes, block, key, residual)
     scales, codes = message(blocks_of(sizes, block), len(x), torch.int8)
     drawn = None if key is None else ctypes.byref(Key(key))
-    _INT8_ENCODE(*buffers(x, residual), *tiling(sizes), block, drawn, address(scales), address(codes))
+    held = within_tensors(sizes, block)
+    _INT8_ENCODE(*buffers(x, residual), *tiling(sizes), held, drawn, address(scales), address(codes))
     return scales, codes
 
 
@@ -145,7 +147,7 @@ def int8_decode(
 ) -> None:
     if not decodable(payloads, sizes, out, blocks_of(sizes, block), torch.int8, len(out)):
         return quantize.int8_decode(payloads, sizes, block, out, divisor)
-    _INT8_DECODE(*columns(payloads), *tiling(sizes), block, divisor, address(out))
+    _INT8_DECODE(*columns(payloads), *tiling(sizes), within_tensors(sizes, block), divisor, address(out))
     return None
 
 
@@ -220,7 +222,8 @@ def float4_encode(
     if not (block % 2 == 0 and tiled(sizes, x, *both(residual))):
         return float4.float4_encode(x, sizes, block, residual)
     scales, codes = message(blocks_of(sizes, block), blocks_of(sizes, 2))
-    _FLOAT4_ENCODE(*buffers(x, residual), *tiling(sizes), block, address(scales), address(codes))
+    held = within_tensors(sizes, block)
+    _FLOAT4_ENCODE(*buffers(x, residual), *tiling(sizes), held, address(scales), address(codes))
     return scales, codes
 
 
@@ -231,7 +234,8 @@ def float4_decode(
     counts = blocks_of(sizes, block), torch.uint8, blocks_of(sizes, 2)
     if not (block % 2 == 0 and decodable(payloads, sizes, out, *counts)):
         return float4.float4_decode(payloads, sizes, block, out, divisor)
-    return written(_FLOAT4_DECODE(*columns(payloads), *tiling(sizes), block, divisor, address(out)))
+    held = within_tensors(sizes, block)
+    return written(_FLOAT4_DECODE(*columns(payloads), *tiling(sizes), held, divisor, address(out)))
 
 
 @kernel(sign_magnitude.sign_magnitude_encode)

@@ -164,6 +164,13 @@ def test_the_busiest_rank_sends_as_much_as_any(world):
         assert most_others(table, world) == max(others), table
 
 
+@pytest.mark.parametrize("collective", ["auto", *COLLECTIVES])
+def test_the_mean_of_an_empty_tensor_has_a_cost(collective):
+    empty, network = AllReduceMean(torch.empty(0)), read_network("100mbit,20ms", 40)
+    (end,) = set(op_costs(network, collective=collective).answer([empty] * 40, [0.0] * 40))
+    assert 0 < end < op_costs(network, collective=collective).answer([AllReduceMean(torch.empty(2**22))], [0.0])[0]
+
+
 def test_no_ring_of_ten_thousand_is_chosen():
     """Few bytes would pay for every hop; many are sent twice by anybody, in a ring in 20,000 rounds."""
     network = read_network("1gbit,1ms", 10_000)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gossamer.base.kernels.reference.bits import pack, refuse, unpack
 from gossamer.base.kernels.reference.residual import Residual, wanted
-from gossamer.base.kernels.reference.segments import average, blocks, by_block, expect_numbers, sendable, spread
+from gossamer.base.kernels.reference.segments import average, block_maxima, blocks, expect_numbers, sendable, spread
 
 MINUS = 8  # added to the code of a negative value; alone it would be a second zero
 MAGNITUDES = (0.0, *(2.0 ** (exponent - 7) for exponent in range(1, 8)))
@@ -30,7 +30,7 @@ def float4_encode(
     NotFinite.
     """
     w = wanted(x, residual)
-    scales = sendable(by_block(w.abs(), sizes, block).amax(1))
+    scales = sendable(block_maxima(w.abs(), sizes, block))
     scale = spread(scales, sizes, block).to(w.dtype)
     # In float64 no quotient of two float32 numbers is rounded onto a midpoint or across one.
     ratio = w.double().abs() / torch.where(scale == 0, torch.ones_like(scale), scale).double()

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from gossamer.base.kernels.reference.counter_rng import stochastic
 from gossamer.base.kernels.reference.residual import Residual, wanted
-from gossamer.base.kernels.reference.segments import average, blocks, by_block, expect, expect_numbers, sendable, spread
+from gossamer.base.kernels.reference.segments import (
+    average,
+    block_maxima,
+    blocks,
+    expect,
+    expect_numbers,
+    sendable,
+    spread,
+)
 
 
 def int8_encode(
@@ -24,7 +32,7 @@ def int8_encode(
     noise.stochastic does it, then between -127 and 127; 0 where s is. Decodes to q s. Raises NotFinite.
     """
     w = wanted(x, residual)
-    scales = sendable(by_block(w.abs(), sizes, block).amax(1)) / 127
+    scales = sendable(block_maxima(w.abs(), sizes, block)) / 127
     scale = spread(scales, sizes, block).to(w.dtype)
     codes = (_nearest(w, scale) if key is None else stochastic(w, scale, 127, key)).to(torch.int8)
     if residual is not None:

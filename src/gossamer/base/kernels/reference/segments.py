@@ -31,6 +31,12 @@ def by_block(x: Tensor, sizes: Sequence[int], block: int) -> Tensor:
     return torch.cat([rows(span, block) for span in x.split(list(sizes))] or [x.new_empty(0, block)])
 
 
+def block_maxima(x: Tensor, sizes: Sequence[int], block: int) -> Tensor:
+    """The largest entry of each block: (blocks,). A block may be much larger than a tensor."""
+    found = [rows(span, min(block, max(span.numel(), 1))).amax(1) for span in x.split(list(sizes))]
+    return torch.cat(found or [x.new_empty(0)])
+
+
 def block_sums(x: Tensor, sizes: Sequence[int], block: int) -> Tensor:
     """The sum of each block, a power of two, taken by halves: (blocks,). Other loops come to the same bits."""
     return sum_of_halves(by_block(x, sizes, block)[:, :, None]).view(-1)
@@ -46,7 +52,7 @@ def block_sizes(sizes: Sequence[int], block: int, like: Tensor) -> Tensor:
 def spread(scales: Tensor, sizes: Sequence[int], block: int) -> Tensor:
     """(blocks,) -> (sum of sizes,): for each entry its block's scale."""
     parts = scales.split([-(-size // block) for size in sizes])
-    found = [part.repeat_interleave(block)[:size] for part, size in zip(parts, sizes, strict=True)]
+    found = [part.repeat_interleave(min(block, size))[:size] for part, size in zip(parts, sizes, strict=True)]
     return torch.cat(found or [scales.new_empty(0)])
 
 

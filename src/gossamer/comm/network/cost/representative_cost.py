@@ -251,7 +251,7 @@ def _rounds(collective: Collective, world: int, filled: int) -> tuple[tuple[int,
 
 def _tree_end(nbytes: int, rank: RepresentativeRank, world: int, now: float) -> float:
     """Up and down through all levels, with two children at each."""
-    depth, chunks = world.bit_length() - 1, ceil(nbytes / CHUNK_BYTES)
+    depth, chunks = world.bit_length() - 1, max(1, ceil(nbytes / CHUNK_BYTES))
     for hop in range(2 * depth):  # each by another rank, with unused connections
         now = rank.exchange(np.array([2 * hop + 1, 2 * hop + 2])[: world - 1], nbytes / chunks, now)
     lines = np.arange(1, 4) if world > 4 else np.arange(1, 3)
