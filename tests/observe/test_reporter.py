@@ -396,6 +396,51 @@ def test_an_attached_session_is_exported_until_it_is_closed(tmp_path: Path) -> N
     assert values[2] == {"loss": 0.5}
 
 
+def linear() -> tuple[nn.Linear, SGD]:
+    model = nn.Linear(2, 2)
+    return model, SGD(model.parameters(), lr=0.1)
+
+
+def train(session: gossamer.Session) -> None:
+    session.model(torch.ones(1, 2)).sum().backward()
+    session.optimizer.step()
+
+
+def curves(file: Path) -> set[str]:
+    return {name for line in file.read_text().splitlines() for name in json.loads(line)["values"]}
+
+
+@pytest.mark.parametrize("named", ["by the first", "by both"])
+def test_a_second_session_before_the_first_step_leaves_record_and_metrics_of_the_first(
+    tmp_path: Path, named: str
+) -> None:
+    record, file = tmp_path / "record.json", tmp_path / "metrics.jsonl"
+    options: dict[str, Any] = {"record": record, "log_to": [f"jsonl:{file}"]}
+    with (
+        gossamer.attach(*linear(), **options) as generator,
+        gossamer.attach(*linear(), **(options if named == "by both" else {})) as discriminator,
+    ):
+        assert generator.status.record == discriminator.status.record == str(record)
+        for session in (generator, discriminator):
+            train(session)
+        generator.log(loss=0.5)
+    assert curves(file) >= {"gossamer/step_seconds", "loss"}
+    assert json.loads(file.read_text().splitlines()[1])["values"] == {"gossamer/workers": 1}
+    assert json.loads(record.read_text())["metrics"]["loss"]
+
+
+def test_a_session_after_steps_of_another_ends_the_report_of_that_one(tmp_path: Path) -> None:
+    record, file = tmp_path / "record.json", tmp_path / "metrics.jsonl"
+    first = gossamer.attach(*linear(), record=record, log_to=[f"jsonl:{file}"])
+    train(first)
+    first.log(loss=0.5)
+    with gossamer.attach(*linear()) as second:
+        second.log(other=1.0)
+    first.close()
+    assert curves(file) >= {"gossamer/step_seconds", "loss"}
+    assert "other" not in curves(file) | set(json.loads(record.read_text())["metrics"])
+
+
 def test_every_module_attaches_by_the_public_name_so_that_its_sessions_are_reported() -> None:
     root = Path(gossamer.__file__).parent
     sources = [path for path in root.rglob("*.py") if path != root / "__init__.py"]
