@@ -98,6 +98,31 @@ def test_true_resumes_from_the_last_checkpoint(tmp_path: Path) -> None:
     assert resumed.train(resume_from_checkpoint=True).global_step == 6
 
 
+class _Upload(TrainerCallback):  # type: ignore[misc]
+    """Looks at a checkpoint as a callback that copies it would."""
+
+    def __init__(self) -> None:
+        self.seen: list[bool] = []
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seen.append((Path(args.output_dir) / f"checkpoint-{state.global_step}" / "gossamer").is_dir())
+
+
+def test_callbacks_receive_a_checkpoint_with_its_session(tmp_path: Path) -> None:
+    upload = _Upload()
+    trainer(tmp_path, "Dense()", upload, save_strategy="steps", save_steps=3).train()
+    assert upload.seen == [True, True]
+
+
+def test_a_trial_of_a_search_keeps_its_session_in_its_own_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "_get_output_dir", lambda self, trial: str(tmp_path / "run-7"))
+    trainer(tmp_path, "Dense()", save_strategy="steps", save_steps=3, max_steps=3).train()
+    assert (tmp_path / "run-7" / "checkpoint-3" / "gossamer").is_dir()
+    assert not (tmp_path / "checkpoint-3").exists()
+
+
 def test_a_checkpoint_without_the_session_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path, "Dense()", save_strategy="steps", save_steps=3, save_only_model=True).train()
     with pytest.raises(CheckpointError, match="has no folder 'gossamer'"):

@@ -24,6 +24,8 @@ from gossamer.events import Attached, Closed, Event, Logged, Skipped, StepEnded
 from gossamer.observe import record as records
 from gossamer.observe import reporter
 from gossamer.observe.event_log import read_entries
+from gossamer.observe.exporters import destination
+from gossamer.observe.exporters.points import JsonLinesWriter
 from gossamer.observe.rank_record import replay
 from gossamer.observe.reporter import ERASE, Reporter, StatusLine, log_destinations, record_path, shows_lines
 
@@ -394,6 +396,59 @@ def test_an_attached_session_is_exported_until_it_is_closed(tmp_path: Path) -> N
     assert values[0] == {"gossamer/workers": 1}
     assert values[1]["gossamer/step_seconds"] > 0
     assert values[2] == {"loss": 0.5}
+
+
+def linear() -> tuple[nn.Linear, SGD]:
+    model = nn.Linear(2, 2)
+    return model, SGD(model.parameters(), lr=0.1)
+
+
+def train(session: gossamer.Session) -> None:
+    session.model(torch.ones(1, 2)).sum().backward()
+    session.optimizer.step()
+
+
+def curves(file: Path) -> set[str]:
+    return {name for line in file.read_text().splitlines() for name in json.loads(line)["values"]}
+
+
+@pytest.mark.parametrize("named", ["by the first", "by both"])
+def test_a_second_session_before_the_first_step_leaves_record_and_metrics_of_the_first(
+    tmp_path: Path, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+
+    class Writer(JsonLinesWriter):
+        def __init__(self, path: Path, rank: int) -> None:
+            opened.append(path)
+            super().__init__(path, rank)
+
+    monkeypatch.setattr(destination, "JsonLinesWriter", Writer)
+    record, file = tmp_path / "record.json", tmp_path / "metrics.jsonl"
+    options: dict[str, Any] = {"record": record, "log_to": [f"jsonl:{file}"]}
+    with (
+        gossamer.attach(*linear(), **options) as generator,
+        gossamer.attach(*linear(), **(options if named == "by both" else {})) as discriminator,
+    ):
+        assert generator.status.record == discriminator.status.record == str(record)
+        for session in (generator, discriminator):
+            train(session)
+        generator.log(loss=0.5)
+    assert curves(file) >= {"gossamer/step_seconds", "loss"}
+    assert opened == [file]
+    assert json.loads(record.read_text())["metrics"]["loss"]
+
+
+def test_a_session_after_steps_of_another_ends_the_report_of_that_one(tmp_path: Path) -> None:
+    record, file = tmp_path / "record.json", tmp_path / "metrics.jsonl"
+    first = gossamer.attach(*linear(), record=record, log_to=[f"jsonl:{file}"])
+    train(first)
+    first.log(loss=0.5)
+    with gossamer.attach(*linear()) as second:
+        second.log(other=1.0)
+    first.close()
+    assert curves(file) >= {"gossamer/step_seconds", "loss"}
+    assert "other" not in curves(file) | set(json.loads(record.read_text())["metrics"])
 
 
 def test_every_module_attaches_by_the_public_name_so_that_its_sessions_are_reported() -> None:

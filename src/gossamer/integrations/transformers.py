@@ -28,7 +28,7 @@ require_library("transformers", "5.23", extra="transformers")
 
 from accelerate.data_loader import DataLoaderDispatcher  # noqa: E402 - a version below the floor is refused first
 from transformers import Trainer, TrainerCallback  # noqa: E402
-from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint  # noqa: E402
 
 __all__ = ["GossamerTrainer"]
 
@@ -152,6 +152,13 @@ class GossamerTrainer(Trainer):  # type: ignore[misc]  # untyped where the libra
         with self._merged() if _internal_call else nullcontext():
             super().save_model(output_dir, _internal_call=_internal_call)
 
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """The checkpoint is complete before callbacks such as an upload; a trial of a search has its own folder."""
+        super()._save_checkpoint(model, trial)
+        if self.session is not None and not self.args.save_only_model:
+            name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            save_within(self.session, os.path.join(self._get_output_dir(trial), name))
+
     def _load_best_model(self) -> None:
         self.close_session()  # closing later would overwrite the best parameters with the last merged ones
         super()._load_best_model()
@@ -164,7 +171,7 @@ class GossamerTrainer(Trainer):  # type: ignore[misc]  # untyped where the libra
 
 
 class _SessionCallback(TrainerCallback):  # type: ignore[misc]
-    """Opens, saves and closes a trainer's session, and passes it the trainer's logs."""
+    """Opens and closes a trainer's session, and passes it the trainer's logs."""
 
     def __init__(self, trainer: GossamerTrainer) -> None:
         self._trainer = trainer
@@ -180,10 +187,6 @@ class _SessionCallback(TrainerCallback):  # type: ignore[misc]
         if self._trainer.session is not None:
             numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, (int, float))}
             self._trainer.session.log(**{name: numbers[name] for name in numbers if not name.endswith(_OF_SPEED)})
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if not args.save_only_model:
-            save_within(self._session, os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._trainer.close_session()

@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -120,6 +120,12 @@ class Reporter:
             self._live(event)
             self._take(event)
 
+    @property
+    def awaited_record(self) -> Path | None:
+        """The file of the record, from attach to the first step; else None."""
+        waits = self._file is not None and self._summary is not None and not self._summary.steps
+        return self._file.path if waits and self._file is not None else None
+
     def close(self, ended: Ended | None = None) -> None:
         """Show and write the end, once. Without `ended`, as at the interpreter's exit."""
         if os.getpid() != self._process:
@@ -194,7 +200,7 @@ class RecordFile:
     """A record that is rewritten during its session, and the event log next to it, removed with the final record."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._log_path = path.with_name(path.stem + LOG_SUFFIX)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = LineFile(self._log_path, events.notice, truncate=True)
@@ -220,7 +226,7 @@ class RecordFile:
         written = self._write(ended)
         if written or not self._complained:
             self._log_path.unlink(missing_ok=True)
-        return self._path if written else None
+        return self.path if written else None
 
     def _put(self, entry: Entry) -> None:
         self._file.append(entry)
@@ -233,7 +239,7 @@ class RecordFile:
         if self._tally is None or not self._tally.took_part:
             return False
         try:
-            records.write(self._path, records.merge([self._tally.record()], ended=ended))
+            records.write(self.path, records.merge([self._tally.record()], ended=ended))
         except OSError as error:
             self._complain(error)
             return False
@@ -243,7 +249,7 @@ class RecordFile:
         if not self._complained:
             self._complained = True
             events.notice(
-                f"the record could not be written to {self._path} ({error.strerror}). Training continues. The event "
+                f"the record could not be written to {self.path} ({error.strerror}). Training continues. The event "
                 f"log is {self._log_path}; `gossamer record {self._log_path}` makes the record from it."
             )
 
@@ -262,7 +268,9 @@ def register() -> None:
 def begin_session(request: AttachRequest) -> str:
     """Report the session that is about to be attached, and end the report of the session before it.
 
-    Rank 0 shows its progress and writes its record, unless its launcher does. Every rank exports its numbers.
+    Rank 0 shows its progress and writes its record, unless its launcher does. Every rank exports its numbers. A report
+    without a step yet continues, with both sessions, if the new session names no other record and no destinations: a
+    GAN attaches two sessions before its first step.
 
     Returns:
         The path of the record, or "".
@@ -271,6 +279,18 @@ def begin_session(request: AttachRequest) -> str:
         AttachError: the record cannot be written, or a destination is invalid.
     """
     path, destinations = record_path(request.record), log_destinations(request.log_to)
+    awaited = None if _reporter is None else _reporter.awaited_record
+    exported = destination.awaited()
+    if (awaited or exported) and path in (None, awaited) and destinations in ((), exported):
+        path = awaited
+    else:
+        _begin_report(request, path, destinations)
+    if path is None and RUN_DIRECTORY in os.environ:
+        path = Path(os.environ[RUN_DIRECTORY]).parent / "record.json"
+    return str(path or "")
+
+
+def _begin_report(request: AttachRequest, path: Path | None, destinations: Sequence[Destination]) -> None:
     destination.end()
     if request.is_first:
         try:
@@ -281,9 +301,6 @@ def begin_session(request: AttachRequest) -> str:
                 'logged numbers would be lost. Write another path, such as record="record.json".'
             ) from None
     destination.begin(destinations, RankPlace(_lasting_rank(request.rank), request.local_rank))
-    if path is None and RUN_DIRECTORY in os.environ:
-        path = Path(os.environ[RUN_DIRECTORY]).parent / "record.json"
-    return str(path or "")
 
 
 def begin(*, lines: bool, record: Path | None) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from gossamer.base import system
 from gossamer.errors import AttachError, MalformedError
+from gossamer.federated.secure_aggregation import identities
 from gossamer.federated.secure_aggregation.identities import Identity, IdentityRoster, SimulatedRoster
 
 
@@ -20,6 +23,34 @@ def test_an_identity_is_written_once_for_its_owner_only(tmp_path: Path) -> None:
     path.write_bytes(b"short")
     with pytest.raises(AttachError, match=r"no identity: it has 5 bytes"):
         Identity.kept_at(path)
+
+
+def test_a_full_disk_leaves_no_identity_file_that_is_refused_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "identity"
+
+    def write_half(file: system.File, data: bytes) -> None:
+        os.write(file.fileno(), data[:16])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(system, "write_all", write_half)
+        with pytest.raises(OSError, match="No space left"):
+            Identity.kept_at(path)
+    assert Identity.kept_at(path) == Identity.kept_at(path)
+
+
+def test_without_the_cryptography_package_no_identity_file_is_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise AttachError("install cryptography")
+
+    monkeypatch.setattr(identities, "require_cryptography", refuse)
+    with pytest.raises(AttachError, match="install"):
+        Identity.kept_at(tmp_path / "identity")
+    assert not (tmp_path / "identity").exists()
 
 
 def test_a_roster_pins_who_signs(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from support.lightning_training import Tiny, flat, loader, trainer
 from support.virtual_workers import notices
 
+from gossamer.errors import CheckpointError
 from gossamer.integrations.lightning import GossamerStrategy, session_files
 
 pytestmark = [
@@ -60,3 +62,20 @@ def test_a_resumed_fit_draws_the_same_random_numbers(tmp_path: Path) -> None:
         without = fitted(tmp_path / "without", 3, tmp_path / "parts" / "epoch=0.ckpt")
     assert any("has no directory 'epoch=0.ckpt.gossamer'" in line for line in said)
     assert not torch.equal(flat(without), flat(whole))
+
+
+def test_a_state_of_another_checkpoint_with_this_name_is_refused(tmp_path: Path) -> None:
+    fitted(tmp_path / "long", 2)
+    fitted(tmp_path / "short", 1)
+    shutil.copy(tmp_path / "long" / "epoch=1.ckpt", tmp_path / "short" / "epoch=0.ckpt")
+    with pytest.raises(CheckpointError, match=r"of a checkpoint with \{'global_step': 8\}.*has \{'global_step': 16\}"):
+        fitted(tmp_path / "resumed", 3, tmp_path / "short" / "epoch=0.ckpt")
+
+
+def test_removing_a_link_keeps_the_parts_of_its_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "epoch=1.ckpt.gossamer" / "0").mkdir(parents=True)
+    (tmp_path / "last.ckpt").symlink_to(tmp_path / "epoch=1.ckpt")
+    session_files.remove(tmp_path / "last.ckpt")
+    assert (tmp_path / "epoch=1.ckpt.gossamer").is_dir()
+    session_files.remove(tmp_path / "epoch=1.ckpt")
+    assert not (tmp_path / "epoch=1.ckpt.gossamer").exists()

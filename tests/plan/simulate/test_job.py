@@ -460,3 +460,5 @@ def test_memory_is_free_as_far_as_the_control_group_allows(tmp_path: Path) -> No
     assert free_bytes(tmp_path) == 2_048_000
     (group / "memory.max").write_text("1500000\n")
     assert free_bytes(tmp_path) == 1_000_000
+    (tmp_path / "sys/fs/cgroup/memory.stat").write_text("anon 1\nfile 9\nactive_file 200000\ninactive_file 300000\n")
+    assert free_bytes(tmp_path) == 1_500_000

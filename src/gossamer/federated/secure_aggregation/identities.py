@@ -36,7 +36,13 @@ class Identity:
 
     @classmethod
     def kept_at(cls, path: str | os.PathLike[str]) -> Identity:
-        """Read a private key from a file, or create one readable only by its owner. Raises AttachError."""
+        """Read a private key from a file, or create one readable only by its owner.
+
+        Raises:
+            AttachError: the file is no private key, or the package `cryptography` is not installed.
+            OSError: the file cannot be read, or not be written completely. It is then removed.
+        """
+        found = cls.new()
         try:
             file = system.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
@@ -47,9 +53,12 @@ class Identity:
                     "device wrote, or remove it and enroll the device again"
                 ) from None
             return cls(read)
-        found = cls.new()
-        with file:
-            system.write_all(file, found._private)
+        try:
+            with file:
+                system.write_all(file, found._private)
+        except OSError:
+            os.unlink(path)  # or it would be refused later, as a file that is no identity
+            raise
         return found
 
     @property

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gossamer import events
+from gossamer.errors import CheckpointError
 from gossamer.train.engine.parameter_views import copy_parameters, state_of
 from gossamer.train.session.session import Session
 from gossamer.train.world_state import current
@@ -58,10 +59,22 @@ def save(session: Session, path: str | os.PathLike[str], number: int = 0, **more
         )
 
 
-def load(session: Session, path: str | os.PathLike[str], number: int = 0) -> None:
-    """Load the state that `save` wrote. All ranks call it. Log a notice if the checkpoint has no such state."""
+def load(session: Session, path: str | os.PathLike[str], number: int = 0, **expected: Any) -> None:
+    """Load the state that `save` wrote. All ranks call it. Log a notice if the checkpoint has no such state.
+
+    expected: state in Lightning's file that `save` wrote into `more`, too.
+
+    Raises:
+        CheckpointError: the state belongs to another checkpoint that had this name.
+    """
     directory = directory_of(path, number)
-    if directory is not None and session.load(directory):
+    if directory is not None and (found := session.load(directory)):
+        if other := {name: found[name] for name in expected if found.get(name, expected[name]) != expected[name]}:
+            raise CheckpointError(
+                f"{directory} is of a checkpoint with {other}, but {os.fspath(path)!r} has {expected}: the process "
+                "ended between the two files, or one of them was replaced. Resume from another checkpoint; or delete "
+                "that directory, so that all workers start from the model in the checkpoint."
+            )
         return
     if os.path.exists(path):
         events.notice(
@@ -72,6 +85,6 @@ def load(session: Session, path: str | os.PathLike[str], number: int = 0) -> Non
 
 def remove(path: str | os.PathLike[str]) -> None:
     """Remove the parts of a checkpoint that are on this machine."""
-    directory = directory_of(path)
-    if directory is not None:
-        shutil.rmtree(os.path.dirname(directory), ignore_errors=True)
+    text = os.fspath(path)
+    if "://" not in text:  # of a link, which another machine may not have removed yet, the file keeps its parts
+        shutil.rmtree(os.path.abspath(text) + SUFFIX, ignore_errors=True)

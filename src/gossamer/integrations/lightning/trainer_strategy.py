@@ -74,7 +74,7 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
     strategy_name = "gossamer"
     session: Session | None = None
     _merged: ExitStack | None = None  # while the model has the merged parameters for validation
-    _resumed: str | os.PathLike[str] | None = None  # the checkpoint of this fit
+    _resumed: tuple[str | os.PathLike[str], dict[str, Any]] | None = None  # the checkpoint of this fit; see _place_of
 
     # -- joining and attaching ----------------------------------------------------------------------------------------
 
@@ -130,7 +130,8 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
         for number, config in enumerate(self.lr_scheduler_configs):
             session.track(**{f"scheduler_{number}": config.scheduler})
         if self._resumed is not None:
-            session_files.load(session, self._resumed)
+            path, place = self._resumed
+            session_files.load(session, path, **place)
             self._resumed = None
         _quiet_between_batches(trainer)
 
@@ -219,7 +220,7 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
         whole = "optimizer_states" in checkpoint  # not weights alone
         if self.session is not None and whole and not self._interrupted:
             self.on_validation_end()  # each rank resumes from its own parameters
-            session_files.save(self.session, filepath)
+            session_files.save(self.session, filepath, **_place_of(checkpoint))
 
     def remove_checkpoint(self, filepath: str | os.PathLike[str]) -> None:
         super().remove_checkpoint(filepath)
@@ -228,9 +229,14 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
 
     def load_checkpoint(self, checkpoint_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Mapping[str, Any]:
         self._end()  # a checkpoint loaded within a fit starts a new session
-        self._resumed = checkpoint_path
         found: Mapping[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        self._resumed = checkpoint_path, _place_of(found)
         return found
+
+
+def _place_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of Lightning's file that identify it among files that had its name."""
+    return {name: checkpoint[name] for name in ("global_step",) if name in checkpoint}
 
 
 def _quiet_between_batches(trainer: Any) -> None:

@@ -285,12 +285,19 @@ class Exports:
 
     def __init__(self, destinations: Sequence[Destination], place: RankPlace) -> None:
         received = [each for each in destinations if each.tool.every_rank or place.rank == 0]
+        self._destinations = tuple(destinations)
+        self._waits = False  # from attach to the first step
         self._process = os.getpid()
         self._threads = [
             ExportThread(ExportQueue(str(each), partial(each.tool.open, each.target, place))) for each in received
         ]
         self._unsubscribe = events.subscribe(self._handle, shows_notices=False)  # after the queues: it ends them
         atexit.register(self.close)
+
+    @property
+    def awaited(self) -> tuple[Destination, ...]:
+        """The destinations, from attach to the first step; else none."""
+        return self._destinations if self._waits else ()
 
     def close(self) -> None:
         """Pass the rest to all tools, for at most ten seconds; once."""
@@ -307,6 +314,8 @@ class Exports:
             thread.wait(deadline)
 
     def _handle(self, event: Event) -> None:
+        if isinstance(event, Attached | StepEnded | Closed):
+            self._waits = isinstance(event, Attached)
         if isinstance(event, Closed):
             self.close()
 
@@ -320,6 +329,11 @@ def end() -> None:
     if _exports is not None:
         _exports.close()
         _exports = None
+
+
+def awaited() -> tuple[Destination, ...]:
+    """The destinations of a session without a step yet; else none."""
+    return () if _exports is None else _exports.awaited
 
 
 def begin(destinations: Sequence[Destination], place: RankPlace) -> None:

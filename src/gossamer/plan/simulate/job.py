@@ -143,11 +143,22 @@ def estimate_memory(recipe: Recipe, model: Attached, workers: int) -> MemoryEsti
 
 
 def free_bytes(root: Path = Path("/")) -> float:
-    """Memory available to this process: the machine's, or the rest of its cgroup's."""
+    """Memory available to this process: the machine's, or the rest of its cgroup's.
+
+    Cached files count as free: the kernel drops them when a process needs the memory.
+    """
     machine = _machine_bytes(root / "proc/meminfo")
     group = root / "sys/fs/cgroup"
     limit, used = _number(group / "memory.max"), _number(group / "memory.current")
-    return min(machine, limit - used) if limit is not None and used is not None else machine
+    if limit is None or used is None:
+        return machine
+    return min(machine, limit - used + _cached_bytes(group / "memory.stat"))
+
+
+def _cached_bytes(file: Path) -> float:
+    """Memory of a cgroup that holds files, without shared memory."""
+    lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    return sum(float(number) for name, number in lines if name in ("active_file", "inactive_file"))
 
 
 def _machine_bytes(file: Path) -> float:
