@@ -123,7 +123,7 @@ TOKEN = ("--token-file", "token")
         (("--workers", "8:2"), "write 2:8"),
         (("--workers", "0:2"), "at least 1 worker"),
         (("--workers", "2:"), "such as 2:8"),
-        (("--workers", "0"), "0 is not in the range x>=1"),
+        (("--workers", "0"), "0 is not in the range 1<=x<=65536"),
         (JOIN, "add --token-file FILE"),
         ((*JOIN, *TOKEN, "--workers", "2:4"), "such as --workers 4"),
         ((*JOIN, *TOKEN, "--servers", "1"), "the run's first launcher starts its servers"),
