@@ -26,6 +26,7 @@ from typing import Protocol
 
 from gossamer import events
 from gossamer.base.host_port import LOOPBACK, read_host_port
+from gossamer.comm.runtime.open_sessions import LaterSessions
 from gossamer.events import Attached, Closed, Event, GroupChanged, Logged, StepEnded
 from gossamer.observe.exporters.otlp import OtlpExporter, metrics_url
 from gossamer.observe.exporters.points import CurveExporter, JsonLinesWriter, MlflowWriter, WandbWriter
@@ -287,7 +288,7 @@ class Exports:
         received = [each for each in destinations if each.tool.every_rank or place.rank == 0]
         self._destinations = tuple(destinations)
         self._waits = False  # from attach to the first step
-        self._process = os.getpid()
+        self._process, self._sessions = os.getpid(), LaterSessions()
         self._threads = [
             ExportThread(ExportQueue(str(each), partial(each.tool.open, each.target, place))) for each in received
         ]
@@ -316,7 +317,7 @@ class Exports:
     def _handle(self, event: Event) -> None:
         if isinstance(event, Attached | StepEnded | Closed):
             self._waits = isinstance(event, Attached)
-        if isinstance(event, Closed):
+        if isinstance(event, Closed) and not self._sessions.train:
             self.close()
 
 
