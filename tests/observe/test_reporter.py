@@ -454,6 +454,20 @@ def test_a_report_of_two_sessions_lasts_until_both_are_closed(tmp_path: Path) ->
     assert not events.observed()
 
 
+def test_lines_of_two_sessions_end_with_the_last_of_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GOSSAMER_QUIET", "0")
+    generator, discriminator = gossamer.attach(*linear()), gossamer.attach(*linear())
+    for session in (generator, discriminator):
+        train(session)
+    discriminator.close()
+    train(generator)
+    assert "finished" not in capsys.readouterr().err
+    generator.close()
+    assert "finished after 3 steps" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_session_that_was_never_closed_does_not_extend_the_report_of_a_later_one(tmp_path: Path, steps: int) -> None:
     record, file = tmp_path / "record.json", tmp_path / "metrics.jsonl"

@@ -123,10 +123,14 @@ class Reporter:
             self._take(event)
 
     @property
-    def awaited_record(self) -> Path | None:
-        """The file of the record, from attach to the first step; else None."""
-        waits = self._file is not None and self._summary is not None and not self._summary.steps
-        return self._file.path if waits and self._file is not None else None
+    def waits(self) -> bool:
+        """Whether its session is attached and has made no step yet."""
+        return self._summary is not None and not self._summary.steps
+
+    @property
+    def record(self) -> Path | None:
+        """The file of the record; None without one."""
+        return None if self._file is None else self._file.path
 
     def close(self, ended: Ended | None = None) -> None:
         """Show and write the end, once. Without `ended`, as at the interpreter's exit."""
@@ -281,10 +285,10 @@ def begin_session(request: AttachRequest) -> str:
         AttachError: the record cannot be written, or a destination is invalid.
     """
     path, destinations = record_path(request.record), log_destinations(request.log_to)
-    awaited = None if _reporter is None else _reporter.awaited_record
-    exported = destination.awaited()
-    if (awaited or exported) and path in (None, awaited) and destinations in ((), exported):
-        path = awaited
+    waiting = _reporter if _reporter is not None and _reporter.waits else None
+    recorded, exported = None if waiting is None else waiting.record, destination.awaited()
+    if (waiting or exported) and path in (None, recorded) and destinations in ((), exported):
+        path = recorded
     else:
         _begin_report(request, path, destinations)
     if path is None and RUN_DIRECTORY in os.environ:
