@@ -61,6 +61,7 @@ class ExportQueue:
         self._exporter: Exporter | None = None
         self._waiting: list[Event] = []
         self._numbers = 0  # numbers in the queue
+        self._passing = 0  # events that the tool has not taken yet
         self._lock = threading.Lock()  # for the queue and its count; never held for anything else
         self._warned = False
         self._process = os.getpid()
@@ -86,12 +87,15 @@ class ExportQueue:
             self._warn(reason(error))
             return False
         batch = self._next()
+        self._passing = len(batch)
         try:
             if self._exporter is not None and batch:
                 self._exporter.take(batch)
         except BaseException as error:
             self._drop(len(batch), reason(error))
             return False
+        finally:
+            self._passing = 0
         self.taken += len(batch)
         return True
 
@@ -107,7 +111,7 @@ class ExportQueue:
 
     def report_dropped(self) -> None:
         """Report the number of missing events at the end, if any."""
-        missing = self.dropped + len(self._waiting)
+        missing = self.dropped + self._passing + len(self._waiting)
         if missing:
             events.notice(f"{missing} of {self.taken + missing} events of this worker did not reach {self._name}.")
 
