@@ -173,3 +173,9 @@ def test_all_members_of_an_elastic_run_are_kept(tmp_path: Path) -> None:
 def test_a_run_without_another_is_kept_whole(tmp_path: Path) -> None:
     Rounds(count=3).record(tmp_path, CLOCKS)
     assert len(newest_run(read_run(tmp_path))) == len(CLOCKS)
+
+
+def test_files_of_a_rank_that_overlap_in_time_are_kept(tmp_path: Path) -> None:
+    for _ in range(2):
+        Rounds(count=3).record(tmp_path, [SkewedClock(time.perf_counter() + 1000.0)] * 2)
+    assert len(newest_run(read_run(tmp_path))) == 4
