@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from support.command_line import output_of, refusal
 from support.planted_races import Planted, PlantedField
@@ -14,7 +15,7 @@ from support.planted_races import Planted, PlantedField
 from gossamer.cli import advise
 from gossamer.cli.advise import _confirm, advise_command
 from gossamer.cli.explain import explain
-from gossamer.plan.advise.advice_file import read_advice
+from gossamer.plan.advise.advice_file import Advice, read_advice
 from gossamer.plan.advise.advisor import affordable
 from gossamer.plan.advise.answer import Setting
 from gossamer.plan.advise.race import Race, RaceError
@@ -120,6 +121,26 @@ def test_the_best_and_dense_are_run_for_real(
     assert dense.loss is not None
     assert best.loss < dense.loss
     assert "Int8(): estimated 500 ms a step, measured 40 ms, loss" in capsys.readouterr().out
+
+
+def test_the_advice_is_written_before_real_runs_that_may_fail(
+    tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = dict.fromkeys(("gain", "cost", "command"), "")
+    numbers = {"workers": 2, "race_seconds": 1.0, "confidence": 0.95}
+    about = {"use": "use Int8()", "script": "train.py", "network": "1mbit", "metric": "loss"}
+    found = Advice(recipe="Int8()", change=True, **about, **texts, **numbers)  # type: ignore[arg-type]
+
+    def fail(*_: Any) -> None:
+        raise click.ClickException("no network can be emulated here")
+
+    monkeypatch.setattr(advise, "_advised", lambda *_: (found, None))
+    monkeypatch.setattr(advise, "_confirm", fail)
+    file, page = tmp_path / "advice.json", tmp_path / "advice.html"
+    outputs = ("--json", str(file), "--page", str(page))
+    assert "no network can be emulated" in refusal("advise", "--network", "1mbit", "--confirm", *outputs, str(script))
+    assert read_advice(file) == found
+    assert "Int8()" in page.read_text()
 
 
 @pytest.mark.processes

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import resource
+import time
 from pathlib import Path
 
 import click
@@ -10,7 +11,7 @@ import pytest
 from support.command_line import output_of, refusal
 from support.processes import succeed
 from support.trace_reader import ReadTrace, check_read_back, read_back
-from support.virtual_traces import CLOCKS, Rounds
+from support.virtual_traces import CLOCKS, Rounds, SkewedClock
 
 from gossamer.base.spans import active
 from gossamer.base.spans.record_format import SpanKind, Untraced
@@ -74,6 +75,17 @@ def test_torn_files_and_missing_ranks_are_reported(run: Path, tmp_path: Path) ->
     assert code == 0
     assert "missing: ranks 3" in said
     assert f"{torn.name} is truncated" in said
+
+
+def test_files_of_an_earlier_run_are_left_out_and_reported(tmp_path: Path) -> None:
+    clocks = [SkewedClock(time.perf_counter() - 1000.0 + place) for place in range(2)]
+    for seed in range(2):
+        Rounds(count=10).record(tmp_path / "run", clocks, seed)
+    code, said = output_of(trace_command, str(tmp_path / "run"), "-o", str(tmp_path / "t.json"))
+    assert code == 0
+    assert "2 processes" in said
+    assert "10 arrows" in said
+    assert "left out: 2 files of earlier runs" in said
 
 
 def test_what_is_not_traced_is_told_in_one_line(run: Path, tmp_path: Path) -> None:

@@ -182,6 +182,8 @@ def test_a_target_is_read_and_may_not_be_reached() -> None:
     assert read_target(" accuracy > 0.9 ") == Target("accuracy", False, 0.9)
     assert read_target("loss<1e-3") == read_target("loss<1E-03") == Target("loss", True, 0.001)
     assert read_target("loss<1e+3") == Target("loss", True, 1000.0)
+    assert read_target("val/loss<2") == Target("val/loss", True, 2.0)
+    assert read_target("eval_wiki-en_loss<2") == Target("eval_wiki-en_loss", True, 2.0)
     assert seconds_to(SLOW, read_target("loss<0.5")) is None
 
 

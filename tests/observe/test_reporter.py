@@ -439,6 +439,49 @@ def test_a_second_session_before_the_first_step_leaves_record_and_metrics_of_the
     assert json.loads(record.read_text())["metrics"]["loss"]
 
 
+def test_a_report_of_two_sessions_lasts_until_both_are_closed(tmp_path: Path) -> None:
+    record, file = tmp_path / "record.json", tmp_path / "metrics.jsonl"
+    generator = gossamer.attach(*linear(), record=record, log_to=[f"jsonl:{file}"])
+    discriminator = gossamer.attach(*linear())
+    for session in (generator, discriminator):
+        train(session)
+    discriminator.close()
+    generator.log(loss=0.5)
+    generator.close()
+    assert "loss" in curves(file)
+    assert json.loads(record.read_text())["sessions"] == 2
+    assert json.loads(record.read_text())["metrics"]["loss"]
+    assert not events.observed()
+
+
+def test_lines_of_two_sessions_end_with_the_last_of_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GOSSAMER_QUIET", "0")
+    generator, discriminator = gossamer.attach(*linear()), gossamer.attach(*linear())
+    for session in (generator, discriminator):
+        train(session)
+    discriminator.close()
+    train(generator)
+    assert "finished" not in capsys.readouterr().err
+    generator.close()
+    assert "finished after 3 steps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_session_that_was_never_closed_does_not_extend_the_report_of_a_later_one(tmp_path: Path, steps: int) -> None:
+    record, file = tmp_path / "record.json", tmp_path / "metrics.jsonl"
+    options: dict[str, Any] = {"record": record, "log_to": [f"jsonl:{file}"]}
+    abandoned = gossamer.attach(*linear(), **options)
+    for _ in range(steps):
+        train(abandoned)
+    with gossamer.attach(*linear(), **options) as session:
+        train(session)
+    assert json.loads(record.read_text())["steps"] == 1
+    assert not events.observed()
+    abandoned.close()
+
+
 def test_a_session_after_steps_of_another_ends_the_report_of_that_one(tmp_path: Path) -> None:
     record, file = tmp_path / "record.json", tmp_path / "metrics.jsonl"
     first = gossamer.attach(*linear(), record=record, log_to=[f"jsonl:{file}"])

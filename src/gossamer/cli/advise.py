@@ -100,8 +100,13 @@ def advise_command(
     )
     advice, result = _advised(setting, network, minutes, most, 1 if own_machines else workers, remarks)
     _show(advice)
-    if confirm:
-        advice = replace(advice, confirmed=_confirm(result, setting, 60 * minutes / CONFIRMED))
+    _write(advice, json_file, page_file)
+    if confirm:  # real runs may fail or be interrupted after the race
+        confirmed = _confirm(result, setting, 60 * minutes / CONFIRMED)
+        _write(replace(advice, confirmed=confirmed), json_file, page_file)
+
+
+def _write(advice: Advice, json_file: Path | None, page_file: Path | None) -> None:
     if json_file is not None:
         write_advice(json_file, advice)
     if page_file is not None:

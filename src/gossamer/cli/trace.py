@@ -16,7 +16,7 @@ from gossamer.errors import GossamerError
 from gossamer.observe.trace import chrome
 from gossamer.observe.trace.clock_alignment import describe
 from gossamer.observe.trace.picture import draw
-from gossamer.observe.trace.span_files import ProcessSpans, missing_ranks, read_run
+from gossamer.observe.trace.span_files import ProcessSpans, missing_ranks, newest_run, read_run
 from gossamer.observe.trace.timeline import Timeline, build
 
 WRITERS: Mapping[str, Callable[[Timeline], bytes]] = {
@@ -69,12 +69,15 @@ def trace_command(run: Path, steps: StepRange | None, output: Path) -> None:
     RUN is the folder of a run that was started with --trace. If machines have their own folders, copy their *.spans
     files into one.
     """
-    processes = read_run(run)
+    found = read_run(run)
+    processes = newest_run(found)
     timeline = build(processes, steps)
     content = WRITERS[str(suffix(output))](timeline)
     write(output, content)
     slices = sum(1 for _ in timeline.slices())
     echo(f"{output}: {len(timeline.processes)} processes, {slices} slices, {timeline.arrows} arrows")
+    if (earlier := len(found) - len(processes)) > 0:
+        echo(f"left out: {earlier} files of earlier runs in this folder")
     for line in (*describe(timeline.clocks, processes), *_lacks(processes)):
         echo(line)
     if output.suffix != ".png":

@@ -20,6 +20,7 @@ from gossamer import events
 from gossamer.base.run_files import RUN_DIRECTORY
 from gossamer.base.units import bytes_text, seconds_text, share_text, short
 from gossamer.comm.environment.run_settings import is_elastic
+from gossamer.comm.runtime.open_sessions import LaterSessions
 from gossamer.errors import AttachError
 from gossamer.events import Attached, AttachRequest, Closed, Ended, Event, Logged, RecordOption, StepEnded
 from gossamer.observe import record as records
@@ -93,7 +94,8 @@ REWRITE_SHARE = 0.005  # maximum fraction of time spent writing
 
 
 class Reporter:
-    """Listener for one session of this process, until Closed or the interpreter's exit.
+    """Listener for one session of this process, until Closed or the interpreter's exit; or for two, as of a GAN, until
+    the last one of them is closed.
 
     lines: whether to show lines. record: file of a record of this rank only, since other ranks may be lost at the end.
     It is rewritten during training, and an event log next to it has the last second, too.
@@ -107,7 +109,7 @@ class Reporter:
         self._live = LiveLines(self._show_line)
         self._summary: Summary | None = None  # from attach to the end
         self._lock = threading.RLock()  # steps and notices may come from different threads; a full disk is a notice
-        self._process = os.getpid()
+        self._process, self._sessions = os.getpid(), LaterSessions()
         self._unsubscribe = events.subscribe(self, shows_notices=False)
         atexit.register(self.close)
 
@@ -121,10 +123,14 @@ class Reporter:
             self._take(event)
 
     @property
-    def awaited_record(self) -> Path | None:
-        """The file of the record, from attach to the first step; else None."""
-        waits = self._file is not None and self._summary is not None and not self._summary.steps
-        return self._file.path if waits and self._file is not None else None
+    def waits(self) -> bool:
+        """Whether its session is attached and has made no step yet."""
+        return self._summary is not None and not self._summary.steps
+
+    @property
+    def record(self) -> Path | None:
+        """The file of the record; None without one."""
+        return None if self._file is None else self._file.path
 
     def close(self, ended: Ended | None = None) -> None:
         """Show and write the end, once. Without `ended`, as at the interpreter's exit."""
@@ -151,7 +157,7 @@ class Reporter:
                     self._status.show(str(self._progress), event.moment)
             case Logged() if self._summary is not None:
                 self._summary.loss = event.values.get("loss", self._summary.loss)
-            case Closed():
+            case Closed() if not self._sessions.train:
                 self.close(event.ended)
 
     def _show_line(self, line: dict[str, Any]) -> None:
@@ -279,10 +285,10 @@ def begin_session(request: AttachRequest) -> str:
         AttachError: the record cannot be written, or a destination is invalid.
     """
     path, destinations = record_path(request.record), log_destinations(request.log_to)
-    awaited = None if _reporter is None else _reporter.awaited_record
-    exported = destination.awaited()
-    if (awaited or exported) and path in (None, awaited) and destinations in ((), exported):
-        path = awaited
+    waiting = _reporter if _reporter is not None and _reporter.waits else None
+    recorded, exported = None if waiting is None else waiting.record, destination.awaited()
+    if (waiting or exported) and path in (None, recorded) and destinations in ((), exported):
+        path = recorded
     else:
         _begin_report(request, path, destinations)
     if path is None and RUN_DIRECTORY in os.environ:

@@ -29,7 +29,7 @@ class Target:
 
 def read_target(text: str) -> Target:
     """Read METRIC<NUMBER or METRIC>NUMBER. Raises ValueError."""
-    found = re.fullmatch(r"\s*(\w+)\s*([<>])\s*(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*", text)
+    found = re.fullmatch(r"\s*([\w./:@%-]+)\s*([<>])\s*(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*", text)
     if not found:
         raise ValueError(f"{text!r} is not a target. Write a metric, < or >, and a number, such as validation_loss<2.2")
     return Target(found[1], found[2] == "<", float(found[3]))

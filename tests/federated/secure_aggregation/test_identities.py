@@ -67,6 +67,12 @@ def test_a_roster_pins_who_signs(tmp_path: Path) -> None:
     assert roster.identity(3) is None
 
 
+def test_a_private_key_in_place_of_the_roster_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "identity").write_bytes(bytes(range(224, 256)))
+    with pytest.raises(AttachError, match="is no roster: it is not text"):
+        IdentityRoster.read(tmp_path / "identity")
+
+
 def test_lines_that_are_none_are_named(tmp_path: Path) -> None:
     good = IdentityRoster.line(1, Identity.new().public)
     words = good.split()

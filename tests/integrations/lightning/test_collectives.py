@@ -43,3 +43,9 @@ def test_what_json_holds_is_broadcast() -> None:
     assert collectives.broadcast(value, 0, rank=0) == value
     with pytest.raises(TypeError, match="Broadcast their fields"):
         collectives.broadcast({1, 2}, 0, rank=0)
+
+
+@pytest.mark.parametrize("value", [{0: "a"}, {"by rank": [{0: "a"}]}, ({None: 1},)])
+def test_keys_that_json_would_change_are_refused(value: object) -> None:
+    with pytest.raises(TypeError, match=r"key (0|None), which is not a string"):
+        collectives.broadcast(value, 0, rank=0)

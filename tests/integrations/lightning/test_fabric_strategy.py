@@ -12,6 +12,7 @@ pytest.importorskip("lightning")
 import lightning
 import torch
 from support.lightning_training import flat, loader, momentum, network
+from support.virtual_workers import notices
 from torch.nn.functional import mse_loss
 
 from gossamer.comm.runtime.open_sessions import open_sessions
@@ -88,4 +89,29 @@ def test_weights_alone_are_saved_without_a_directory(tmp_path: Path) -> None:
     model, _ = fabric.setup(bare, momentum(bare.parameters()))
     fabric.save(tmp_path / "weights.ckpt", {"model": model})
     assert [path.name for path in tmp_path.iterdir()] == ["weights.ckpt"]
+    fabric.strategy.close()
+
+
+def test_a_model_trains_on_with_its_session_if_there_is_no_checkpoint_to_load(tmp_path: Path) -> None:
+    fabric, bare = launched(), network()
+    model, optimizer = fabric.setup(bare, momentum(bare.parameters()))
+    with pytest.raises(FileNotFoundError):
+        fabric.load(tmp_path / "missing.ckpt", {"model": model, "optimizer": optimizer})
+    (session,) = fabric.strategy.sessions
+    assert list(open_sessions()) == [session]
+    train(fabric, model, optimizer)
+    assert session.steps == 4
+    fabric.strategy.close()
+
+
+def test_a_second_optimizer_is_tracked_after_a_load(tmp_path: Path) -> None:
+    fabric, bare = launched(), network()
+    model, *both = fabric.setup(bare, momentum(bare[0].parameters()), momentum(bare[3].parameters()))
+    state = {"model": model, "first": both[0], "second": both[1]}
+    fabric.save(tmp_path / "a.ckpt", state)
+    with notices() as said:
+        for _ in range(2):
+            fabric.load(tmp_path / "a.ckpt", state)
+            fabric.save(tmp_path / "a.ckpt", state)
+    assert said == []
     fabric.strategy.close()

@@ -114,6 +114,20 @@ def test_a_checkpoint_after_an_exception_asks_nobody_else(tmp_path: Path, monkey
     assert not list(tmp_path.glob("*.gossamer"))
 
 
+def test_a_checkpoint_after_an_exception_leaves_no_state_of_an_earlier_step(tmp_path: Path) -> None:
+    class Fails(Tiny):
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            if number == 3:
+                raise ZeroDivisionError
+            return super().training_step(batch, number)
+
+    saves = ModelCheckpoint(tmp_path, save_last=True, every_n_train_steps=2, save_on_exception=True)
+    with pytest.raises(ZeroDivisionError):
+        fitted(tmp_path, Fails(), recipe="DiLoCo(period=3)", enable_checkpointing=True, callbacks=[saves])
+    assert torch.load(tmp_path / "last.ckpt", weights_only=False)["global_step"] == 3
+    assert not (tmp_path / "last.ckpt.gossamer").exists()
+
+
 def test_clipping_at_attach_goes_with_lightnings_closures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clipped, by_lightning = Tiny(), Tiny()
     trainer(tmp_path, GossamerStrategy("Dense()", clip_norm=0.25)).fit(clipped, loader())

@@ -294,6 +294,19 @@ def test_a_tool_that_never_answers_blocks_neither_a_step_nor_the_end() -> None:
     assert said[1].endswith("events of this worker did not reach jsonl:/nfs/x.")
 
 
+def test_events_that_a_tool_never_takes_are_counted_at_the_end() -> None:
+    tool = Stuck()
+    with noticed() as said:
+        thread = ExportThread(ExportQueue("jsonl:/nfs/x", lambda: tool))
+        events.emit(step(1))
+        assert tool.entered.wait(SOON_SECONDS)
+        thread.ask_to_close()
+        thread.wait(time.monotonic())
+    tool.let_go.set()
+    thread.wait(time.monotonic() + SOON_SECONDS)
+    assert said == ["1 of 1 events of this worker did not reach jsonl:/nfs/x."]
+
+
 def test_the_thread_takes_all_that_is_left_at_the_end() -> None:
     tool = Tool()
     thread = ExportThread(ExportQueue("jsonl:x", lambda: tool))

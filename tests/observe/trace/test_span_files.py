@@ -2,15 +2,24 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.virtual_traces import CLOCKS, Rounds
+from support.virtual_traces import CLOCKS, Rounds, SkewedClock, record_changes
 
 from gossamer.base.spans.record_format import CLOCK_MARK, OPERATORS_SUFFIX, RECORD, SpanKind
 from gossamer.errors import GossamerError
-from gossamer.observe.trace.span_files import Operator, missing_ranks, read_operators, read_run, read_span_file
+from gossamer.observe.trace.span_files import (
+    Operator,
+    missing_ranks,
+    newest_run,
+    read_operators,
+    read_run,
+    read_span_file,
+)
 
 
 def test_what_was_recorded_is_read(tmp_path: Path) -> None:
@@ -133,3 +142,40 @@ def test_what_is_none_is_refused_by_name(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(GossamerError, match="Delete it"):
             read_operators(spans)
+
+
+def traced_twice(folder: Path, record: Callable[[list[SkewedClock]], object]) -> tuple[set[Path], set[Path]]:
+    """The files of two runs in one folder, at times of this machine."""
+    clocks = [SkewedClock(time.perf_counter() - 1000.0 + place) for place in range(3)]
+    record(clocks)
+    first = {*folder.iterdir()}
+    record(clocks)
+    return first, {*folder.iterdir()} - first
+
+
+def test_of_two_runs_in_one_folder_the_newest_is_taken(tmp_path: Path) -> None:
+    _, second = traced_twice(tmp_path, lambda clocks: Rounds(count=3).record(tmp_path, clocks))
+    assert {each.path for each in newest_run(read_run(tmp_path))} == second
+
+
+def test_a_rank_whose_file_is_missing_is_not_replaced_by_an_earlier_runs(tmp_path: Path) -> None:
+    _, second = traced_twice(tmp_path, lambda clocks: Rounds(count=3).record(tmp_path, clocks))
+    lost = next(path for path in second if path.name.startswith("trace-2-"))
+    lost.unlink()
+    assert {each.path for each in newest_run(read_run(tmp_path))} == second - {lost}
+
+
+def test_all_members_of_an_elastic_run_are_kept(tmp_path: Path) -> None:
+    record_changes(tmp_path, [SkewedClock(time.perf_counter() - 1000.0) for _ in range(3)])
+    assert len(newest_run(read_run(tmp_path))) == 3
+
+
+def test_a_run_without_another_is_kept_whole(tmp_path: Path) -> None:
+    Rounds(count=3).record(tmp_path, CLOCKS)
+    assert len(newest_run(read_run(tmp_path))) == len(CLOCKS)
+
+
+def test_files_of_a_rank_that_overlap_in_time_are_kept(tmp_path: Path) -> None:
+    for _ in range(2):
+        Rounds(count=3).record(tmp_path, [SkewedClock(time.perf_counter() + 1000.0)] * 2)
+    assert len(newest_run(read_run(tmp_path))) == 4

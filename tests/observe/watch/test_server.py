@@ -45,6 +45,17 @@ def test_a_page_is_served_streams_and_ends(tmp_path: Path) -> None:
         socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=5)
 
 
+def test_the_printed_link_works_if_the_page_listens_at_all_addresses(tmp_path: Path) -> None:
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    with PageServer([made(tmp_path, KINDS["live"])], host="0.0.0.0").in_thread() as link:
+        address = urlsplit(link)
+        connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=30)  # the name may not resolve here
+        connection.request("GET", f"/?{address.query}", headers={"Host": address.netloc})
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
 def test_the_page_outlives_a_sigint_that_is_ignored_and_ends_by_sigterm(tmp_path: Path) -> None:
     """As `gossamer watch RUN &` does in a shell script."""
     pytest.importorskip("starlette")

@@ -202,6 +202,17 @@ def test_a_script_that_merges_is_measured(script, text):
 
 
 @pytest.mark.processes
+def test_a_script_that_sends_nothing_is_measured(script):
+    recipe = resolve("Silent()", 4)
+    seen = profile_script(script, ["300"], recipe, workers=4)
+    assert len(seen.timed_steps) == 6
+    assert (seen.buckets, seen.site_buckets) == ([], [])
+    assert seen.backward_seconds > 0
+    estimate = estimate_step_time(recipe, seen, read_network("1mbit,1s", 4), 4)
+    assert estimate.step_seconds == pytest.approx(seen.compute_seconds)
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(("steps", "before", "batches", "copies"), [(10**9, 50, 5, 2), (53, 50, 2, 1), (3, 2, 1, 1)])
 def test_gradients_are_looked_at_once_training_has_settled(script, steps, before, batches, copies):
     """A script that ends before tells of the batches that it had, of which the last is one."""

@@ -102,6 +102,14 @@ def test_modules_from_elsewhere_are_shared(script: Path, place: str) -> None:
     assert sys.modules.pop("other_module") is module
 
 
+def test_the_standard_library_is_shared_if_the_interpreter_is_below_the_scripts_folder() -> None:
+    used = {name: sys.modules[name] for name in ("os", "random", "signal", "threading")}
+    outside = ProcessState(Path(os.__file__).parents[2])  # as of a script in the home directory
+    kept = {name: sys.modules.get(name) for name in used}
+    outside.restore()
+    assert kept == used
+
+
 # -- script guards -----------------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,8 @@ class OpenSession(Protocol):
     @property
     def optimizer(self) -> Optimizer | None: ...
     @property
+    def steps(self) -> int: ...
+    @property
     def should_stop(self) -> bool: ...
     def request_stop(self) -> None: ...
     def close(self) -> None: ...
@@ -43,3 +45,15 @@ def unregister(session: OpenSession) -> bool:
 def open_sessions() -> list[OpenSession]:
     """Return the sessions of this worker that are not closed."""
     return [session for session, worker in list(_open.items()) if worker is current_worker()]
+
+
+class LaterSessions:
+    """The sessions of this worker that are opened after this object is made."""
+
+    def __init__(self) -> None:
+        self._earlier = weakref.WeakSet(open_sessions())
+
+    @property
+    def train(self) -> bool:
+        """Whether one of them is open and has made a step."""
+        return any(session.steps and session not in self._earlier for session in open_sessions())

@@ -81,10 +81,17 @@ class IdentityRoster:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> IdentityRoster:
-        """Read a roster file. Raises AttachError, naming the line."""
+        """Read a roster file. Raises AttachError, naming the line, also for a file that is no text."""
         keys: dict[int, bytes] = {}
         seen: set[bytes] = set()
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            raise AttachError(
+                f"{path} is no roster: it is not text. A roster has a line for each device, with its number and its "
+                "public key in base 64; a private key is the file of --identity"
+            ) from None
+        for number, line in enumerate(lines, 1):
             words = line.split()
             if not words or words[0].startswith("#"):
                 continue

@@ -58,13 +58,15 @@ def barrier() -> None:
 
 
 def broadcast(value: Any, source: int, *, rank: int) -> Any:
-    """Send a value of rank `source` to all ranks, as JSON: numbers, strings, None, and lists and dicts of them.
+    """Send a value of rank `source` to all ranks, as JSON: numbers, strings, None, and lists and dicts of them, with
+    strings as keys.
 
     Tuples arrive as lists. Raises TypeError, on every rank, for other types.
     """
     encoded, error = "", None
     if rank == source:
         try:
+            _check_keys(value)
             encoded = json.dumps(value)
         except TypeError as failure:
             error = str(failure)
@@ -75,3 +77,13 @@ def broadcast(value: Any, source: int, *, rank: int) -> Any:
             "objects would have to be unpickled by the receiver. Broadcast their fields, and tensors by all_gather."
         )
     return json.loads(found["said"])
+
+
+def _check_keys(value: Any) -> None:
+    """Raise TypeError for keys that JSON would convert to strings."""
+    if isinstance(value, dict):
+        if strange := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"a dict has the key {strange[0]!r}, which is not a string")
+        value = list(value.values())
+    for each in value if isinstance(value, list | tuple) else ():
+        _check_keys(each)

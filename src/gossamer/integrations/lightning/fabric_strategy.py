@@ -36,7 +36,7 @@ class GossamerFabricStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.sessions: list[Session] = []
         self._modules: list[nn.Module] = []
-        self._tracked = 0  # optimizers after the first of their module
+        self._further: list[tuple[nn.Module, Optimizer]] = []  # optimizers after the first of their module
         self._backward_sync_control = MutedSessions(self.sessions)
 
     # -- joining and attaching ----------------------------------------------------------------------------------------
@@ -55,8 +55,8 @@ class GossamerFabricStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]
         own = [each for each in self._modules if held & {id(parameter) for parameter in each.parameters()}]
         attached = [session for session in self.sessions if own and session.model is own[-1]]
         if attached:
-            self._tracked += 1
-            attached[0].track(**{f"optimizer_{self._tracked}": optimizer})
+            self._further.append((own[-1], optimizer))
+            attached[0].track(**{f"optimizer_{len(self._further)}": optimizer})
         elif own:
             scaler = getattr(self.precision, "scaler", None)
             self.sessions.append(self._attach(own[-1], optimizer, scaler=scaler))
@@ -67,6 +67,7 @@ class GossamerFabricStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]
         for session in self.sessions:
             close_agreed(session)
         self.sessions.clear()
+        self._further.clear()
 
     def teardown(self) -> None:
         self.close()
@@ -103,12 +104,23 @@ class GossamerFabricStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]
         }
         for session in changed.values():
             session.close()
-        found: Mapping[str, Any] = super().load_checkpoint(path, state, *args, **kwargs)
-        for number, before in changed.items():
-            session = self.sessions[number] = self._attach(before.model, before.optimizer, scaler=before.scaler)
+        try:
+            found: Mapping[str, Any] = super().load_checkpoint(path, state, *args, **kwargs)
+        finally:  # also without the file, since a script may then train from the beginning
+            for number, before in changed.items():
+                self.sessions[number] = self._attached_again(before)
+        for number in changed:
+            session = self.sessions[number]
             if any(part is session.optimizer for part in parts):
                 session_files.load(session, path, number)
         return found
+
+    def _attached_again(self, before: Session) -> Session:
+        session = self._attach(before.model, before.optimizer, scaler=before.scaler)
+        for number, (module, optimizer) in enumerate(self._further, start=1):
+            if module is session.model:
+                session.track(**{f"optimizer_{number}": optimizer})
+        return session
 
 
 class MutedSessions(_BackwardSyncControl):  # type: ignore[misc]  # Any, where Lightning is not installed

@@ -221,6 +221,8 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
         if self.session is not None and whole and not self._interrupted:
             self.on_validation_end()  # each rank resumes from its own parameters
             session_files.save(self.session, filepath, **_place_of(checkpoint))
+        elif self.is_global_zero:
+            session_files.remove(filepath)  # of an earlier file with this name, such as last.ckpt
 
     def remove_checkpoint(self, filepath: str | os.PathLike[str]) -> None:
         super().remove_checkpoint(filepath)

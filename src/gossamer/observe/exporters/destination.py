@@ -26,6 +26,7 @@ from typing import Protocol
 
 from gossamer import events
 from gossamer.base.host_port import LOOPBACK, read_host_port
+from gossamer.comm.runtime.open_sessions import LaterSessions
 from gossamer.events import Attached, Closed, Event, GroupChanged, Logged, StepEnded
 from gossamer.observe.exporters.otlp import OtlpExporter, metrics_url
 from gossamer.observe.exporters.points import CurveExporter, JsonLinesWriter, MlflowWriter, WandbWriter
@@ -60,6 +61,7 @@ class ExportQueue:
         self._exporter: Exporter | None = None
         self._waiting: list[Event] = []
         self._numbers = 0  # numbers in the queue
+        self._passing = 0  # events that the tool has not taken yet
         self._lock = threading.Lock()  # for the queue and its count; never held for anything else
         self._warned = False
         self._process = os.getpid()
@@ -85,12 +87,15 @@ class ExportQueue:
             self._warn(reason(error))
             return False
         batch = self._next()
+        self._passing = len(batch)
         try:
             if self._exporter is not None and batch:
                 self._exporter.take(batch)
         except BaseException as error:
             self._drop(len(batch), reason(error))
             return False
+        finally:
+            self._passing = 0
         self.taken += len(batch)
         return True
 
@@ -106,7 +111,7 @@ class ExportQueue:
 
     def report_dropped(self) -> None:
         """Report the number of missing events at the end, if any."""
-        missing = self.dropped + len(self._waiting)
+        missing = self.dropped + self._passing + len(self._waiting)
         if missing:
             events.notice(f"{missing} of {self.taken + missing} events of this worker did not reach {self._name}.")
 
@@ -287,7 +292,7 @@ class Exports:
         received = [each for each in destinations if each.tool.every_rank or place.rank == 0]
         self._destinations = tuple(destinations)
         self._waits = False  # from attach to the first step
-        self._process = os.getpid()
+        self._process, self._sessions = os.getpid(), LaterSessions()
         self._threads = [
             ExportThread(ExportQueue(str(each), partial(each.tool.open, each.target, place))) for each in received
         ]
@@ -316,7 +321,7 @@ class Exports:
     def _handle(self, event: Event) -> None:
         if isinstance(event, Attached | StepEnded | Closed):
             self._waits = isinstance(event, Attached)
-        if isinstance(event, Closed):
+        if isinstance(event, Closed) and not self._sessions.train:
             self.close()
 
 

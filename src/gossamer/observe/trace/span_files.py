@@ -10,9 +10,11 @@ import gzip
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,6 +78,16 @@ class ProcessSpans:
         return found
 
     @cached_property
+    def ended(self) -> float:
+        """Unix time of the last record."""
+        return self.wall + (float(self.records["end"].max()) - self.moment if len(self.records) else 0.0)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether ranks change in its run."""
+        return any(not world for _, world in self._groups.values())
+
+    @cached_property
     def _groups(self) -> dict[int, tuple[int, int]]:
         """(first rank, ranks) by channel."""
         return {int(each["channel"]): (int(each["number"]), int(each["nbytes"])) for each in self.of(SpanKind.CHANNEL)}
@@ -136,6 +148,22 @@ def read_run(folder: Path) -> list[ProcessSpans]:
     if not found:
         raise GossamerError(f"all span files in {folder} are empty: the run ended before training began")
     return sorted(found, key=lambda each: (each.rank, each.attempt, each.wall))
+
+
+def newest_run(processes: Sequence[ProcessSpans]) -> list[ProcessSpans]:
+    """The processes of the newest run, if several runs wrote into one folder: each start of a rank has one file.
+
+    Args:
+        processes: as from `read_run`. Those of an elastic run are all kept: a rank may pass to a new process.
+    """
+    if any(each.is_elastic for each in processes):
+        return [*processes]
+    starts: dict[tuple[int, int], list[ProcessSpans]] = defaultdict(list)
+    for each in processes:
+        starts[each.rank, each.attempt].append(each)
+    followed = (pair for same in starts.values() for pair in pairwise(same))
+    earlier = max((before.ended for before, after in followed if before.ended <= after.wall), default=-inf)
+    return [each for each in processes if each.wall >= earlier]
 
 
 def missing_ranks(processes: list[ProcessSpans]) -> list[int]:

@@ -297,6 +297,7 @@ async def stream(
 
 NEEDS = ("starlette", "uvicorn")
 STOP_SECONDS = 5.0
+ANY_ADDRESS = ("0.0.0.0", "::")  # the link has the name of this machine
 
 
 def check_installed() -> None:
@@ -322,9 +323,10 @@ class PageServer:
 
         self._listening = _listen(host, port)
         self._token = secrets.token_urlsafe(24)
-        self._host, self.port = host, self._listening.getsockname()[1]
+        self._name = socket.gethostname() if host in ANY_ADDRESS else _in_link(host)
+        self.port = self._listening.getsockname()[1]
         self._stopping = threading.Event()
-        allowed = {*LOOPBACK, _in_link(host), *names}
+        allowed = {*LOOPBACK, self._name, *names}
         app: Any = make_app(runs, self._token, allowed, self._stopping.is_set)
         self._uvicorn = uvicorn.Server(
             uvicorn.Config(
@@ -335,8 +337,7 @@ class PageServer:
 
     @property
     def link(self) -> str:
-        host = socket.gethostname() if self._host in ("0.0.0.0", "::") else _in_link(self._host)
-        return f"http://{host}:{self.port}/?token={self._token}"
+        return f"http://{self._name}:{self.port}/?token={self._token}"
 
     def serve(self) -> None:
         """Serve until `stop`; in the main thread also until SIGINT or SIGTERM, unless the process ignores it."""

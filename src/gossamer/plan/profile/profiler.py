@@ -114,7 +114,7 @@ class _StepProfiler:
     stage: Stage = AT_ONCE  # steady stage of its recipe
     fragments: Fragments = ()  # of that stage
     site: Sequence[Bucket] = ()  # of gradients averaged within a site; empty without sites
-    buckets: Sequence[Bucket] = ()  # observed buckets: the site's, or all fragments'
+    buckets: Sequence[Bucket] = ()  # observed: the site's, all fragments', or of gradients that are not sent
     steps: int = 0  # so far
     kept: list[_StepMoments] = field(default_factory=list)  # after the warm-up of all copies
     early: list[_StepMoments] = field(default_factory=list)  # during the warm-up
@@ -182,12 +182,13 @@ class _StepProfiler:
     def _watch(self, session: Session) -> None:
         self.session, self.stage = session, session.recipe.strategy.steady_stage
         parameters, at = trainable(session.model), AggregationContext(step=STEADY, world=self.workers)
-        if not self.stage.communicates:
-            return
-        self.fragments = bucket_fragments(self.stage, parameters, session.recipe.compressor, at)
+        if self.stage.communicates:
+            self.fragments = bucket_fragments(self.stage, parameters, session.recipe.compressor, at)
+        self.buckets = [bucket for buckets in self.fragments for bucket in buckets]
+        if self.stage.per_site is not None or not self.stage.communicates:
+            self.buckets = [Bucket(part, Dense(), at) for part in assign_buckets(parameters)]
         if self.stage.per_site is not None:
-            self.site = [Bucket(part, Dense(), at) for part in assign_buckets(parameters)]
-        self.buckets = self.site or [bucket for buckets in self.fragments for bucket in buckets]
+            self.site = self.buckets
         for place, bucket in enumerate(self.buckets):
             for parameter in bucket.parameters.values():
                 parameter.register_post_accumulate_grad_hook(partial(self._ready, place))
@@ -239,7 +240,9 @@ class _StepProfiler:
         return {name: torch.randn_like(parameter).detach() for name, parameter in found.items()}
 
     def _buckets(self, session: Session, fresh: Gradients) -> tuple[list[BucketProfile], list[BucketProfile]]:
-        """The buckets of the recipe's stage, and those within a site."""
+        """The buckets of the recipe's stage, and those within a site; none if it sends nothing."""
+        if not self.stage.communicates:
+            return [], []
         found = time_stage(self.stage, self.fragments, session.recipe.compressor, self.workers, fresh)
         places = [place for place, buckets in enumerate(self.fragments) for _ in buckets]
         buckets = [bucket for buckets in self.fragments for bucket in buckets]

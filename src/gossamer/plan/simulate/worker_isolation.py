@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from gossamer.comm.runtime.uncaught_errors import STANDARD_LIBRARY
 from gossamer.errors import GossamerError
 
 FOREIGN = {"site-packages", "dist-packages"}  # below the script's folder, if it contains an environment
@@ -93,7 +94,7 @@ class ProcessState:
 
     def _is_own(self, name: str) -> bool:
         file = getattr(sys.modules[name], "__file__", None)
-        if not isinstance(file, str) or not file.startswith(self._prefix):
+        if not isinstance(file, str) or not file.startswith(self._prefix) or file.startswith(STANDARD_LIBRARY):
             return False
         return name.partition(".")[0] not in (OWN_PACKAGE, "__main__") and FOREIGN.isdisjoint(Path(file).parts)
 
