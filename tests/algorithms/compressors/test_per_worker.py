@@ -238,6 +238,8 @@ def test_hosts_select_workers_by_full_or_first_name() -> None:
     hosts = ["node1.lab", "laptop", "home-4.lan", "node1x"]
     assert PerWorker(Int8(), hosts="laptop,home-*").placed(hosts, ()) == PerWorker(Int8(), ranks="1,2")
     assert PerWorker(Int8(), hosts="node1").placed(hosts, ()) == PerWorker(Int8(), ranks="0")
+    assert PerWorker(Int8(), hosts="Laptop, HOME-*").placed(hosts, ()) == PerWorker(Int8(), ranks="1,2")
+    assert PerWorker(Int8(), hosts="macbook").placed(["desk", "MacBook.local"], ()) == PerWorker(Int8(), ranks="1")
 
 
 def test_uplinks_select_workers_below_a_rate() -> None:
@@ -282,6 +284,7 @@ def test_compressors_that_need_all_ranks_are_rejected(codec: Compressor) -> None
         "ranks='0-99999999'",
         "hosts=''",
         "hosts='a,,b'",
+        "hosts='a, ,b'",
         "below='20'",
         "below='fast'",
     ],

@@ -12,7 +12,7 @@ from gossamer.algorithms.compressors import Compressor, Dense, Feedback, PowerSG
 from gossamer.algorithms.compressors.int8 import Int8
 from gossamer.algorithms.compressors.qsgd import QSGD
 from gossamer.base.aggregation import AggregationContext, State
-from gossamer.base.layout import FlatTensors, Slot
+from gossamer.base.layout import FlatTensors, Layout, Slot
 from gossamer.errors import MalformedError
 
 
@@ -108,6 +108,19 @@ def test_what_was_written_and_what_is_left_are_what_was_given(compressor: Compre
         for name, view in packed.items():
             FlatTensors(residual, LAYOUT)[name].copy_(view)
     torch.testing.assert_close(sent + residual, given, atol=2e-3, rtol=0)
+
+
+def test_uncompressed_parts_of_nested_routes_are_read_from_one_tensor() -> None:
+    route = Route(Route(TopK(density=0.1), names="first.*"), names="second.*")
+    layout = Layout.of({"first.weight": (32, 16), "second.weight": (16, 32)})
+    x = FlatTensors(numbers(0).flat[: layout.numel], layout)
+    message = point_to_point.encode(route, x, State(), AT)
+    assert len(message.payload) == 1
+    out = torch.empty(layout.numel)
+    point_to_point.decode(route, message.payload, layout, AT, out)
+    assert torch.equal(out, x.flat)
+    with pytest.raises(MalformedError, match="expected a message of 1 tensors"):
+        point_to_point.decode(route, message.payload * 2, layout, AT, out)
 
 
 def test_workers_draw_for_themselves() -> None:

@@ -9,10 +9,12 @@ import pytest
 import torch
 from laws.laws import Group
 from numpy.typing import NDArray
+from support.aggregations import aggregate
 from torch import Tensor
 
 from gossamer.algorithms.compressors import Feedback, PowerSGD, powersgd
 from gossamer.base import rng
+from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import FlatTensors, Layout
 
 RANK, WORLD, STEPS = 3, 3, 6
@@ -141,3 +143,13 @@ def test_rank_and_shapes() -> None:
     assert not PowerSGD().suits((1000,))
     with pytest.raises(ValueError, match="rank must be the number of columns"):
         PowerSGD(rank=0)
+
+
+def test_products_of_half_precision_have_the_range_of_float32() -> None:
+    """A gradient of 3,000 fits float16, and all sums are those of float32."""
+    compressor, layout = PowerSGD(rank=1, feedback=False), Layout.of({"weight": (16, 20)})
+    inputs = [torch.full((layout.numel,), 1000.0 * (rank + 1), dtype=torch.float16) for rank in range(3)]
+    states = [compressor.init(FlatTensors(x, layout), AggregationContext(world=3)) for x in inputs]
+    for staged in aggregate(compressor, inputs, layout, states):
+        torch.testing.assert_close(staged.mean, torch.full((layout.numel,), 2000.0), rtol=1e-5, atol=0)
+        assert staged.finite

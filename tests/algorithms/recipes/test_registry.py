@@ -23,6 +23,7 @@ from gossamer.errors import RecipeError
 def terms_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     known = dict(NOUNS)
     monkeypatch.setattr(registry, "_loaded", set())
+    monkeypatch.setattr(registry, "_failures", {})
     yield
     NOUNS.clear()
     NOUNS.update(known)

@@ -55,6 +55,19 @@ def test_a_warm_up_that_nobody_could_follow_is_refused(recipe: str) -> None:
         resolve(recipe)
 
 
+@pytest.mark.parametrize("strategy", ["Gossip()", "Gossip('pairwise')", "ParameterServer()", "AsyncDiLoCo(period=4)"])
+def test_densities_that_adapt_are_refused_where_messages_go_to_some_workers(strategy: str) -> None:
+    with pytest.raises(RecipeError, match=r"receive all messages\. Write EveryStep\(\) \+ Adaptive\(TopK") as refused:
+        resolve(f"{strategy} + Adaptive(TopK(density=0.01))")
+    assert "Warmup" not in str(refused.value)
+
+
+def test_densities_that_adapt_need_no_residual() -> None:
+    text = "Adaptive(TopK(density=0.01, feedback=False))"
+    assert text in repr(resolve(text))
+    assert "Feedback(" not in repr(resolve(text))
+
+
 @pytest.mark.parametrize("recipe", ["EveryStep()", "LocalSGD(period=4)", "DiLoCo(period=4, outer_momentum=0.0)"])
 def test_where_everyone_hears_everything_a_warm_up_needs_no_number(recipe: str) -> None:
     assert "Feedback(Warmup(TopK(density=0.01)))" in repr(resolve(f"{recipe} + Warmup(TopK(density=0.01))"))

@@ -131,3 +131,12 @@ def test_few_entries_are_cautioned_against() -> None:
 def test_diloco_rejects_an_unknown_averaging() -> None:
     with pytest.raises(ValueError, match=r'averaging must be "mean" or "radial", got \'norm\'.*Write DiLoCo'):
         DiLoCo(4, averaging="norm")
+
+
+def test_short_changes_of_half_precision_have_a_direction() -> None:
+    """One over their length is beyond the range of float16."""
+    flat = torch.tensor([3e-6, 4e-6, 0.0], dtype=torch.float16)
+    lengths = split_lengths(flat, [2, 1])
+    torch.testing.assert_close(flat.float(), torch.tensor([0.6, 0.8, 0.0]), atol=0.02, rtol=0)
+    restore_lengths(flat, [2, 1], lengths)
+    torch.testing.assert_close(flat.float(), torch.tensor([3e-6, 4e-6, 0.0]), atol=1e-7, rtol=0)

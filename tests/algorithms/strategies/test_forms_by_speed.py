@@ -39,6 +39,14 @@ def test_use_of_speeds_by_hand(recipe: str, use: float) -> None:
     assert speed_use(resolve(recipe, 4).strategy, [0.1] * 4) == pytest.approx(0.75 if "backup" in recipe else 1.0)
 
 
+@pytest.mark.parametrize("backup", [3, 4, 9])
+def test_a_round_awaits_a_worker_however_many_may_be_late(backup: int) -> None:
+    """As servers do, which end a round with its first gradient."""
+    strategy = resolve(f"ParameterServer('sync', backup={backup})", 4).strategy
+    assert speed_use(strategy, [2.0, 1.0, 1.0, 5.0]) == pytest.approx(1 / 2.7)
+    assert speed_use(strategy, [2.0]) == 1.0
+
+
 @pytest.mark.parametrize("seconds", [SLOW, [1, 1 / 0.7, 2, 5], [1, 2, 4, 4], [1.0] * 200 + [3.0], [1, 1, 1, 30.0]])
 def test_proposed_forms_use_nearly_all(seconds: list[float]) -> None:
     assert all(use >= 0.95 for use in forms_by_speed(seconds).values())

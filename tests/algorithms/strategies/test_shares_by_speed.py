@@ -1,10 +1,12 @@
 """Shares by speed: optimal, exact in sum, stable under noise, bounded for wrong reports."""
 
+from heapq import heapreplace
 from itertools import product
 
 import numpy as np
 import pytest
 
+from gossamer.algorithms.strategies import shares_by_speed as shares_by_speed_module
 from gossamer.algorithms.strategies.shares_by_speed import (
     MOST_APART,
     enough_parts,
@@ -38,6 +40,24 @@ def test_no_other_shares_finish_earlier(seed):
     every = [each for each in product(range(1, parts + 1), repeat=3) if sum(each) == parts]
     assert sum(found) == parts
     assert step_seconds(found, seconds) == min(step_seconds(each, seconds) for each in every)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_go_one_by_one_to_the_worker_that_ends_first(seed):
+    draw = np.random.default_rng(seed)
+    seconds = draw.choice([0.1, 0.2, 0.3, 0.7, 1.0, 5.0], size=int(draw.integers(1, 9))).tolist()
+    shares = [1] * len(seconds)
+    for parts in range(len(seconds), 200):
+        assert shares_by_speed(seconds, parts) == tuple(shares)
+        shares[min(range(len(seconds)), key=lambda rank: ((shares[rank] + 1) * seconds[rank], rank))] += 1
+
+
+def test_most_parts_are_dealt_out_at_once(monkeypatch):
+    """A step of a million samples has as many parts."""
+    moved = []
+    monkeypatch.setattr(shares_by_speed_module, "heapreplace", lambda *given: moved.append(heapreplace(*given)))
+    assert sum(shares_by_speed([0.3, 0.1, 0.7, 0.2], 10**6)) == 10**6
+    assert len(moved) <= 3 * 4
 
 
 def test_each_worker_needs_a_part():

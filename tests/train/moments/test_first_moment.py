@@ -206,10 +206,12 @@ def test_a_missing_bias_correction_would_be_found(monkeypatch: pytest.MonkeyPatc
         close(together(AGREED), by_torch())
 
 
-def step_of(rule: type[MomentumVariance | AgreedVariance], gradients: list[list[float]]) -> tuple[Tensor, Any]:
+def step_of(
+    rule: type[MomentumVariance | AgreedVariance], gradients: list[list[float]], weight_decay: float = 0.0
+) -> tuple[Tensor, Any]:
     """A parameter of zeros after some steps of lr 1, betas 0.5 and 0.75, eps 0.5; and the optimizer's state of it."""
     p = torch.nn.Parameter(torch.zeros(len(gradients[0]), dtype=torch.float64))
-    optimizer = Adam([p], lr=1.0, betas=(0.5, 0.75), eps=0.5)
+    optimizer = Adam([p], lr=1.0, betas=(0.5, 0.75), eps=0.5, weight_decay=weight_decay)
     variance = "momentum" if rule is MomentumVariance else "agreed"
     owner = CompressedAdam(variance=variance).owns_momentum(Slot("p", (1,), 0, (1,)))
     made = rule(optimizer, {"p": p}, owner, warns=False)
@@ -235,6 +237,15 @@ def test_a_variance_stays_where_nothing_arrived() -> None:
     divisor = (1 / (1 - 0.75**2)) ** 0.5 + 0.5
     first = (1 / 0.5) / ((1 / 0.25) ** 0.5 + 0.5)
     close(moved[0], torch.tensor(-first - 0.5 / 0.75 / divisor, dtype=torch.float64))
+
+
+def test_a_variance_stays_where_only_weight_decay_moves_a_parameter() -> None:
+    moved, state = step_of(AgreedVariance, [[2.0, 2.0], [0.0, 2.0]], weight_decay=0.5)
+    assert float(state["exp_avg_sq"][0]) == 1.0
+    first = (1 / 0.5) / ((1 / 0.25) ** 0.5 + 0.5)
+    assert float(state["exp_avg"][0]) == pytest.approx(0.5 * 1.0 + 0.5 * 0.5 * -first)
+    assert float(state["exp_avg_sq"][1]) == pytest.approx(0.75 + 0.25 * (2 - 0.5 * first) ** 2)
+    assert moved.abs().min() > 0
 
 
 # -- Window: Adam of the last few gradients ----------------------------------------------------------------------------

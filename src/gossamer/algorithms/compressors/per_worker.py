@@ -74,7 +74,7 @@ class PerWorker(GatheredCompressor):
         )
         _ranks(self.ranks)  # raises for an invalid text
         require(
-            self.hosts is None or all(self.hosts.split(",")),
+            self.hosts is None or all(_patterns(self.hosts)),
             f"hosts must be host names separated by commas, got {self.hosts!r}. Write PerWorker(Int8(), "
             "hosts='laptop,home-*').",
         )
@@ -145,8 +145,9 @@ class PerWorker(GatheredCompressor):
         if self.below is not None:
             return uplinks[rank] < parse_rate(self.below)
         assert self.hosts is not None  # by __post_init__
-        names = hosts[rank], hosts[rank].split(".")[0]
-        return any(fnmatchcase(name, pattern) for pattern in self.hosts.split(",") for name in names)
+        host = hosts[rank].lower()  # names of hosts have no case
+        names = host, host.split(".")[0]
+        return any(fnmatchcase(name, pattern) for pattern in _patterns(self.hosts) for name in names)
 
     def check(self, world: int) -> None:
         """Raise RecipeError if a rank of the table is not in a group of `world` workers."""
@@ -185,6 +186,11 @@ class PerWorker(GatheredCompressor):
         finite = decode_mean(decoders, received, x.layout, mean, at)
         own = partial(codec.decoded, payload, x.layout, x.flat.new_empty(0))
         return with_mean_in(AggregationResult(mean=mean, own_contribution=own, finite=finite), out)
+
+
+def _patterns(hosts: str) -> list[str]:
+    """Return the patterns of a text such as "laptop, home-*"."""
+    return [pattern.strip().lower() for pattern in hosts.split(",")]
 
 
 def _decode(codec: Codec, layout: Layout, payloads: Sequence[Payload], out: Tensor, divisor: int = 1) -> None:

@@ -93,17 +93,28 @@ def _parts_of(
 
 @lru_cache(maxsize=1024)
 def _parts(compressor: Compressor, layout: Layout, dtype: torch.dtype) -> tuple[MessagePart, ...] | None:
-    """Return the parts of a message, cached by layout: for small messages this takes longer than decoding."""
+    """Return the parts of a message, cached by layout: for small messages this takes longer than decoding.
+
+    None also if a message has fewer tensors than its parts: uncompressed parts of nested Routes are sent as one tensor.
+    """
     found = compressor.decoders(layout)
     if found is None:
         return None
-    return tuple(
+    parts = tuple(
         MessagePart(
             decoder, decoder.tensors(part, dtype), LayoutPart(part, tuple(layout.by_name[name] for name in part.names))
         )
         for decoder, part in found
         if len(part)
     )
+    several = len(parts) > 1
+    return None if several and _tensors(compressor, layout, dtype) < sum(part.tensors for part in parts) else parts
+
+
+def _tensors(compressor: Compressor, layout: Layout, dtype: torch.dtype) -> int:
+    """Return the number of tensors of a message."""
+    x, at = FlatTensors.zeros(layout, dtype=dtype, device=torch.device("meta")), AggregationContext()
+    return len(encode(compressor, x, begin(compressor, x, at), at).payload)
 
 
 def _decode(parts: Sequence[MessagePart], payload: Payload, out: Tensor, at: AggregationContext) -> bool:

@@ -92,13 +92,14 @@ def load_entry_points() -> Mapping[str, RecipeError]:
         An error for each entry point that cannot be imported or is not a term, by the entry point's name.
     """
     if ENTRY_POINTS not in _loaded:
+        found = entry_points(group=ENTRY_POINTS)
+        _loaded.add(ENTRY_POINTS)  # first, since the packages may read recipes while they are imported
         _failures.clear()
-        for each in entry_points(group=ENTRY_POINTS):
+        for each in found:
             try:
                 register(_imported(each))
             except RecipeError as error:
                 _failures[each.name] = error
-        _loaded.add(ENTRY_POINTS)
     return _failures
 
 

@@ -6,7 +6,7 @@ from abc import ABC
 from collections.abc import Collection
 from inspect import isabstract
 
-from gossamer.algorithms.compressors import Compressor, Feedback, Hierarchical, PerWorker, Route
+from gossamer.algorithms.compressors import Compressor, Feedback, Hierarchical, PerWorker, Route, Warmup
 from gossamer.algorithms.recipes.catalog import NESTED, example_of, within
 from gossamer.algorithms.recipes.fields import ACCEPTED, fields_of, hints_of, signature
 from gossamer.algorithms.strategies import Strategy
@@ -87,18 +87,35 @@ def _check_continued(strategy: Strategy, compressor: Compressor) -> None:
     overheard = strategy.agrees_on_means and not strategy.resends_losses
     fed_back = [inner for term in compressor.held() if isinstance(term, Feedback) for inner in term.held()]
     for term in (*compressor.held(), *strategy.held()):
-        if isinstance(term, Compressor) and term.adapts and not (overheard and term in fed_back):
-            raise RecipeError(
-                f"{term!r} waits until the residual of Feedback has stopped growing on all workers, and with "
-                f"{strategy!r} + {compressor!r} there is no residual, or some workers do not receive all messages. "
-                "Write a number of steps: Warmup(..., steps=500)."
-            )
+        if isinstance(term, Compressor) and term.adapts:
+            _check_adapting(term, strategy, compressor, overheard=overheard, fed_back=term in fed_back)
         if isinstance(term, Compressor) and term.incremental and apart:
             raise RecipeError(
                 f"{term!r} sends the change of a gradient relative to the other workers' estimate, and {strategy!r} "
                 "sends steps of parameters, or does not send all messages to all workers. Write "
                 f'EveryStep() + {term!r}, or omit rule="ef21".'
             )
+
+
+def _check_adapting(
+    term: Compressor, strategy: Strategy, compressor: Compressor, *, overheard: bool, fed_back: bool
+) -> None:
+    """Reject a compressor with messages whose format depends on earlier ones, unless all workers receive these.
+
+    A warm-up without a number of steps also needs a residual that it can measure.
+    """
+    if isinstance(term, Warmup) and not (overheard and fed_back):
+        raise RecipeError(
+            f"{term!r} waits until the residual of Feedback has stopped growing on all workers, and with "
+            f"{strategy!r} + {compressor!r} there is no residual, or some workers do not receive all messages. "
+            "Write a number of steps: Warmup(..., steps=500)."
+        )
+    if not overheard:
+        raise RecipeError(
+            f"{term!r} sends messages whose format depends on earlier ones, and with {strategy!r} some workers do not "
+            f"receive all messages. Write EveryStep() + {term!r}, or a compressor with a fixed format, such as "
+            "TopK(density=0.01)."
+        )
 
 
 def _check_tables(strategy: Strategy, compressor: Compressor) -> None:

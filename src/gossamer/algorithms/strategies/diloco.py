@@ -218,5 +218,6 @@ def _norms(flat: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _scale(flat: Tensor, sizes: Sequence[int], factors: Tensor) -> None:
-    for part, factor in zip(flat.split(list(sizes)), factors.to(flat.dtype), strict=True):
-        part.mul_(factor)
+    """Scale each tensor of `flat`, in the dtype of the factors: theirs may be out of the range of half precision."""
+    for part, factor in zip(flat.split(list(sizes)), factors, strict=True):
+        part.copy_(part.to(factors.dtype).mul_(factor))

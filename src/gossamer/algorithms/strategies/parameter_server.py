@@ -131,7 +131,8 @@ class ParameterServer(ServerStrategy):
     def parts_at(self, seconds: Sequence[float]) -> tuple[int, ...] | None:
         if self.mode == ASYNC:
             return None
-        unawaited = sorted(range(len(seconds)), key=seconds.__getitem__)[len(seconds) - self.backup :]
+        awaited = max(1, len(seconds) - self.backup)  # a round needs a gradient
+        unawaited = sorted(range(len(seconds)), key=seconds.__getitem__)[awaited:]
         return tuple(int(rank not in unawaited) for rank in range(len(seconds)))
 
     def check(self, compressor: Compressor, topology: Topology) -> None:

@@ -33,10 +33,11 @@ def shares_by_speed(seconds: Sequence[float], parts: int) -> tuple[int, ...]:
     """
     require(parts >= len(seconds) >= 1, f"{parts} parts are too few for {len(seconds)} workers: each needs one")
     require(all(each > 0 and isfinite(each) for each in seconds), f"times must be finite and above 0, got {seconds}")
-    shares = [1] * len(seconds)
-    finish = [(2 * each, rank) for rank, each in enumerate(seconds)]  # after one more part
-    heapify(finish)
-    for _ in range(parts - len(seconds)):
+    early = (parts - len(seconds)) / sum(1 / each for each in seconds)  # at most the time of the result
+    shares = [max(1, floor(early / each) - 1) for each in seconds]  # one less, for rounding
+    finish = [((share + 1) * each, rank) for rank, (share, each) in enumerate(zip(shares, seconds, strict=True))]
+    heapify(finish)  # by the time after one more part
+    for _ in range(parts - sum(shares)):
         _, rank = finish[0]
         shares[rank] += 1
         heapreplace(finish, ((shares[rank] + 1) * seconds[rank], rank))

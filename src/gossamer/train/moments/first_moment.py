@@ -60,7 +60,7 @@ class AdamRule(MomentumTransfer):
         elif decay:
             gradient = gradient.add(parameter, alpha=decay)
         state["step"] += 1
-        moment, divisor = self._moments(state, gradient, group)
+        moment, divisor = self._moments(state, gradient, group, parameter.grad)
         parameter.addcdiv_(moment, divisor, value=-lr)
 
     def _begin(self, parameter: Parameter, group: Group) -> AdamState:
@@ -72,8 +72,11 @@ class AdamRule(MomentumTransfer):
         return state
 
     @abstractmethod
-    def _moments(self, state: AdamState, gradient: Tensor, group: Group) -> tuple[Tensor, Tensor]:
-        """(first moment, divisor) of this step, counted in `state`; updates the moments there."""
+    def _moments(self, state: AdamState, gradient: Tensor, group: Group, received: Tensor) -> tuple[Tensor, Tensor]:
+        """(first moment, divisor) of this step, counted in `state`; updates the moments there.
+
+        received: the gradient without weight decay.
+        """
 
 
 def corrections(state: AdamState, group: Group) -> tuple[float, float]:
@@ -92,7 +95,7 @@ class MomentumVariance(AdamRule):
     Only m is kept. v' is stored in place of Adam's own second moment, so that Adam could continue from it.
     """
 
-    def _moments(self, state: AdamState, gradient: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    def _moments(self, state: AdamState, gradient: Tensor, group: Group, received: Tensor) -> tuple[Tensor, Tensor]:
         first, second = group["betas"]
         moment, variance = state["exp_avg"], state["exp_avg_sq"]
         variance.copy_(moment).square_().mul_(second).addcmul_(gradient, gradient, value=1 - second)
@@ -102,12 +105,12 @@ class MomentumVariance(AdamRule):
 class AgreedVariance(AdamRule):
     """Adam with bias correction; v is unchanged where the received value is 0."""
 
-    def _moments(self, state: AdamState, gradient: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    def _moments(self, state: AdamState, gradient: Tensor, group: Group, received: Tensor) -> tuple[Tensor, Tensor]:
         first, second = group["betas"]
         moment, variance = state["exp_avg"], state["exp_avg_sq"]
         moment.lerp_(gradient, 1 - first)
         variance.copy_(
-            (variance * second).addcmul_(gradient, gradient, value=1 - second).where(gradient != 0, variance)
+            (variance * second).addcmul_(gradient, gradient, value=1 - second).where(received != 0, variance)
         )
         of_first, of_second = corrections(state, group)
         return moment / of_first, (variance / of_second).sqrt_().add_(group["eps"])
@@ -134,7 +137,7 @@ class WindowedMoments(AdamRule):
     def read(self, group: Group) -> Moments:
         return NO_MOMENTS  # gradients are sent without momentum
 
-    def _moments(self, state: AdamState, gradient: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    def _moments(self, state: AdamState, gradient: Tensor, group: Group, received: Tensor) -> tuple[Tensor, Tensor]:
         length, now = self.owner.window, int(state["step"]) - 1
         if WINDOW not in state:
             state[WINDOW] = gradient.new_zeros((length, *gradient.shape))

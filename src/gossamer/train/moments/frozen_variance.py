@@ -35,7 +35,7 @@ class FrozenVariance(AdamRule):
             f"and it would never move. Warm up until every parameter was used: {self.owner.start} steps were too few."
         )
 
-    def _moments(self, state: AdamState, gradient: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    def _moments(self, state: AdamState, gradient: Tensor, group: Group, received: Tensor) -> tuple[Tensor, Tensor]:
         variance = self._variance(state["exp_avg_sq"])
         moment = state["exp_avg"].lerp_(gradient, 1 - group["betas"][0]).mul_(variance != 0)
         return moment, variance.sqrt().add_(group["eps"])

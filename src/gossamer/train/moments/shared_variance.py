@@ -39,7 +39,7 @@ class SharedVariance(AdamRule):
     def read(self, group: Group) -> Moments:
         return NO_MOMENTS  # momentum stays in the optimizer
 
-    def _moments(self, state: AdamState, gradient: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    def _moments(self, state: AdamState, gradient: Tensor, group: Group, received: Tensor) -> tuple[Tensor, Tensor]:
         first, second = group["betas"]
         moment = state["exp_avg"].lerp_(gradient, 1 - first)
         variance = state["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second)

@@ -157,12 +157,12 @@ def project(x: Tensor, factoring: Factoring, q: Tensor, terms: float, residual: 
     w = x, or x + residual.before, which is written to residual.after. Raises NotFinite if w has a NaN or a value so
     large that a sum of `terms` such values could overflow.
     """
-    w = x if residual is None else torch.add(x, residual.before, out=residual.after)
+    w = x.to(q.dtype) if residual is None else torch.add(x, residual.before, out=residual.after)
     if not within_range(w, terms):
         raise NotFinite("a number is not finite, or too large for sums over the group")
     first = q.new_empty(factoring.first_numel)
     for run in factoring.runs:
-        torch.bmm(run.matrices(w).to(q.dtype), run.right(q), out=run.left(first))
+        torch.bmm(run.matrices(w), run.right(q), out=run.left(first))
     for place in factoring.others:
         first[place.left : place.left + place.numel].copy_(place.entries(w))
     return first
