@@ -26,7 +26,6 @@ from typing import Protocol
 
 from gossamer import events
 from gossamer.base.host_port import LOOPBACK, read_host_port
-from gossamer.comm.runtime.open_sessions import LaterSessions
 from gossamer.events import Attached, Closed, Event, GroupChanged, Logged, StepEnded
 from gossamer.observe.exporters.otlp import OtlpExporter, metrics_url
 from gossamer.observe.exporters.points import CurveExporter, JsonLinesWriter, MlflowWriter, WandbWriter
@@ -289,6 +288,8 @@ class Exports:
     """All exports of one session of this process. They end with it, or with the interpreter."""
 
     def __init__(self, destinations: Sequence[Destination], place: RankPlace) -> None:
+        from gossamer.comm.runtime.open_sessions import LaterSessions  # with torch, which a command's help does without
+
         received = [each for each in destinations if each.tool.every_rank or place.rank == 0]
         self._destinations = tuple(destinations)
         self._waits = False  # from attach to the first step
