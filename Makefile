@@ -51,7 +51,7 @@ FRAMEWORKS := jax optax flax equinox keras tensorflow-cpu tf_keras
 FRAMEWORK_TESTS := tests/integrations/jax tests/integrations/test_jax.py tests/scenarios/test_page_jax.py tests/frameworks
 test-frameworks: export PYTHONDONTWRITEBYTECODE :=
 test-frameworks: $(FRAMED) ## run the tests of other frameworks, which `make test` skips where they are missing
-	.venv-frameworks/bin/python -m pytest -n 2 --dist loadfile $(FRAMEWORK_TESTS)
+	.venv-frameworks/bin/python -m pytest -n 2 --dist worksteal $(FRAMEWORK_TESTS)
 
 frameworks: $(FRAMED) ## install the packages of make test-frameworks
 
