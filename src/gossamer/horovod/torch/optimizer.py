@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from gossamer.horovod.compression import TensorCompressor
 from gossamer.horovod.exchange import RecipeExchange, check_reduction, recipe_of
 from gossamer.horovod.objects import allgather_object
 from gossamer.horovod.torch.ops import Compression, sparse_allreduce_async
+from gossamer.train.engine.averaged_state import bare_copy
 from gossamer.train.session.recipe_choice import Written
 
 
@@ -135,9 +134,7 @@ class GradientExchange(RecipeExchange):
         constructor may have other arguments than `defaults` has keys, as that of AdamW."""
         optimizer = self._optimizer()
         assert optimizer is not None, "it exchanges now"
-        made, inner = copy(self._inner), vars(self._inner)  # without its hooks
-        vars(made).update({name: each for name, each in inner.items() if name not in vars(made) and name != "step"})
-        made.state, made.param_groups, self._groups = defaultdict(dict), [], []
+        made, self._groups = bare_copy(self._inner), []
         tensor_of = dict(zip(map(id, self._dense.values()), tensors, strict=True))
         for place, group in enumerate(optimizer.param_groups):
             if own := [tensor_of[id(each)] for each in group["params"] if id(each) in tensor_of]:

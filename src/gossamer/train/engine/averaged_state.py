@@ -115,6 +115,16 @@ def _kept(keys: Sequence[str]) -> str:
     return f", but {' and '.join(keys)}" if keys else ""
 
 
+def bare_copy(optimizer: Optimizer) -> Optimizer:
+    """Return a copy without parameters, state, hooks and wrapped methods; the constructor may not accept all entries of
+    a group. A scheduler replaces `step` on the instance, and that one makes the step of `optimizer`."""
+    made = copy(optimizer)  # without its hooks
+    plain = {name: each for name, each in vars(optimizer).items() if not callable(getattr(type(optimizer), name, None))}
+    vars(made).update(plain | vars(made))
+    made.state, made.param_groups = defaultdict(dict), []
+    return made
+
+
 def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
     """Keys of the state that an optimizer of this kind and settings keeps for every entry of some parameter."""
     if any(isinstance(part, Optimizer) for value in vars(optimizer).values() for part in items(value)):
@@ -122,13 +132,10 @@ def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
             f"{type(optimizer).__name__} holds other optimizers, each with its own state, and determining their state "
             'would require a step with them. Write optimizer_state="keep", without periods of moments.'
         )
-    another = copy(optimizer)  # without its hooks; the constructor may not accept all entries of a group
-    # Without wrapped methods: a scheduler replaces `step` on the instance, and that one makes the step of `optimizer`
-    plain = {name: each for name, each in vars(optimizer).items() if not callable(getattr(type(optimizer), name, None))}
-    vars(another).update(plain | vars(another))
+    another = bare_copy(optimizer)
     parameters = [Parameter(torch.zeros(2, 2)) for _ in optimizer.param_groups]  # groups may keep different state
     groups = zip(optimizer.param_groups, parameters, strict=True)
-    another.state, another.param_groups = defaultdict(dict), [{**group, "params": [each]} for group, each in groups]
+    another.param_groups = [{**group, "params": [each]} for group, each in groups]
     for each in parameters:
         each.grad = torch.zeros(2, 2)
     another.step()
