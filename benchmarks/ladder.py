@@ -29,9 +29,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import kept  # found only after the line above
 from benchmarks.ladder_arms import ARMS
-from benchmarks.ladder_picture import plot
+from benchmarks.ladder_picture import plot, plot_rounds
 from benchmarks.ladder_plan import TUNING_SEEDS, Job, LadderRun, is_current, key, steps_of, wanted, workers_of
-from benchmarks.ladder_report import measured, page_part, predictions, results
+from benchmarks.ladder_report import measured, page_part, predictions, results, with_rounds
 from benchmarks.ladder_tasks import rungs
 from benchmarks.page import around, put_between
 from benchmarks.provenance import QUICK, ROOT, provenance, scratch
@@ -115,6 +115,8 @@ def report(args: argparse.Namespace) -> None:
     text = page_part(found, about, json.loads(PREDICTIONS.read_text()))
     print(text)
     plot(found, args.page.with_suffix(".png"))
+    if shares := with_rounds(found):
+        plot_rounds(shares, args.page.with_name(f"{args.page.stem}-rounds.png"))
     if not args.quick and args.page == PAGE:
         lines = ",\n".join(f"  {json.dumps(each)}" for each in measured(found))
         SHARES.write_text(f"[\n{lines}\n]\n" if lines else "[]\n", encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Picture of benchmarks/ladder.py: retained benefit with its interval, a row for each arm and a panel for each rung."""
+"""Pictures of benchmarks/ladder.py: retained benefit with its interval, a row for each arm and a panel for each rung;
+and over the number of rounds."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -9,8 +10,11 @@ from typing import Any
 from benchmarks.ladder_arms import LOCK_STEP, SILENCE
 from benchmarks.ladder_report import Results
 
+from gossamer.plan.retained_benefit import MeasuredShare
+
 POINT, LIMIT, HARM, STRIPE = "#0072B2", "#D55E00", "#FBE3C0", "#F5F7F9"
 FONT = 8.5  # points
+COLORS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555"  # of tasks
 LEFT, RIGHT = -0.35, 1.25  # of the axis; arrows stand for points beyond
 
 
@@ -68,3 +72,31 @@ def _point(axes: Any, row: int, share: Any) -> None:
     if isfinite(share.low):
         axes.plot([max(LEFT, share.low), min(RIGHT, share.high)], [row, row], color=POINT, linewidth=1.2, zorder=3)
     axes.plot([share.value], [row], "o", color=POINT, markersize=5, zorder=4)
+
+
+def plot_rounds(shares: Sequence[MeasuredShare], path: Path) -> None:
+    """Save a picture of the retained benefit over the number of rounds, a color for each task."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
+
+    figure = Figure(figsize=(6.4, 3.9), layout="constrained", dpi=120)
+    axes = figure.subplots()
+    axes.axhline(1, color=LIMIT, linewidth=0.8, zorder=1)
+    tasks = dict.fromkeys(share.task for share in shares)
+    for task, color in zip(tasks, COLORS, strict=False):
+        mine = [share for share in shares if share.task == task]
+        rounds, values = [share.rounds for share in mine], [share.value for share in mine]
+        lengths = [[share.value - share.low for share in mine], [share.high - share.value for share in mine]]
+        axes.errorbar(rounds, values, lengths, fmt="o", color=color, markersize=4.5, elinewidth=0.9, label=task)
+    axes.set_xscale("log")
+    ticks = [20, 50, 100, 200, 500, 1000, 2000]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], minor=False)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(0, RIGHT)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    axes.set_xlabel("rounds: steps of the training over the period of the recipe", fontsize=FONT)
+    axes.set_ylabel("retained benefit with 95 % interval", fontsize=FONT)
+    axes.tick_params(labelsize=FONT - 0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=FONT - 0.5, loc="lower right", frameon=False)
+    figure.savefig(path)

@@ -23,10 +23,12 @@ from benchmarks.ladder_plan import (
 from benchmarks.ladder_tasks import Rung, rungs
 from benchmarks.losses import Losses, number
 from benchmarks.report import markdown
+from benchmarks.virtual_workers import APART
 
+from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base.intervals import ConfidenceInterval, student_quantile
 from gossamer.base.units import bytes_text
-from gossamer.plan.retained_benefit import MeasuredShare, retained_benefit, text
+from gossamer.plan.retained_benefit import MeasuredShare, bands, retained_benefit, rounds_of, text
 
 FEW = 3  # seeds of a share that others may rely on
 BUDGETS = 10, 30, 100, 300, 1000, 5000  # times fewer bytes than lock step
@@ -64,6 +66,12 @@ class Results:
     def times_fewer(self, arm: str) -> float:
         sent = self.bytes_per_step(arm)
         return self.bytes_per_step(LOCK_STEP) / sent if sent else inf
+
+    def rounds(self, arm: str) -> float:
+        """Steps over the recipe's period; 0 if the workers communicate in every step."""
+        if ARMS[arm].recipe == APART:
+            return 0.0
+        return rounds_of(resolve(ARMS[arm].recipe, self.rung.workers), steps_of(ARMS[arm], self.rung))
 
     def retained(self, arm: str) -> ConfidenceInterval:
         return retained_benefit(self.losses(arm), silent=self.losses(SILENCE), dense=self.losses(LOCK_STEP))
@@ -139,6 +147,7 @@ def measured(found: Sequence[Results]) -> list[dict[str, Any]]:
                 optimizer=each.rung.optimizer,
                 workers=each.rung.workers,
                 times_fewer=round(each.times_fewer(arm), 1),
+                rounds=round(each.rounds(arm), 1),
                 value=round(share.value, 3),
                 low=round(share.low, 3),
                 high=round(share.high, 3),
@@ -159,7 +168,8 @@ def _is_plain(arm: Arm) -> bool:
 def page_part(found: Sequence[Results], about: Sequence[str], predicted: Sequence[Mapping[str, Any]] = ()) -> str:
     """predicted: of predictions(), written before the runs."""
     sections = (part for each in found for part in _sections(each))
-    return "\n\n".join([ABOUT, *about, *sections, *_over_size(found), *_compared_with(found, predicted)])
+    over = (*_over_rounds(found), *_over_size(found))
+    return "\n\n".join([ABOUT, *about, *sections, *over, *_compared_with(found, predicted)])
 
 
 def _sections(each: Results) -> Iterator[str]:
@@ -232,6 +242,36 @@ def _recipe(arm: Arm, rung: Rung) -> str:
     return ("" if arm.name == SILENCE else f"`{arm.recipe}`") + workers + steps
 
 
+# -- change with the number of rounds --------------------------------------------------------------------------------
+
+
+def with_rounds(found: Sequence[Results]) -> list[MeasuredShare]:
+    """Measured shares of recipes that average parameters."""
+    return [share for each in measured(found) if (share := MeasuredShare(**each)).rounds]
+
+
+def _over_rounds(found: Sequence[Results]) -> Iterator[str]:
+    """Retained benefit by the number of rounds, over all rungs, and what orders the recipes better: rounds or bytes."""
+    shares = with_rounds(found)
+    if len(shares) < 2:
+        return
+    yield "## Change with the number of rounds"
+    yield "![retained benefit over the number of rounds, a color for each task](ladder-rounds.png)"
+    yield (
+        "A round averages every parameter once: a training has its steps over the period as rounds. All recipes with "
+        f"{FEW} seeds or more on all admitted rungs, with and without compression:"
+    )
+    by_band = bands((share.rounds, share.value) for share in shares)
+    yield markdown([{"rounds": x.rounds, "retained": x.retained, "results": str(x.count)} for x in by_band])
+    values = [share.value for share in shares]
+    by_rounds = kendall([share.rounds for share in shares], values)
+    by_bytes = kendall([-share.times_fewer for share in shares], values)
+    yield (
+        f"Kendall's tau of the retained benefit of these {len(shares)} results with the number of rounds: "
+        f"{by_rounds:.2f}; with the bytes that were sent: {by_bytes:.2f}."
+    )
+
+
 # -- change with model size ------------------------------------------------------------------------------------------
 
 
@@ -274,10 +314,11 @@ def slope(family: Sequence[Results], arm: str) -> ConfidenceInterval | None:
 
 
 def kendall(first: Sequence[float], second: Sequence[float]) -> float:
-    """Kendall's tau of two rankings without ties: 1 equal, -1 reversed; nan of fewer than two."""
+    """Kendall's tau-b of two rankings, which may have ties: 1 equal, -1 reversed; nan where one has no order."""
     pairs = list(combinations(range(len(first)), 2))
-    agreed = sum((first[i] - first[j]) * (second[i] - second[j]) > 0 for i, j in pairs)
-    return (2 * agreed - len(pairs)) / len(pairs) if pairs else nan
+    one, other = (np.array([np.sign(ranks[i] - ranks[j]) for i, j in pairs]) for ranks in (first, second))
+    lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(one @ other) / lengths if lengths else nan
 
 
 def predict(sizes: Sequence[int], losses: Sequence[float], size: int, irreducible: float = 0.0) -> float:

@@ -449,13 +449,14 @@ def test_talking_less_is_estimated_to_wait_less(tmp_path):
 # -- measured shares ---------------------------------------------------------------------------------------------------
 
 
-def _share(recipe, value, workers=4, spread=0.1):
+def _share(recipe, value, workers=4, spread=0.1, rounds=0):
     return MeasuredShare(
         recipe=recipe,
         task="bytelm",
         optimizer="AdamW",
         workers=workers,
         times_fewer=30,
+        rounds=rounds,
         value=value,
         low=value - spread,
         high=value + spread,
@@ -492,6 +493,16 @@ def test_the_share_of_the_nearest_number_of_workers_is_shown(monkeypatch, worker
 def test_recipes_that_were_not_measured_have_no_share(monkeypatch):
     _shares(monkeypatch, **{"LocalSGD(period=8)": 0.9})
     assert "Retained" not in run("LocalSGD(9)")[1]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shown"), [("DiLoCo(50) + Int8()", True), ("LocalSGD(1)", False), ("Dense()", False)]
+)
+def test_a_recipe_with_a_period_shows_the_retained_benefit_over_rounds(monkeypatch, recipe, shown):
+    _shares(monkeypatch, *(_share("LocalSGD(period=8)", rounds / 1000, rounds=rounds) for rounds in (60, 90, 500)))
+    said = run(recipe)[1]
+    assert ("by rounds (steps of the training / 50)" in said) is shown
+    assert ("  50 to 100     6 to 9 %\n  400 to 800    50 to 50 %" in said) is shown
 
 
 def test_measured_shares_are_of_readable_recipes():

@@ -5,7 +5,8 @@ from math import inf, nan
 import numpy as np
 import pytest
 
-from gossamer.plan.retained_benefit import retained_benefit, text
+from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.plan.retained_benefit import bands, measured_bands, retained_benefit, rounds_of, text
 
 SILENT, DENSE = {0: 2.0, 1: 2.1, 2: 1.9}, {0: 1.5, 1: 1.6, 2: 1.4}
 
@@ -88,3 +89,37 @@ def test_unusable_baselines_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=reason):
         retained_benefit(losses, silent=silent, dense=dense)
+
+
+# -- rounds ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rounds"),
+    [
+        ("LocalSGD(period=8)", 125),
+        ("DiLoCo(period=50, fragments=5) + Int8()", 20),
+        ("PostLocalSGD(period=4, start=10)", 250),
+        ("Float4()", 0),
+        ("Gossip()", 0),
+        ("Silent()", 0),
+    ],
+)
+def test_rounds_are_steps_over_the_period_of_parameter_averages(recipe: str, rounds: float) -> None:
+    assert rounds_of(resolve(recipe, 4), 1000) == rounds
+
+
+def test_shares_are_grouped_by_rounds_without_recipes_of_every_step() -> None:
+    found = list(bands([(49, 0.2), (50, 0.6), (99.9, 0.5), (0, 1.0), (5000, 0.97)]))
+    assert [(each.rounds, each.retained, each.count) for each in found] == [
+        ("below 50", "20 to 20 %", 1),
+        ("50 to 100", "50 to 60 %", 2),
+        ("800 or more", "97 to 97 %", 1),
+    ]
+
+
+def test_more_rounds_retain_more_in_the_measured_recipes() -> None:
+    """The rule that the documentation states: the least share of a band rises with its rounds."""
+    least = [band.low for band in measured_bands()]
+    assert len(least) >= 4
+    assert least == sorted(least)

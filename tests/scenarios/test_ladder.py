@@ -274,10 +274,26 @@ def test_ranking_that_turns_round_is_named() -> None:
 
 
 def test_kendall_counts_ordered_pairs() -> None:
-    assert kendall([1, 2, 3], [1, 2, 3]) == 1
-    assert kendall([1, 2, 3], [3, 2, 1]) == -1
+    assert kendall([1, 2, 3], [1, 2, 3]) == pytest.approx(1)
+    assert kendall([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
     assert kendall([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx(2 / 3)
     assert isnan(kendall([1], [1]))
+    assert kendall([1, 1, 2, 2], [1, 1, 2, 2]) == pytest.approx(1)
+    assert kendall([1, 1, 2], [1, 2, 3]) == pytest.approx(2 / sqrt(6))
+    assert isnan(kendall([1, 1], [1, 2]))
+
+
+def test_shares_are_ordered_by_rounds_over_all_rungs() -> None:
+    every = "parameters averaged every {} steps, 1 bit"
+    shares = {SMALL: {every.format(4): 0.6, every.format(8): 0.3}, LARGE: {every.format(4): 0.9, every.format(8): 0.5}}
+    found = results(planted(shares), [SMALL, LARGE], 3)
+    steps = [each.rung.task.steps for each in found]
+    assert [each.rounds(every.format(8)) for each in found] == [count / 8 for count in steps]
+    assert {each.rounds(arm) for each in found for arm in (LOCK_STEP, SILENCE)} == {0}
+    page = page_part(found, [])
+    assert "## Change with the number of rounds" in page
+    assert "these 4 results" in page
+    assert "## Change with the number of rounds" not in page_part(found[:0], [])
 
 
 def test_power_law_is_continued() -> None:

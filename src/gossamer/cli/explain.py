@@ -318,10 +318,19 @@ def _ranges(ranks: Sequence[int]) -> str:
 
 
 def _measured_lines(recipe: Recipe, workers: int) -> Iterator[str]:
-    """Measured retained benefit of communication of the recipe."""
+    """Measured retained benefit of communication: of the recipe, and over rounds."""
     measured = retained_benefit.measured_share(recipe, workers)
-    if measured is None:
-        return
+    if measured is not None:
+        yield from _share_lines(measured)
+    period = retained_benefit.averaging_period(recipe)
+    if period > 1 and (known := retained_benefit.measured_bands()):
+        yield ""
+        yield f"Retained benefit of all measured recipes with periods, by rounds (steps of the training / {period}):"
+        for band in known:
+            yield f"  {band.rounds:<12}  {band.retained}"
+
+
+def _share_lines(measured: retained_benefit.MeasuredShare) -> Iterator[str]:
     yield ""
     yield f"Retained benefit of communication, measured on {measured.where}:"
     yield f"  {retained_benefit.text(measured.share)}; lock step 100 %, training alone 0 %"

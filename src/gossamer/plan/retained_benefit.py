@@ -10,15 +10,17 @@ from the arm's own best learning rate.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import pairwise
 from math import inf, isfinite, log, sqrt
 
 import numpy as np
 
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
+from gossamer.algorithms.strategies import AveragingStage
 from gossamer.base.intervals import ConfidenceInterval, student_quantile
 from gossamer.errors import RecipeError, require
 
@@ -125,7 +127,8 @@ class MeasuredShare:
     """The retained benefit of one recipe on one task, as benchmarks/ladder.py has measured it.
 
     recipe: text. task: name of the rung. workers: number. times_fewer: bytes of float32 lock step over the recipe's.
-    Shares as in `retained_benefit`, with a 95 % interval.
+    rounds: steps of that training over the period of parameter averages; 0 without them. Shares as in
+    `retained_benefit`, with a 95 % interval.
     """
 
     recipe: str
@@ -133,6 +136,7 @@ class MeasuredShare:
     optimizer: str
     workers: int
     times_fewer: float
+    rounds: float
     value: float
     low: float
     high: float
@@ -142,13 +146,16 @@ class MeasuredShare:
         return ConfidenceInterval(value=self.value, low=self.low, high=self.high)
 
     def __str__(self) -> str:
-        """For example: 87 % (82 to 91) of the benefit of communication, measured on bytelm-57k-b2 with AdamW and 4
-        workers."""
+        """For example: 87 % (82 to 91) of the benefit of communication, measured on bytelm-57k-b2 with AdamW, 4 workers
+        and 278 rounds."""
         return f"{text(self.share)} of the benefit of communication, measured on {self.where}"
 
     @property
     def where(self) -> str:
-        return f"{self.task} with {self.optimizer} and {self.workers} workers"
+        rounds = (
+            f", {self.workers} workers and {self.rounds:.0f} rounds" if self.rounds else f" and {self.workers} workers"
+        )
+        return f"{self.task} with {self.optimizer}{rounds}"
 
     @property
     def is_low(self) -> bool:
@@ -175,6 +182,58 @@ def _resolves_to(recipe: Recipe, share: MeasuredShare, workers: int) -> bool:
         return resolve(share.recipe, workers) == recipe
     except RecipeError:  # it names a rank that only more workers have
         return False
+
+
+def averaging_period(recipe: Recipe) -> int:
+    """Steps between two averages of the same parameter in a resolved recipe; 0 if it averages no parameters."""
+    stage = recipe.strategy.steady_stage
+    return stage.schedule.period if isinstance(stage, AveragingStage) else 0
+
+
+def rounds_of(recipe: Recipe, steps: int) -> float:
+    """Rounds of a training: its steps over the averaging period of a resolved recipe; 0 without averages."""
+    period = averaging_period(recipe)
+    return steps / period if period else 0.0
+
+
+@dataclass(frozen=True)
+class RoundsBand:
+    """The least and the largest retained benefit of `count` recipes in trainings with `least` to `most` rounds."""
+
+    least: float
+    most: float
+    low: float
+    high: float
+    count: int
+
+    @property
+    def rounds(self) -> str:
+        """For example: 50 to 100"""
+        if not self.least:
+            return f"below {self.most:.0f}"
+        return f"{self.least:.0f} to {self.most:.0f}" if isfinite(self.most) else f"{self.least:.0f} or more"
+
+    @property
+    def retained(self) -> str:
+        """For example: 58 to 66 %"""
+        return f"{100 * self.low:.0f} to {100 * self.high:.0f} %"
+
+
+BANDS = 0, 50, 100, 200, 400, 800, inf  # of rounds
+
+
+def bands(shares: Iterable[tuple[float, float]]) -> Iterator[RoundsBand]:
+    """Group (rounds, retained benefit) by rounds, few first; without recipes that communicate in every step."""
+    known = [(rounds, value) for rounds, value in shares if rounds]
+    for least, most in pairwise(BANDS):
+        values = [value for rounds, value in known if least <= rounds < most]
+        if values:
+            yield RoundsBand(least, most, min(values), max(values), len(values))
+
+
+def measured_bands() -> list[RoundsBand]:
+    """Retained benefit by rounds, over all recipes that were measured."""
+    return list(bands((each.rounds, each.value) for each in measured_shares()))
 
 
 def better_share(than: MeasuredShare) -> MeasuredShare | None:
