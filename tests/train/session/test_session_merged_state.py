@@ -154,6 +154,33 @@ def test_pairwise_gossip_merges_statistics_and_counters_with_the_parameters() ->
         torch.testing.assert_close(merged[0][name].double(), mean if mean.numel() > 1 else mean.round())
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_pairwise_gossip_merges_own_statistics_of_a_worker_that_holds_the_merged_ones(first: int) -> None:
+    def work(worker: Worker) -> State:
+        model, session = begin(worker, "Gossip('pairwise')")
+        session.optimizer.param_groups[0]["lr"] = 0.0
+        train(session, range(4 + worker.rank), worker.rank)
+        worker.transport.all_gather_text("")
+        if worker.rank == first:
+            with session.averaged_parameters(model), session.averaged_parameters(model):
+                found = state_of(model)
+                worker.transport.all_gather_text("")  # the other one merges now
+                worker.transport.all_gather_text("")
+        else:
+            worker.transport.all_gather_text("")
+            found = merged_state(session)
+            worker.transport.all_gather_text("")
+        worker.transport.all_gather_text("")
+        model.seen.add_(1)  # counts, since no block is open
+        worker.transport.all_gather_text("")
+        assert differing([found, merged_state(session)]) == ["seen"]
+        worker.transport.all_gather_text("")
+        session.close()
+        return found
+
+    assert differing(cluster(work, 2)) == []
+
+
 def across_a_round(worker: Worker, recipe: str) -> tuple[State, State, State]:
     """(the other state as the first round finds it, own state just after it, what is merged a step later)"""
     model, session = begin(worker, recipe)

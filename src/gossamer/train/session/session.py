@@ -286,7 +286,7 @@ class Session(LayoutChanges):
             ...     loss = model(batch).square().mean()
         """
         merged = by_new_name(self._synchronizer.merge() or {}, renamed_in(model, self._parameters))
-        with self._parts.swapped_in(merged, model, self.steps):
+        with self._synchronizer.swapping(), self._parts.swapped_in(merged, model, self.steps):
             yield model
 
     # -- elastic runs ----------------------------------------------------------------------------------------------
