@@ -86,7 +86,7 @@ def test_switch_that_the_optimizer_does_not_support_changes_nothing(recipe):
         _, optimizer, session = worker.start(network(worker.rank), sgd, "TopK(density=0.1)")
         train_step(session.model, optimizer, 0, worker.rank)
         before = session.recipe, session._synchronizer, session.state_dict()["recipe"]
-        with pytest.raises(AttachError, match="needs the second moment of torch.optim.Adam"):
+        with pytest.raises(AttachError, match="needs the second moment of torch"):
             session.switch(recipe)
         return before == (session.recipe, session._synchronizer, session.state_dict()["recipe"])
 

@@ -315,6 +315,35 @@ def test_a_frozen_parameter_that_moves_on_one_rank_is_averaged_on_all() -> None:
     assert differing(states) == []
 
 
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("recipe", ["PostLocalSGD(2, start=5)", "Dense()", "LocalSGD(2)", "Gossip()"])
+def test_frozen_parameters_that_a_checkpoint_replaces_are_averaged_only_if_they_move(
+    recipe: str, moves: bool, tmp_path: Path
+) -> None:
+    """The session that loads has other frozen parameters. Rounds begin after the load, or have begun before it."""
+
+    def work(worker: Worker, first: int) -> tuple[list[str], State]:
+        with seeded(first):
+            model = MovingState().double()
+        session = worker.attach(model, sgd(model, lr=0.01), recipe)
+        if first:
+            session.load(tmp_path)
+        for step in range(first, 9):
+            if step == 3 and not first:
+                session.save(tmp_path)
+            if moves and step < 2:  # and not later
+                model.follow()
+            train_step(model, session.optimizer, step, worker.rank)
+            if step == 5 and recipe == "Dense()":
+                session.switch("LocalSGD(2)")
+        return session._buffers.frozen.names, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    whole, resumed = cluster(lambda worker: work(worker, 0), 2), cluster(lambda worker: work(worker, 3), 2)
+    for (names, state), (names_after, state_after) in zip(whole, resumed, strict=True):
+        assert names == names_after == (["momentum.weight", "momentum.bias"] if moves else [])
+        assert differing([state, state_after]) == []
+
+
 # -- going on ----------------------------------------------------------------------------------------------------------
 
 
