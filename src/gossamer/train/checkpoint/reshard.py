@@ -107,7 +107,7 @@ def _grounded(all_progress: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Progress without rounds in flight and local steps: all workers continue from the agreed parameters. Accumulated
     gradients and their weights are averaged, since workers may have made different numbers of passes.
     """
-    progress = all_progress[0]
+    progress = {key: value for key, value in all_progress[0].items() if key != "trained"}  # ranks of that exchange
     flights = {"flights": [], "weights": [0.0] * len(progress["weights"])} if "flights" in progress else {}
     sums = [each["accumulated"] for each in all_progress if "accumulated" in each]
     if not sums:
