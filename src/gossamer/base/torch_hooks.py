@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ class GlobalHook:
     def __init__(self, register: Callable[[Callback], object]) -> None:
         self._register, self._lock = register, threading.Lock()
         self._registered, self._subscribers = False, tuple[Reference, ...]()
+        self._unheard = threading.local()  # has an attribute in threads within `unheard`
 
     def subscribe(self, method: Callback) -> Subscription:
         """Call a bound method of an object from now on, with torch's arguments, until the object is collected or the
@@ -50,8 +51,17 @@ class GlobalHook:
                 self._register(self._call)
                 self._registered = True
 
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Call no subscriber for what this thread does within the block."""
+        self._unheard.now = True
+        try:
+            yield
+        finally:
+            del self._unheard.now
+
     def _call(self, *args: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or hasattr(self._unheard, "now"):
             return
         for reference in self._subscribers:
             if (method := reference()) is not None:

@@ -32,6 +32,34 @@ def test_tensors_are_not_copied_and_named_by_their_place():
     assert tensors["steps.0"] is weight
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.randn(4, 5).t(),
+        torch.randn(2, 3, 4).permute(1, 2, 0),
+        torch.randn(3, 1, 5, dtype=torch.bfloat16).mT,
+        torch.randn(0, 3).t(),
+    ],
+)
+def test_the_order_of_dimensions_in_memory_survives(tensor):
+    text, tensors = flatten([tensor])
+    (found,) = unflatten(text, {name: each.contiguous() for name, each in tensors.items()})
+    assert found.dtype == tensor.dtype
+    assert torch.equal(found, tensor)
+    assert found.is_contiguous() == tensor.is_contiguous()
+    if not tensor.is_contiguous():
+        assert found.stride() == tensor.stride()
+
+
+@pytest.mark.parametrize("tensor", [torch.randn(4, 6)[:, ::2], torch.randn(3, 1).expand(3, 4), torch.randn(6)[::2]])
+def test_tensors_with_gaps_are_read_without_them(tensor):
+    text, tensors = flatten([tensor])
+    (found,) = unflatten(text, {name: each.contiguous() for name, each in tensors.items()})
+    assert torch.equal(found, tensor)
+    assert found.is_contiguous()
+
+
 def test_places_that_read_alike_stay_apart():
     tree = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}, "__metadata__": torch.ones(2)}
     text, tensors = flatten(tree)

@@ -357,6 +357,32 @@ def test_local_steps_since_the_last_round_weigh_nothing_after_resharding(tmp_pat
     assert [progress["flights"] for progress in begun] == [[], []]
 
 
+@pytest.mark.parametrize("compressor", ["Int8(block=16)", "Sharded(OneBit())"])
+def test_one_worker_continues_a_global_batch_of_several(compressor: str, tmp_path: Path) -> None:
+    """It accumulates passes and has no residual, into which values that shards had not delivered could move."""
+
+    def work(worker: Worker, first: int, last: int) -> Tensor:
+        model = network(worker.rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        recipe = resolve(f"EveryStep(global_batch=12, batch=4) + Route({compressor}, smallest=10)", worker.world)
+        session = worker.attach(model, optimizer, recipe)
+        begun = parameters(model)
+        if first:
+            session.load(tmp_path)
+            begun = parameters(model)
+        passes = 0
+        while session.steps < last:
+            train_step(model, optimizer, passes := passes + 1, worker.rank)
+        if not first:
+            session.save(tmp_path)
+            return parameters(model)
+        assert passes == 3 * (last - first)
+        return begun
+
+    saved = agree(cluster(lambda worker: work(worker, 0, 2), 3))
+    assert torch.equal(cluster(lambda worker: work(worker, 2, 4), 1)[0], saved)
+
+
 def test_the_weight_accumulated_for_a_step_is_the_mean_after_resharding() -> None:
     progress = [{"accumulated": {"weight": weight, "used": used}} for weight, used in ((3.0, ["b"]), (1.0, ["a"]))]
     states = [

@@ -91,3 +91,16 @@ def test_after_a_checkpoint_changes_count_from_what_it_holds() -> None:
     assert frozen.moved().tolist() == [False, False]
     model[1].data.fill_(5.0)
     assert frozen.moved().tolist() == [True, False]
+
+
+def test_what_had_changed_in_a_checkpoint_has_changed_after_it() -> None:
+    model = model_of((2,), (3,))
+    frozen = FrozenParameters(model)
+    model[2].data.fill_(2.0)
+    assert frozen.changed == ["2"]
+    again = FrozenParameters(other := model_of((2,), (3,)))
+    again.loading(frozen.changed)
+    other.load_state_dict(model.state_dict())
+    other[1].data.fill_(3.0)  # as the checkpoint had it, too
+    again.note()
+    assert again.changed == ["2"]

@@ -75,6 +75,35 @@ def test_momentum_that_weight_decay_has_made_like_its_parameter_is_no_copy() -> 
     assert torch.equal(optimizer.state[parameters[0]]["momentum_buffer"], before)
 
 
+class Counting(Optimizer):
+    """Counts the steps of each parameter, under a key of its own."""
+
+    def __init__(self, parameters: Iterable[Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter].setdefault("updates", torch.zeros(())).add_(1)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("rule", [torch.optim.Adam, torch.optim.NAdam, torch.optim.ASGD, Counting])
+def test_count_of_steps_near_a_parameter_of_one_number_is_no_copy(rule: Rule, others: int) -> None:
+    if rule is Counting and not others:
+        pytest.skip("nothing tells its count from a copy")
+    parameters = [Parameter(torch.tensor(1.0)), *(Parameter(torch.full((3,), 9.0)) for _ in range(others))]
+    optimizer = rule(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    copies = {"ax"}  # of ASGD
+    before = [{key: torch.as_tensor(each).clone() for key, each in state.items()} for state in optimizer.state.values()]
+    write(WeightCopies(optimizer), parameters)
+    for old, new in zip(before, optimizer.state.values(), strict=True):
+        assert [key for key in old if not torch.equal(old[key], torch.as_tensor(new[key]))] == [*copies & old.keys()]
+
+
 def copies_in(optimizer: Any) -> list[Tensor]:
     optimizer = getattr(optimizer, "inner", optimizer)
     if isinstance(optimizer, ListedMasterSGD):

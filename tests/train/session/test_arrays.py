@@ -319,23 +319,37 @@ def test_servers_make_the_step_of_arrays() -> None:
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("recipe", ["TopK(0.1)", "PowerSGD(rank=2)", "DiLoCo(period=3) + Int8()", "Gossip() + Ring()"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "TopK(0.1)",
+        "PowerSGD(rank=2)",
+        "DiLoCo(period=3) + Int8()",
+        "DiLoCo(period=3, delay=2)",
+        "DelayedAveraging(delay=2)",
+        "Gossip() + Ring()",
+    ],
+)
 @pytest.mark.parametrize("at", [3, 4])
 def test_a_resumed_array_session_has_the_bits_of_an_uninterrupted_one(recipe: str, at: int) -> None:
-    def interrupted(worker: Worker) -> Tensor:
+    def interrupted(worker: Worker) -> Any:
         loop = Loop(worker, recipe)
         for step in range(at):
             loop.step(step)
         state = loop.session.state_dict()
         for step in range(at, at + 2):
             loop.step(step)  # what it writes belongs to no checkpoint
+        return state
+
+    def resumed(worker: Worker) -> Tensor:
         again = Loop(worker, recipe)
-        again.arrays = again.session.load_state_dict(state)
+        again.arrays = again.session.load_state_dict(states[worker.rank])
         for step in range(at, STEPS):
             again.step(step)
         return again.flat
 
-    expected, found = cluster(lambda w: by_arrays(w, recipe), 2), cluster(interrupted, 2)
+    expected, states = cluster(lambda w: by_arrays(w, recipe), 2), cluster(interrupted, 2)
+    found = cluster(resumed, 2)
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
 

@@ -7,11 +7,11 @@ from support.elastic_groups import ElasticRun, Loss
 from support.nightly import nightly, once_each
 from support.processes import succeed
 from support.switched_training import EXACT, ROUNDED, loss_of_chain, sampled_chains
-from support.virtual_workers import agree, cluster, heard, loss_of, network, parameters, train_step
+from support.virtual_workers import agree, cluster, heard, loss_of, network, notices, parameters, train_step
 
 from gossamer import events
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.errors import CheckpointError, LoopError, MismatchError, RecipeError
+from gossamer.errors import AttachError, CheckpointError, LoopError, MismatchError, RecipeError
 from gossamer.train.session import recipe_switch
 from gossamer.train.synchronizers.stages import StageSequence
 
@@ -78,6 +78,33 @@ def test_refused_switch_changes_nothing(recipe):
 
     refused = agree(cluster(lambda worker: work(worker, True), 2))
     assert torch.equal(refused, agree(cluster(lambda worker: work(worker, False), 2)))
+
+
+@pytest.mark.parametrize("recipe", ["LocalSGD(2, second_moment='agreed')", "DiLoCo(2, second_moment='amsgrad')"])
+def test_switch_that_the_optimizer_does_not_support_changes_nothing(recipe):
+    def work(worker):
+        _, optimizer, session = worker.start(network(worker.rank), sgd, "TopK(density=0.1)")
+        train_step(session.model, optimizer, 0, worker.rank)
+        before = session.recipe, session._synchronizer, session.state_dict()["recipe"]
+        with pytest.raises(AttachError, match="needs the second moment of torch"):
+            session.switch(recipe)
+        return before == (session.recipe, session._synchronizer, session.state_dict()["recipe"])
+
+    assert cluster(work, 2) == [True, True]
+
+
+@pytest.mark.parametrize("recipe", ["LocalSGD(2, optimizer_state='average')", "DiLoCo(2, second_moment_period=2)"])
+def test_optimizer_that_finds_its_kinds_of_state_is_no_optimizer_of_the_loop(recipe):
+    def work(worker):
+        model, optimizer, session = worker.start(network(worker.rank), adam, "Dense()")
+        train_step(model, optimizer, 0, worker.rank)
+        session.switch(recipe)
+        worker.start(network(worker.rank), adam, recipe)
+        return session.recipe.strategy
+
+    with notices() as said:
+        assert cluster(work, 2) == [resolve(recipe, 2).strategy] * 2
+    assert [text for text in said if "belong" in text] == []
 
 
 def test_ranks_that_ask_for_different_recipes_lose_nothing():

@@ -85,6 +85,35 @@ def test_an_invalid_state_is_named(states: tuple[Any, ...]) -> None:
         cluster(work, 2)
 
 
+def test_channels_last_parameters_continue_with_their_optimizer_state_in_that_order(tmp_path: Path) -> None:
+    """In bfloat16, SGD computes other bits on state with other strides than those of the parameter."""
+
+    def work(worker: Worker, first: int, last: int, saves: bool) -> tuple[list[torch.Tensor], list[tuple[int, ...]]]:
+        torch.manual_seed(0)
+        model = torch.nn.Conv2d(8, 16, 3).to(torch.bfloat16, memory_format=torch.channels_last)
+        optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
+        session = worker.attach(model, optimizer, "Dense()")
+        if first:
+            session.load(tmp_path)
+        found = []
+        for step in range(first, last):
+            if saves and step == 4:
+                session.save(tmp_path)
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(step)
+            x = torch.randn(2, 8, 6, 6, generator=generator).to(torch.bfloat16, memory_format=torch.channels_last)
+            model(x).square().mean().backward()
+            optimizer.step()
+            found.append(model.weight.detach().clone())
+        return found, [optimizer.state[p]["momentum_buffer"].stride() for p in model.parameters()]
+
+    (whole, strides), (resumed, again) = (
+        cluster(lambda worker, a=arguments: work(worker, *a), 1)[0] for arguments in ((0, 8, True), (4, 8, False))
+    )
+    assert strides == again != [(72, 9, 3, 1), (1,)]
+    assert all(torch.equal(a, b) for a, b in zip(whole[4:], resumed, strict=True))
+
+
 class Part:
     """Fails where it is saved."""
 

@@ -154,6 +154,33 @@ def test_pairwise_gossip_merges_statistics_and_counters_with_the_parameters() ->
         torch.testing.assert_close(merged[0][name].double(), mean if mean.numel() > 1 else mean.round())
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_pairwise_gossip_merges_own_statistics_of_a_worker_that_holds_the_merged_ones(first: int) -> None:
+    def work(worker: Worker) -> State:
+        model, session = begin(worker, "Gossip('pairwise')")
+        session.optimizer.param_groups[0]["lr"] = 0.0
+        train(session, range(4 + worker.rank), worker.rank)
+        worker.transport.all_gather_text("")
+        if worker.rank == first:
+            with session.averaged_parameters(model), session.averaged_parameters(model):
+                found = state_of(model)
+                worker.transport.all_gather_text("")  # the other one merges now
+                worker.transport.all_gather_text("")
+        else:
+            worker.transport.all_gather_text("")
+            found = merged_state(session)
+            worker.transport.all_gather_text("")
+        worker.transport.all_gather_text("")
+        model.seen.add_(1)  # counts, since no block is open
+        worker.transport.all_gather_text("")
+        assert differing([found, merged_state(session)]) == ["seen"]
+        worker.transport.all_gather_text("")
+        session.close()
+        return found
+
+    assert differing(cluster(work, 2)) == []
+
+
 def across_a_round(worker: Worker, recipe: str) -> tuple[State, State, State]:
     """(the other state as the first round finds it, own state just after it, what is merged a step later)"""
     model, session = begin(worker, recipe)
@@ -286,6 +313,35 @@ def test_a_frozen_parameter_that_moves_on_one_rank_is_averaged_on_all() -> None:
 
     states = cluster(work, 3)
     assert differing(states) == []
+
+
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("recipe", ["PostLocalSGD(2, start=5)", "Dense()", "LocalSGD(2)", "Gossip()"])
+def test_frozen_parameters_that_a_checkpoint_replaces_are_averaged_only_if_they_move(
+    recipe: str, moves: bool, tmp_path: Path
+) -> None:
+    """The session that loads has other frozen parameters. Rounds begin after the load, or have begun before it."""
+
+    def work(worker: Worker, first: int) -> tuple[list[str], State]:
+        with seeded(first):
+            model = MovingState().double()
+        session = worker.attach(model, sgd(model, lr=0.01), recipe)
+        if first:
+            session.load(tmp_path)
+        for step in range(first, 9):
+            if step == 3 and not first:
+                session.save(tmp_path)
+            if moves and step < 2:  # and not later
+                model.follow()
+            train_step(model, session.optimizer, step, worker.rank)
+            if step == 5 and recipe == "Dense()":
+                session.switch("LocalSGD(2)")
+        return session._buffers.frozen.names, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    whole, resumed = cluster(lambda worker: work(worker, 0), 2), cluster(lambda worker: work(worker, 3), 2)
+    for (names, state), (names_after, state_after) in zip(whole, resumed, strict=True):
+        assert names == names_after == (["momentum.weight", "momentum.bias"] if moves else [])
+        assert differing([state, state_after]) == []
 
 
 # -- going on ----------------------------------------------------------------------------------------------------------

@@ -125,9 +125,24 @@ class _Writer:
             name += "'"
         if tensor.dtype in FORMAT_DTYPES:
             self.tensors[name] = tensor
-            return {"tensor": name}
+            order = _memory_order(tensor)
+            return {"tensor": name} if order is None else {"tensor": name, "order": order}
         self.tensors[name] = flat_bytes(tensor)
         return {"bytes": name, "dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
+
+
+def _memory_order(tensor: Tensor) -> list[int] | None:
+    """The dimensions from the largest stride to the smallest, if these elements without gaps are not in row-major
+    order, such as channels_last. Files have row-major order; an optimizer computes other bits, and more slowly, on
+    state with other strides than its parameter's."""
+    if tensor.is_contiguous():
+        return None
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def _reordered(tensor: Tensor, order: list[int]) -> Tensor:
+    return torch.empty_permuted(tensor.shape, order, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -140,6 +155,8 @@ def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
             return tuple(_decode(item, tensors) for item in items)
         case {"float": text}:
             return float(text)
+        case {"tensor": name, "order": order}:
+            return _reordered(tensors[name], order)
         case {"tensor": name}:
             return tensors[name]
         case {"bytes": name, "dtype": dtype, "shape": shape}:

@@ -107,7 +107,7 @@ def _grounded(all_progress: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Progress without rounds in flight and local steps: all workers continue from the agreed parameters. Accumulated
     gradients and their weights are averaged, since workers may have made different numbers of passes.
     """
-    progress = all_progress[0]
+    progress = {key: value for key, value in all_progress[0].items() if key != "trained"}  # ranks of that exchange
     flights = {"flights": [], "weights": [0.0] * len(progress["weights"])} if "flights" in progress else {}
     sums = [each["accumulated"] for each in all_progress if "accumulated" in each]
     if not sums:
@@ -195,8 +195,8 @@ def _begun(current: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]])
         begun[key] = torch.zeros_like(tensor) if is_group_residual(key) else _mean(remote) if remote else tensor
     for key in {key: None for part in parts for key in part if is_group_residual(key)} if current else ():
         place, sign = debtor(key.removesuffix(UNSENT), begun)
-        if sign < 0:
-            continue  # it starts from the last mean, which excludes the undelivered part
+        if sign < 0 or place not in begun:
+            continue  # it starts from the last mean, which excludes the undelivered part; or one worker sends nothing
         pieces = torch.cat([part[key] for part in parts if key in part])  # shards are in rank order in memory
         begun[place] = begun[place] + pieces.as_strided(current[place].shape, current[place].stride())
     return begun

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from gossamer.algorithms.strategies import MomentRounds
 from gossamer.base.layout import accumulation_dtype
+from gossamer.base.torch_hooks import OPTIMIZER_STEP, OPTIMIZER_STEPPED
 from gossamer.errors import AttachError
 from gossamer.train.engine.model_buffers import is_counter
 from gossamer.train.engine.weight_copies import items
@@ -138,7 +139,8 @@ def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
     another.param_groups = [{**group, "params": [each]} for group, each in groups]
     for each in parameters:
         each.grad = torch.zeros(2, 2)
-    another.step()
+    with OPTIMIZER_STEP.unheard(), OPTIMIZER_STEPPED.unheard():  # open sessions would take it for a step of the loop
+        another.step()
     kept = [item for each in parameters for item in another.state[each].items()]
     like = [kind for kind, value in kept if isinstance(value, Tensor) and value.shape == parameters[0].shape]
     return list(dict.fromkeys(like))

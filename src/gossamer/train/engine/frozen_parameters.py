@@ -35,6 +35,7 @@ class FrozenParameters:
     def __init__(self, model: nn.Module | None = None) -> None:
         self._model = model
         self._averaged: tuple[str, ...] = ()
+        self._changed_before: frozenset[str] = frozenset()  # in the run that a checkpoint continues
         self._noted: Tensor | None = None
         self.see_model()
 
@@ -68,14 +69,14 @@ class FrozenParameters:
         return np.zeros(len(self), dtype=bool)
 
     def moved(self) -> Flags:
-        """Whether each differs from the reference. Synchronizes with the device."""
+        """Whether each differs from the reference, or did so in a checkpoint. Synchronizes with the device."""
         now = self._sampled()
         if now is None:
             return self.none_moved
         if self._noted is None:
             self._noted = now
         differs: Flags = (now.view(torch.int64) != self._noted.view(torch.int64)).any(1).cpu().numpy()
-        return differs
+        return differs | np.array([name in self._changed_before for name in self._holders])
 
     @property
     def changed(self) -> list[str]:
@@ -96,6 +97,11 @@ class FrozenParameters:
     def names(self) -> list[str]:
         """Names of the averaged parameters, for a checkpoint."""
         return list(self._averaged)
+
+    def loading(self, changed: Collection[str]) -> None:
+        """A checkpoint is being loaded, in which these had changed. The next comparison, or `note`, sets the
+        reference."""
+        self._changed_before, self._noted = frozenset(changed), None
 
     def resume(self, names: Collection[str]) -> None:
         """Average the parameters that a checkpoint names. The next comparison sets the reference, since a checkpoint

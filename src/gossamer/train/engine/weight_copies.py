@@ -21,6 +21,7 @@ from gossamer.base.layout import accumulation_dtype
 NEAR = 0.5  # maximum distance of a copy to its parameter, relative to its norm; moments are mostly farther away
 # Keys of moments in torch.optim. Momentum with weight decay tends to weight_decay / (1 - momentum) of its parameter.
 ADAM = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf"})
+SCALARS = frozenset({"step", "mu_product", "eta", "mu"})  # of torch.optim: one number for each parameter
 MOMENTS = ADAM | {"momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum"}
 DEEPEST = 3  # nesting depth of optimizers and of lists that are searched
 
@@ -104,11 +105,14 @@ def items(value: object) -> Sequence[object]:
 def _candidates(optimizer: Optimizer) -> Iterator[list[_Copy]]:
     """Tensors with the parameters' shapes, grouped by key in the state or by list; a group is copies or not."""
     by_key: dict[object, list[_Copy]] = {}
+    others = {*MOMENTS, *SCALARS}
     for parameter, state in optimizer.state.items():
-        for key, value in state.items() if isinstance(state, dict) else ():
-            if isinstance(parameter, Tensor) and key not in MOMENTS and _fits(value, parameter):
+        for key, value in state.items() if isinstance(parameter, Tensor) and isinstance(state, dict) else ():
+            if key not in others and _fits(value, parameter):
                 by_key.setdefault(key, []).append(_Copy(parameter, partial(_read, optimizer, parameter, key)))
-    yield from by_key.values()
+            elif isinstance(value, Tensor) and value.shape != parameter.shape:
+                others.add(key)
+    yield from (copies for key, copies in by_key.items() if key not in others)
     groups = [group["params"] for group in optimizer.param_groups]
     for parameters in groups if len(groups) == 1 else [*groups, list(chain.from_iterable(groups))]:
         for values in _lists(

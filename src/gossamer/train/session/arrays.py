@@ -366,9 +366,8 @@ class ArraySession(SessionBase):
         optimizer's state that is not in `state`, next to it.
         """
         self._synchronizer.meet_to_save()
-        state = self._session_state()
-        copies = {name: {key: each.clone() for key, each in kept.items()} for name, kept in state["state"].items()}
-        return {**state, "state": copies, "parameters": _copies(self._tensors), "loop": _copies(self._loop.tensors())}
+        state = {**self._session_state(), "parameters": self._tensors, "loop": self._loop.tensors()}
+        return {key: _copied(value) for key, value in state.items()}
 
     def _session_state(self) -> dict[str, Any]:
         return session_checkpoint.session_state(
@@ -515,8 +514,16 @@ def _forms(tensors: Mapping[str, Tensor]) -> str:
     return ", ".join(f"{name} {dtype_name(each.dtype)}{[*each.shape]}" for name, each in sorted(tensors.items()))
 
 
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+def _copied(tree: Any) -> Any:
+    """The same with copies of all tensors: later steps write to residuals, and to means that are in flight."""
+    match tree:
+        case Tensor():
+            return tree.clone()
+        case Mapping():
+            return {key: _copied(value) for key, value in tree.items()}
+        case list():
+            return [_copied(value) for value in tree]
+    return tree
 
 
 def estimate(parameters: Mapping[str, Any], recipe: Written, *, workers: int) -> TrafficEstimate:

@@ -43,7 +43,7 @@ from gossamer.train.engine.model_buffers import ModelBuffers
 from gossamer.train.engine.parameter_views import copy_parameters
 from gossamer.train.engine.step_decision import Presence, by_value
 from gossamer.train.engine.unsent_gradients import Unsent, forget_residuals, take_up, unsent, unsent_gradients
-from gossamer.train.moments.take_over import ownership
+from gossamer.train.moments.take_over import ownership, share_second_moment
 from gossamer.train.session import session_checkpoint, uneven_inputs
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.group_changes import ShardedWorld
@@ -159,6 +159,7 @@ def laid_out(session: SwitchingSession, recipe: Recipe, since: int) -> Following
     refuse_swapping(session.optimizer, recipe)
     refuse_small_batch(recipe, session._transport.world)
     group, transport = session._group, session._transport
+    share_second_moment(session.optimizer, recipe.strategy, session._parameters, transport)  # refuses some optimizers
     if not group.alone:
         for stage in recipe.strategy.stages:
             match stage:

@@ -286,7 +286,7 @@ class Session(LayoutChanges):
             ...     loss = model(batch).square().mean()
         """
         merged = by_new_name(self._synchronizer.merge() or {}, renamed_in(model, self._parameters))
-        with self._parts.swapped_in(merged, model, self.steps):
+        with self._synchronizer.swapping(), self._parts.swapped_in(merged, model, self.steps):
             yield model
 
     # -- elastic runs ----------------------------------------------------------------------------------------------
@@ -380,6 +380,7 @@ class Session(LayoutChanges):
             since=self._stages.since,
             first_bytes=self._stages.first_bytes,
             shards=self._parts.shards,
+            changed_frozen=self._buffers.frozen.changed,
         )
 
     @torch.inference_mode(False)
@@ -397,6 +398,7 @@ class Session(LayoutChanges):
             >>> session.load_state_dict(session.state_dict())
         """
         own = session_checkpoint.own_state(states, self._transport)
+        self._buffers.frozen.loading([name for each in states for name in each.get("changed_frozen", ())])
         recipe_switch.follow(self, states)
         self._enter_restored_stage(own["passes"], session_checkpoint.first_bytes(own))
         session_checkpoint.restore(states, self.state_dict(), self._transport, self._synchronizer)
@@ -492,6 +494,7 @@ class Session(LayoutChanges):
             put_back_parts()
             here = self._parameters, self._stages.loop, self._synchronizer
             session_checkpoint.restart_resharded(found, *here, self._transport.rank)
+        self._buffers.frozen.note()
         self._first_batch.hash = NO_BATCH  # the interrupted run compared first batches already
         return dict(found.tree["mine"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -125,6 +126,10 @@ class Synchronizer(ABC):
     def merge(self) -> Mapping[str, Tensor] | None:
         """Return `agreed`, computed from all ranks if no rank has it. Every rank calls it after the same step."""
         return self.agreed
+
+    def swapping(self) -> AbstractContextManager[None]:
+        """Context manager around a block in which the model holds the result of `merge` instead of its own values."""
+        return nullcontext()
 
     def end_calls(self) -> None:
         """Announce that this rank makes no more calls outside of steps. Idempotent."""

@@ -468,6 +468,7 @@ class GradientSynchronizer(Synchronizer):
             "step": self.step - self._unused,
             "passes": self._passes - self._unused,
             "reference": self.reference,
+            "trained": [rank for rank, member in enumerate(self._members) if member in self._trained],
             "accumulated": self._sums.progress(),
             **({} if self._shares is None else {"shares": self._shares.progress()}),
         }
@@ -477,7 +478,8 @@ class GradientSynchronizer(Synchronizer):
         self._sums.resume(progress["accumulated"])
         if self._shares is not None and "shares" in progress:
             self._shares.resume(progress["shares"])
-        self._unused, self._trained = 0, self._members
+        ranks = progress.get("trained", range(len(self._members)))
+        self._unused, self._trained = 0, [self._members[rank] for rank in ranks]
         self.rest()
         copy_state(remembered, self.remembered())
 

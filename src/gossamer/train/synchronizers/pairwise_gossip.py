@@ -6,8 +6,8 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial, reduce
 from itertools import chain, count
 from typing import Any
@@ -96,6 +96,7 @@ class PairwiseGossip(Synchronizer):
         claim = partial(claim_end, next(_trainings))
         self._termination = TerminationProtocol(self._partner, self._world, claim, self._pack_state)
         self._number, self._exchanges = 0, dict[int, RunningScript]()
+        self._own_state: Payload | None = None  # the statistics, while the model holds merged ones
         if found is None:
             self._me.start(self._termination.listen(partial(relocate, self._me)))
             self._termination.meet(self._me)
@@ -208,8 +209,19 @@ class PairwiseGossip(Synchronizer):
     def _averaged_state(self) -> AveragedState:
         return AveragedState.of(self._loop.averaged())
 
+    @contextmanager
+    def swapping(self) -> Iterator[None]:
+        """Answer with this worker's statistics within the block, too: others may still be computing their mean."""
+        before, self._own_state = self._own_state, self._pack_state()
+        try:
+            yield
+        finally:
+            self._own_state = before
+
     def _pack_state(self) -> Payload:
         """A copy of the statistics on the CPU; some may be a step ahead of the published parameters."""
+        if (own := self._own_state) is not None:
+            return own
         numbers = self._averaged_state().numbers()
         return () if numbers is None else (numbers.cpu(),)
 
