@@ -20,7 +20,7 @@ from gossamer.base import bounded_file, system
 from gossamer.base.intervals import ConfidenceInterval, sample_mean
 from gossamer.base.units import seconds_text
 from gossamer.errors import GossamerError
-from gossamer.observe.comparison import LOSSES, last_share, loss_at, loss_metric, seconds_to
+from gossamer.observe.comparison import is_loss, last_share, loss_at, loss_metric, seconds_to
 from gossamer.observe.record import MOST_RECORD_BYTES, Record, write
 from gossamer.observe.target import Target
 from gossamer.plan.retained_benefit import shares_of_benefit
@@ -287,7 +287,7 @@ def summarize(runs: Mapping[StudyRun, Record], workers: int, target: Target | No
 
 def diverged(record: Record) -> bool:
     """Whether the last value of a loss is not finite. A simulation ends there, with a mark in its record."""
-    ends = [points[-1][2] for name, points in record["metrics"].items() if name in LOSSES and points]
+    ends = [points[-1][2] for name, points in record["metrics"].items() if is_loss(name) and points]
     return bool(record.get("diverged")) or any(end is None or not isfinite(end) for end in ends)
 
 
