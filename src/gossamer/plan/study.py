@@ -275,7 +275,9 @@ def summarize(runs: Mapping[StudyRun, Record], workers: int, target: Target | No
     by_seed = {label: {run.seed: values(record) for run, record in arm.items()} for label, arm in arms.items()}
     first = by_seed[next(iter(arms))]
     recipes = [next(iter(arm)).recipe for arm in arms.values()]
-    losses = [{seed: each[metric_quantity(loss)] for seed, each in arm.items()} if loss else {} for arm in by_seed.values()]
+    losses = [
+        {seed: each[metric_quantity(loss)] for seed, each in arm.items()} if loss else {} for arm in by_seed.values()
+    ]
     retained = shares_of_benefit([resolve(each, workers) for each in recipes], losses)
     rows = (
         StudyRow(

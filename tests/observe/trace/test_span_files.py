@@ -170,9 +170,7 @@ def test_all_members_of_an_elastic_run_are_kept(tmp_path: Path) -> None:
     assert len(newest_run(read_run(tmp_path))) == 3
 
 
-def test_of_two_elastic_runs_in_one_folder_the_newest_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_elastic_runs_in_one_folder_the_newest_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = iter(["first", "second"])
 
     def record(clocks: list[SkewedClock]) -> None:

@@ -46,7 +46,15 @@ def test_a_repeated_finding_shows_its_latest_evidence_and_step(tmp_path: Path, o
     same = {"rank": 1, "cause": "computing"}
     rows = [{"at": 100.0 + place, "step": 10 + place, "evidence": f"look {place}", **same} for place in order]
     insert(db, "finding", [*rows, {"at": 101.5, "step": 3, "rank": 0, "cause": "link", "evidence": "slow"}])
-    latest = {"rank": 1, "cause": "computing", "at": 102.0, "step": 12, "evidence": "look 2", "times": 3, "first": 100.0}
+    latest = {
+        "rank": 1,
+        "cause": "computing",
+        "at": 102.0,
+        "step": 12,
+        "evidence": "look 2",
+        "times": 3,
+        "first": 100.0,
+    }
     other = {"rank": 0, "cause": "link", "at": 101.5, "step": 3, "evidence": "slow", "times": 1, "first": 101.5}
     assert read_findings(db) == [{**latest, "now": True}, {**other, "now": False}]
     assert read_findings(db, 1) == [{**latest, "now": True}]

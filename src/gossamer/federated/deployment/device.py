@@ -350,7 +350,6 @@ class FederationDevice:
             self._stores[key] = MemoryStore() if kept is None else kept.store(*key)
         return self._stores[key]
 
-
     def _count_all_noise(self, store: ClientStore) -> None:
         """Continue the count of contributions with local noise from all federations of this device: a server that is
         not trusted, or has lost its journal, has another name, and would get as many again."""
