@@ -256,8 +256,13 @@ def test_metrics_named_like_a_quantity_keep_their_values() -> None:
     found = summarize(runs, workers=2)
     means = {name: each.mean.value for name, each in found.rows[0].quantities.items()}
     assert means == {
-        **{"validation_loss": 1.0, "logged steps": 9.5, "logged bytes_sent": 6.0, "logged seconds": 1.0},
-        **{"steps": 2.0, "bytes_sent": 200.0, "seconds": 7.0},
+        "validation_loss": 1.0,
+        "logged steps": 9.5,
+        "logged bytes_sent": 6.0,
+        "logged seconds": 1.0,
+        "steps": 2.0,
+        "bytes_sent": 200.0,
+        "seconds": 7.0,
     }
     header, (cells,) = table_text(found)
     shown = dict(zip(header, cells, strict=True))

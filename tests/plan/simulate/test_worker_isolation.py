@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import importlib
+import io
 import os
 import random
 import signal
