@@ -79,3 +79,13 @@ def test_a_file_system_without_locks_is_used_without(tmp_path: Path, monkeypatch
     monkeypatch.setattr(log_folder.system, "lock_file", refuse)
     with private_directory(tmp_path) as directory:
         assert directory.is_dir()
+
+
+def test_stacks_and_operations_of_an_earlier_run_are_removed_and_its_logs_stay(tmp_path: Path) -> None:
+    kept = {"rank-2.log", "record.json", "trace-2-7-ab.spans", "stacks.txt"}
+    for name in (*kept, "stacks-2-77.txt", "flight-2.json"):
+        (tmp_path / name).write_text("{}")
+    with private_directory(tmp_path) as directory:
+        (directory / "flight-0.json").touch()
+        assert {path.name for path in tmp_path.iterdir()} == {*kept, LOCK_FILE, directory.name}
+        assert (directory / "flight-0.json").exists()

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from gossamer.cli.main import gossamer
 from gossamer.events import Attached, Logged, StepEnded
 from gossamer.observe.event_log import EventLog, LineFile, event_log_path
+from gossamer.observe.saved_record import Record
 
 
 def train(file: Path, rank: int, steps: int) -> None:
@@ -51,6 +52,21 @@ def test_a_run_that_was_killed_with_its_launcher_has_its_record_yet(tmp_path: Pa
     )
     record = read(tmp_path / "record.json")
     assert (record["ended"], record["workers"], len(record["metrics"]["loss"])) == ("interrupted", 2, 50)
+
+
+@pytest.mark.parametrize(("steps", "written", "shown"), [(50, 1, 50), (50, 10**10, 3), (0, 1, 3)])
+def test_a_killed_run_is_shown_rather_than_an_earlier_one_in_its_folder(
+    steps: int, written: int, shown: int, tmp_path: Path
+) -> None:
+    """An older record is of an earlier run, unless the later one has not trained."""
+    train(tmp_path / "first.events.jsonl", 0, 3)
+    assert show(tmp_path / "first.events.jsonl").exit_code == 0
+    (tmp_path / "first.json").rename(tmp_path / "record.json")
+    os.utime(tmp_path / "record.json", (written, written))
+    train(event_log_path(tmp_path / ".run-a", 0), 0, steps)
+    assert len(Record.load(tmp_path)["metrics"]["loss"]) == shown
+    assert show(tmp_path).exit_code == 0
+    assert len(read(tmp_path / "record.json")["metrics"]["loss"]) == shown
 
 
 def test_an_event_log_next_to_a_record_is_newer(tmp_path: Path) -> None:

@@ -41,6 +41,20 @@ def test_others_continue_in_parts_where_nobody_is_missing() -> None:
     assert in_threads(work, 4) == ["2", "2", "rank 1 has left while rank 0 waited for it", "left"]
 
 
+@pytest.mark.parametrize(("end", "told"), [("close", "rank 1 has left"), ("leave", "the group was broken off")])
+def test_a_part_that_is_made_after_an_end_has_the_same_end(end: str, told: str) -> None:
+    group = SimulatedGroup(4, patience_seconds=30)  # a part that waits tells that rank 1 has not come
+    if end == "close":
+        group.transports[1].close()
+    else:
+        group.leave()
+    with pytest.raises(PeerLost, match=told):
+        group.transports[0].part(2).all_gather_text("is anybody there?")
+    if end == "close":
+        others = in_threads(lambda rank: len(group.transports[2 + rank].part(2).all_gather_text("here")), 2)
+        assert others == [2, 2]
+
+
 def test_a_peer_that_does_not_come_in_time_is_named() -> None:
     transport = SimulatedGroup(2, patience_seconds=0.0).transports[0]
     for _ in range(2):

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from gossamer.events import Attached, Logged, StepEnded
-from gossamer.observe.comparison import LossEstimate, Prices, compare, final_loss, last_values, loss_at, seconds_to
+from gossamer.observe.comparison import (
+    LossEstimate,
+    Prices,
+    compare,
+    final_loss,
+    is_loss,
+    last_values,
+    loss_at,
+    seconds_to,
+)
 from gossamer.observe.target import Target, TargetWatch, read_target
 
 
@@ -206,3 +215,14 @@ def test_a_target_watch_calls_back_once() -> None:
 def test_huge_losses_are_compared() -> None:
     row = compare([record("Dense()", 1.0, 40, 1e9, [1e308] * 40)]).rows[0]
     assert row.loss_at_equal_time == LossEstimate(value=1e308, points=8)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("loss Loss val_loss validation_loss eval/loss train_loss loss/train train_loss_epoch loss_1", True),
+        ("packet_loss loss_scale gloss lossless accuracy train loss_gap weight_loss_ratio", False),
+    ],
+)
+def test_a_loss_is_known_by_its_name(names: str, expected: bool) -> None:
+    assert {name: is_loss(name) for name in names.split()} == dict.fromkeys(names.split(), expected)

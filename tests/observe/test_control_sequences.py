@@ -56,3 +56,13 @@ def test_no_text_on_a_safe_console_steers_the_terminal(kind: str) -> None:
     assert not any(sequence in said for sequence in ("\x1b[2J", "\x1b]0", "title", "\x07", "\x08"))
     assert said.count("\x1b[2K") > 1, "Rich erases its own line, before others and at the end"
     assert ("\x1b[31m" in said) == (kind == "styled")
+
+
+@pytest.mark.parametrize("kind", ["text", "cell", "header"])
+def test_brackets_and_colons_in_text_are_shown_as_they_are(kind: str) -> None:
+    odd = "accuracy[top1] 1:x:2 [/mean]"
+    table = Table(odd if kind == "header" else "name", box=None)
+    table.add_row(odd if kind == "cell" else "1.0")
+    out = io.StringIO()
+    SafeConsole(file=out, width=60, highlight=False).print(odd if kind == "text" else table)
+    assert odd in out.getvalue()

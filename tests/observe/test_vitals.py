@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from gossamer.observe import vitals
 from gossamer.observe.vitals import CollectorClock, VitalsSampler
@@ -99,3 +103,20 @@ def test_garbage_collection_is_timed_while_it_is_watched(collector: CollectorClo
 def test_this_machine_tells_of_itself() -> None:
     assert vitals.process_vitals(CollectorClock()).sample()["cpu_share"] >= 0.0
     assert "load" in vitals.machine_vitals().sample()
+
+
+def test_memory_of_a_gpu_is_counted_from_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker allocates on cuda:3. The current device is of each thread, and 0 in the sampler's."""
+    current = threading.local()
+    current.device = 3
+
+    def allocated(device: int | None = None) -> int:
+        return {3: 5 * 2**30}.get(getattr(current, "device", 0) if device is None else device, 0)
+
+    for name, value in {"is_available": True, "is_initialized": True, "device_count": 4}.items():
+        monkeypatch.setattr(torch.cuda, name, partial(bool if value is True else int, value))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", allocated)
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(vitals.gpu_memory).result(60) == vitals.gpu_memory() == {"gpu_memory": 5.0 * 2**30}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert vitals.gpu_memory() == {}

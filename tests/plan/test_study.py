@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gossamer.cli.study import table_text
 from gossamer.observe.record import Record
 from gossamer.observe.target import read_target
 from gossamer.plan import study
@@ -243,6 +244,31 @@ def test_all_metrics_that_every_run_logged_are_estimated_the_loss_first() -> Non
     assert found.rows[1].quantities["accuracy"].mean.value == pytest.approx(0.8)
     assert {"seconds", "bytes_sent", "steps"} < found.rows[0].quantities.keys()
     assert found.rows[0].quantities["bytes_sent"].mean.value == 200.0
+
+
+def test_metrics_named_like_a_quantity_keep_their_values() -> None:
+    def record(last: float) -> Record:
+        return record_of([2.0, 1.0], seconds=7.0, sent=100.0, steps=[3.0, last], bytes_sent=[5.0, 6.0], seconds_=[1.0])
+
+    runs = {run_of("Dense()", seed): record(9.0 + seed) for seed in range(2)}
+    for each in runs.values():
+        each["metrics"]["seconds"] = each["metrics"].pop("seconds_")
+    found = summarize(runs, workers=2)
+    means = {name: each.mean.value for name, each in found.rows[0].quantities.items()}
+    assert means == {
+        "validation_loss": 1.0,
+        "logged steps": 9.5,
+        "logged bytes_sent": 6.0,
+        "logged seconds": 1.0,
+        "steps": 2.0,
+        "bytes_sent": 200.0,
+        "seconds": 7.0,
+    }
+    header, (cells,) = table_text(found)
+    shown = dict(zip(header, cells, strict=True))
+    assert shown["logged steps at step 2"].startswith("9.5")
+    assert (shown["steps"], shown["time"]) == ("2", "7 s")
+    assert not found.ignores_seed
 
 
 def test_seconds_to_a_target_are_infinite_where_it_is_not_reached() -> None:

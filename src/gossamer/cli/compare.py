@@ -296,7 +296,7 @@ def _estimate(
     if not is_predictable(resolve(recipe, workers)):
         console.print(f"{recipe}: {NOT_PREDICTABLE}", markup=False)
         return None
-    with console.status(f"{recipe}: profiling a few steps to estimate the step time"):
+    with console.status(Text(f"{recipe}: profiling a few steps to estimate the step time")):
         try:
             resolved = resolve(recipe, workers)
             measured = profile_script(script, arguments, resolved, workers, copies=workers)
@@ -315,7 +315,7 @@ def train_for_record(
     """The record of one run; shows its latest line of progress meanwhile."""
     where = f" over {network}" if network else " without a network limit"
     words = ["run", "--workers", str(workers), "--recipe", recipe, *(["--network", network] if network else [])]
-    with console.status(f"{recipe}{where}") as status:
+    with console.status(Text(f"{recipe}{where}")) as status:
 
         def on_line(line: str) -> None:
             status.update(Text.assemble(f"{recipe}{where}  ", (line, "dim")))

@@ -90,7 +90,7 @@ def progress(first: str, plain_seconds: float = 0.0) -> Iterator[ShowText]:
     if not aside.is_terminal:
         yield _now_and_then(aside, plain_seconds)
         return
-    with aside.status(first) as status:
+    with aside.status(Text(first)) as status:
         yield lambda sentence: status.update(Text(sentence))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from gossamer.base import system
+from gossamer.base.run_files import RunFiles
 from gossamer.launcher import parent_watchdog
 from gossamer.observe.control_sequences import without_controls
 
@@ -48,6 +49,9 @@ def new_logs() -> Path:
 def private_directory(logs: Path) -> Iterator[Path]:
     """Private directory on the same disk as the logs; removed at the end, except event logs without a record.
 
+    Stacks and operations of an earlier run in `logs` are removed: they would be taken for this run's, since it may have
+    fewer ranks.
+
     Raises click.UsageError if `logs` is not writable, or another run uses it.
     """
     try:
@@ -60,6 +64,10 @@ def private_directory(logs: Path) -> Iterator[Path]:
             directory = Path(tempfile.mkdtemp(prefix=".run-", dir=logs)).resolve()
         except OSError as error:
             raise _nowhere(logs, error) from error
+        earlier = RunFiles(logs)
+        for path in (*earlier.all_stacks(), *earlier.all_flights()):
+            with suppress(OSError):
+                path.unlink()
         try:
             yield directory
         finally:

@@ -12,7 +12,7 @@ from gossamer.errors import StoreError
 from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.event_log import LOG_SUFFIX
 from gossamer.observe.plot import plot
-from gossamer.observe.record import write
+from gossamer.observe.record import has_newer_logs, write
 from gossamer.observe.saved_record import Record, record_file
 from gossamer.observe.terminal import rows
 
@@ -34,7 +34,8 @@ def record_command(path: Path, json_file: Path | None, plot_file: Path | None) -
         record, files = Record.load(path), {}
     except StoreError as error:
         raise click.ClickException(str(error)) from None
-    if json_file is not None or not kept.exists() or path.name.endswith(LOG_SUFFIX):
+    made = not kept.exists() or path.name.endswith(LOG_SUFFIX) or has_newer_logs(path, kept)
+    if json_file is not None or made:
         write(json_file or kept, record)
     files["record"] = str(json_file or kept)
     if plot_file is not None:

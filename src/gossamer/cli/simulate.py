@@ -27,6 +27,7 @@ from gossamer.cli.program import ScriptCommand, ScriptPath, refuse_given, with_m
 from gossamer.cli.script_terms import register_terms
 from gossamer.comm.network import read_network
 from gossamer.events import Attached
+from gossamer.observe.comparison import is_loss
 from gossamer.observe.panels import Curve, Panel, drawable, shortened
 from gossamer.observe.plot import plot_panel
 from gossamer.plan.advise.prices import StepPricer
@@ -245,7 +246,7 @@ def _standing(recipe: str, found: JobProgress, end: SimulationEnd, passed_second
 
 
 def _loss(metrics: Mapping[str, Sequence[tuple[int, float, float]]]) -> Sequence[tuple[int, float, float]]:
-    name = next((name for name in ("loss", *metrics) if "loss" in name and name in metrics), None)
+    name = next((name for name in ("loss", *metrics) if is_loss(name) and name in metrics), None)
     return metrics[name] if name is not None else ()
 
 

@@ -56,6 +56,7 @@ from gossamer.plan.study import (
     StudyRow,
     StudyRun,
     StudySummary,
+    metric_quantity,
     read_record,
     summarize,
     train_missing,
@@ -300,8 +301,9 @@ def _cells(row: StudyRow, summary: StudySummary) -> dict[str, str | None]:
     found = row.quantities
     cells: dict[str, str | None] = {"recipe": row.label}
     for name in summary.metrics[:MOST_METRICS]:
-        cells[f"{name} at step {summary.equal_steps}"] = value_text(found[name].mean)
-        difference = found[name].difference
+        quantity = metric_quantity(name)
+        cells[f"{quantity} at step {summary.equal_steps}"] = value_text(found[quantity].mean)
+        difference = found[quantity].difference
         if name == summary.loss:
             cells["difference"] = None if difference is None else value_text(difference)
             cells["retained"] = None if row.retained is None else retained_benefit.text(row.retained)

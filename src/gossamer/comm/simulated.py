@@ -82,7 +82,11 @@ class SimulatedGroup:
     def part(self, rank: int, size: int) -> SimulatedTransport:
         with self._changed:
             blocks = self._parts.setdefault(size, {})
-            block = blocks.setdefault(rank // size, SimulatedGroup(size, self._patience_seconds))
+            block = blocks.get(rank // size)
+            if block is None:
+                block = blocks[rank // size] = SimulatedGroup(size, self._patience_seconds)
+                block._closed = {each % size for each in self._closed if each // size == rank // size}
+                block._failure = self._failure
         return block.transports[rank % size]
 
     def close(self, rank: int) -> None:

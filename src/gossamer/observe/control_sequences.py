@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -30,8 +31,12 @@ def in_one_line(text: str) -> str:
 class SafeConsole(Console):
     """A console for untrusted text, such as names of metrics, hosts and clients, and errors: removes its sequences.
 
-    Colors and cursor movements that Rich itself writes are kept.
+    Colors and cursor movements that Rich itself writes are kept. Brackets and colons in the text have no meaning: Rich
+    would take `[top1]` for a style, and `:x:` for a picture.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, "emoji": False, **options})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for text, style, control in super().render(renderable, options):

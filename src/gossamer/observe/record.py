@@ -53,6 +53,16 @@ def recover(path: Path) -> Record | None:
     return None if found is None else merge(found, ended="interrupted")
 
 
+def has_newer_logs(folder: Path, kept: Path) -> bool:
+    """Whether event logs in a run's folder are newer than the record `kept` there: a later run with the same folder was
+    killed, or trains."""
+    if not folder.is_dir() or not kept.exists():
+        return False
+    written = kept.stat().st_mtime_ns
+    logs = (log for place in (folder, *folder.glob(".run-*")) for log in place.glob("events-*.jsonl"))
+    return any(log.stat().st_mtime_ns > written for log in logs)
+
+
 def _rank(path: Path) -> int:
     return int(path.stem.split("-")[1])
 

@@ -11,7 +11,7 @@ from gossamer.base import bounded_file
 from gossamer.base.html_table import html_table
 from gossamer.errors import StoreError
 from gossamer.observe.event_log import LOG_SUFFIX
-from gossamer.observe.record import MOST_RECORD_BYTES, recover
+from gossamer.observe.record import MOST_RECORD_BYTES, has_newer_logs, recover
 from gossamer.observe.terminal import rows
 
 NO_RUN = (
@@ -34,7 +34,8 @@ class Record(dict[str, Any]):
     def load(cls, path: str | Path) -> Record:
         """Read the record of a run.
 
-        If all processes of the run were killed, the record is made from its event logs.
+        If all processes of the run were killed, the record is made from its event logs. In a folder of several runs it
+        is that of the last one.
 
         Args:
             path: the run's folder, its record, or an event log (FILE.events.jsonl).
@@ -47,16 +48,17 @@ class Record(dict[str, Any]):
         """
         path = Path(path)
         kept = record_file(path)
-        if kept.exists() and not path.name.endswith(LOG_SUFFIX):
-            try:
-                return cls(json.loads(bounded_file.read_text(kept, MOST_RECORD_BYTES)))
-            except (ValueError, TypeError) as problem:
-                why = "it is not JSON" if isinstance(problem, json.JSONDecodeError) else str(problem)
-                raise StoreError(f"{kept} is not a record: {why}.") from None
-        found = recover(path) if path.exists() else None
-        if found is None:
+        is_current = kept.exists() and not path.name.endswith(LOG_SUFFIX) and not has_newer_logs(path, kept)
+        found = recover(path) if path.exists() and not is_current else None
+        if found is not None:
+            return cls(found)
+        if not kept.exists() or path.name.endswith(LOG_SUFFIX):
             raise StoreError(NO_RUN.format(path=path))
-        return cls(found)
+        try:
+            return cls(json.loads(bounded_file.read_text(kept, MOST_RECORD_BYTES)))
+        except (ValueError, TypeError) as problem:
+            why = "it is not JSON" if isinstance(problem, json.JSONDecodeError) else str(problem)
+            raise StoreError(f"{kept} is not a record: {why}.") from None
 
     def to_frame(self) -> Any:
         """The logged metrics as a pandas DataFrame: a row per step, with `seconds` and a column per metric.

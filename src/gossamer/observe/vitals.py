@@ -110,11 +110,12 @@ def resident(root: Path) -> Readings:
 
 
 def gpu_memory() -> Readings:
-    """Bytes that torch has allocated on this process's device. An unused device is not initialized."""
+    """Bytes that torch has allocated for this process, on all devices: the current one is that of the calling thread.
+    An unused device is not initialized."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return {}
-    return {"gpu_memory": float(torch.cuda.memory_allocated())}
+    return {"gpu_memory": float(sum(map(torch.cuda.memory_allocated, range(torch.cuda.device_count()))))}
 
 
 # -- of a machine ------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from gossamer.base import bounded_file, system
 from gossamer.base.intervals import ConfidenceInterval, sample_mean
 from gossamer.base.units import seconds_text
 from gossamer.errors import GossamerError
-from gossamer.observe.comparison import LOSSES, last_share, loss_at, loss_metric, seconds_to
+from gossamer.observe.comparison import is_loss, last_share, loss_at, loss_metric, seconds_to
 from gossamer.observe.record import MOST_RECORD_BYTES, Record, write
 from gossamer.observe.target import Target
 from gossamer.plan.retained_benefit import shares_of_benefit
@@ -197,6 +197,7 @@ def train_missing(
 # -- estimates over seeds ----------------------------------------------------------------------------------------------
 
 SECONDS, BYTES, STEPS = "seconds", "bytes_sent", "steps"  # names of quantities that are no metric of the script
+LOGGED = "logged"  # before the name of a metric that is also one of these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +215,8 @@ class Quantity:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRow:
-    """One recipe. retained: the retained benefit of the loss; None without Silent() and Dense() among the recipes."""
+    """One recipe. quantities: by name, metrics by `metric_quantity`. retained: the retained benefit of the loss; None
+    without Silent() and Dense() among the recipes."""
 
     label: str
     recipe: str
@@ -236,7 +238,8 @@ class StudySummary:
     @property
     def ignores_seed(self) -> bool:
         """Whether all seeds of each recipe gave bitwise the same metrics."""
-        several = [each for row in self.rows for name, each in row.quantities.items() if name in self.metrics]
+        names = {metric_quantity(name) for name in self.metrics}
+        several = [each for row in self.rows for name, each in row.quantities.items() if name in names]
         return any(len(each.values) > 1 for each in several) and all(len(set(e.values.values())) == 1 for e in several)
 
 
@@ -259,7 +262,8 @@ def summarize(runs: Mapping[StudyRun, Record], workers: int, target: Target | No
     shares = {name: last_share(sound, name, [(0, steps)]) for name in metrics}
 
     def values(record: Record) -> dict[str, float]:
-        found = {n: inf if diverged(record) else loss_at(record, n, steps, shares[n]) for n in metrics}
+        ends = {n: inf if diverged(record) else loss_at(record, n, steps, shares[n]) for n in metrics}
+        found = {metric_quantity(name): end for name, end in ends.items()}
         found |= {
             BYTES: record["steps"] * record["bytes_sent_per_step"]["accounted"],
             SECONDS: record["seconds"],
@@ -271,7 +275,9 @@ def summarize(runs: Mapping[StudyRun, Record], workers: int, target: Target | No
     by_seed = {label: {run.seed: values(record) for run, record in arm.items()} for label, arm in arms.items()}
     first = by_seed[next(iter(arms))]
     recipes = [next(iter(arm)).recipe for arm in arms.values()]
-    losses = [{seed: each[loss] for seed, each in arm.items()} if loss else {} for arm in by_seed.values()]
+    losses = [
+        {seed: each[metric_quantity(loss)] for seed, each in arm.items()} if loss else {} for arm in by_seed.values()
+    ]
     retained = shares_of_benefit([resolve(each, workers) for each in recipes], losses)
     rows = (
         StudyRow(
@@ -285,9 +291,14 @@ def summarize(runs: Mapping[StudyRun, Record], workers: int, target: Target | No
     return StudySummary(rows=tuple(rows), loss=loss, metrics=metrics, equal_steps=steps, target=target)
 
 
+def metric_quantity(name: str) -> str:
+    """The name of a metric among the quantities of a row: that of a metric named "seconds" is "logged seconds"."""
+    return f"{LOGGED} {name}" if name.removeprefix(f"{LOGGED} ") in (SECONDS, BYTES, STEPS) else name
+
+
 def diverged(record: Record) -> bool:
     """Whether the last value of a loss is not finite. A simulation ends there, with a mark in its record."""
-    ends = [points[-1][2] for name, points in record["metrics"].items() if name in LOSSES and points]
+    ends = [points[-1][2] for name, points in record["metrics"].items() if is_loss(name) and points]
     return bool(record.get("diverged")) or any(end is None or not isfinite(end) for end in ends)
 
 

@@ -13,8 +13,9 @@ from support.federations import model_of, one_pass
 from support.rpc_endpoints import wait_until
 from torch import nn
 
+from gossamer.algorithms.strategies.federated_rules.privacy.epsilon import gaussian_epsilon
 from gossamer.base.peer_ops import PeerOp, Push
-from gossamer.errors import CheckpointError, ConnectError, PeerLost
+from gossamer.errors import CheckpointError, ConnectError, MismatchError, PeerLost
 from gossamer.federated.client.functions import Round, ScriptFile, Update
 from gossamer.federated.deployment.device import DeviceOptions, FederationDevice
 from gossamer.federated.messages import PART, REPORT
@@ -91,6 +92,28 @@ def test_a_server_without_a_journal_is_joined_again() -> None:
     assert second.run() == "finished"
     device.ended()
     assert any("joining again" in text for text in device.said)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_device_spends_its_budget_once_for_all_servers(tmp_path: Path, keeps: bool) -> None:
+    """Three contributions fit into the budget. Each server begins with a journal of its own, and asks for two."""
+    three, four = (gaussian_epsilon(4.0, rounds, 0.01) for rounds in (3, 4))
+    recipe = f"FedAvg(fraction=1.0, privacy=LocalPrivacy(noise=8.0, delta=0.01, budget={(three + four) / 2:g}))"
+    states = tmp_path / "state"
+    first = server(recipe, clients=1, rounds=2, journal=tmp_path / "first")
+    serving = first.start()
+    assert join(first.address, directory=states).ended() == 2
+    serving.wait(10)
+    first.close()
+    second = server(recipe, clients=1, rounds=2, journal=tmp_path / "second")
+    second.start()
+    ended = join(second.address, directory=states if keeps else tmp_path / "another").ended()
+    if keeps:
+        assert isinstance(ended, MismatchError)
+        assert "requests contribution 4 of this device" in str(ended)
+    assert second.rounds.model.version == (1 if keeps else 2)
+    second.stop()
+    second.close()
 
 
 def test_another_token_is_refused_with_the_reason() -> None:

@@ -100,6 +100,24 @@ def test_a_server_that_believes_every_share_is_noticed() -> None:
     expect_noticed(cohorts.SecureCohort, "_is_secret_of", lambda *_: True, check_liar)
 
 
+@pytest.mark.parametrize("liars", [(0,), (0, 1), (3, 17)])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_some_liars_among_many_holders_are_found_wherever_they_are(liars: tuple[int, ...], reverse: bool) -> None:
+    run = masked_round({}, agreement_of(range(20)))
+    run.keys()
+    run.shares()
+    run.mask()
+    run.consent()
+    for client in sorted(run.cohort.active, reverse=reverse):
+        shares = run.revealed(client)
+        if client in liars:
+            shares = [bytes(SHARE_BYTES - 1) + b"\x07"] * len(shares)
+        run.cohort.take_reveal(client, rows_payload(shares, SHARE_BYTES))
+    assert run.cohort.is_unmasked
+    assert run.cohort.total().tolist() == run.plain_sum().tolist()
+    assert set(run.cohort.liars) <= set(liars)
+
+
 def test_with_too_few_true_shares_there_is_no_sum() -> None:
     run = masked_round({3: REVEAL, 4: REVEAL})
     run.keys()

@@ -12,9 +12,10 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
-from support.exporting import MANY, ODD, attached, logged, step
+from support.exporting import MANY, ODD, attached, logged, noticed, step
 from support.processes import free_port
 
+from gossamer.observe.exporters.destination import ExportQueue
 from gossamer.observe.exporters.otlp import OtlpExporter, metrics_url, parse_headers, post, request
 from gossamer.observe.exporters.totals import Totals
 
@@ -92,25 +93,30 @@ def test_headers_are_opentelemetrys_variable() -> None:
 
 
 class Collector(BaseHTTPRequestHandler):
-    """Keeps what is posted; answers with the status that its server was told."""
+    """Keeps what is posted; answers with `posted.status`."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.posted.append(
             (self.path, {name.title(): value for name, value in self.headers.items()}, json.loads(body))
         )  # type: ignore[attr-defined]
-        self.send_response(self.server.status)  # type: ignore[attr-defined]
+        self.send_response(self.server.posted.status)  # type: ignore[attr-defined]
         self.end_headers()
 
     def log_message(self, *args: object) -> None:
         pass
 
 
+class Posted(list[Any]):
+    status = 200  # of the next answers
+
+
 @contextmanager
-def collector(status: int = 200) -> Iterator[tuple[str, list[Any]]]:
-    posted: list[Any] = []
+def collector(status: int = 200) -> Iterator[tuple[str, Posted]]:
+    posted = Posted()
+    posted.status = status
     with HTTPServer(("127.0.0.1", 0), Collector) as server:
-        server.status, server.posted = status, posted  # type: ignore[attr-defined]
+        server.posted = posted  # type: ignore[attr-defined]
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}", posted
@@ -140,6 +146,30 @@ def test_a_dead_endpoint_and_one_that_refuses_are_errors_of_the_destination() ->
         OtlpExporter(metrics_url(f"http://127.0.0.1:{free_port()}"), 0, RESOURCE).close()
     with collector(status=503) as (endpoint, _), pytest.raises(OSError, match="503"):
         OtlpExporter(metrics_url(endpoint), 0, RESOURCE).close()
+
+
+@pytest.mark.parametrize(
+    ("at_the_end", "lost"),
+    [(200, []), (503, ["4 of 5 events of this worker did not reach otlp."])],
+)
+def test_events_of_a_refused_post_are_missing_only_if_no_later_post_has_them(at_the_end: int, lost: list[str]) -> None:
+    now = [100.0]
+    with collector() as (endpoint, posted), noticed() as notices:
+        exporter = OtlpExporter(metrics_url(endpoint), 0, RESOURCE, clock=lambda: now[0])
+        queue = ExportQueue("otlp", lambda: exporter)
+        for number, status in enumerate((200, 503, 503, 503), 1):
+            now[0] += 10
+            posted.status = status
+            queue(step(number))
+            assert queue.pump() is (status == 200)
+        queue(step(5))
+        assert queue.pump()  # no post is due
+        posted.status = at_the_end
+        queue.finish()
+        queue.report_dropped()
+    counts = [metrics(content)["gossamer.steps"]["sum"]["dataPoints"][0]["asDouble"] for _, _, content in posted]
+    assert counts == [1, 2, 3, 4, 5]
+    assert notices[1:] == lost
 
 
 Reply = Callable[[socket.socket, threading.Event], None]

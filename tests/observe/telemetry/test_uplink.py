@@ -113,6 +113,24 @@ def test_what_finds_no_room_is_dropped_counted_and_told(db: sqlite3.Connection, 
     assert told == [5]
 
 
+def test_a_flood_of_printed_lines_does_not_take_the_failure_with_it(db: sqlite3.Connection, desk: MachineDesk) -> None:
+    rows, draw = line(1), random.Random(0)
+    for _ in range(400):  # lines that do not compress, more than one batch holds
+        rows.log(1001.0, 0, 0, "stdout", draw.randbytes(8000).hex())
+    failure = {"kind": "raised", "message": "ValueError", "traceback": "Traceback", "caused_by": None}
+    rows.add("failure", at=1002.0, rank=0, attempt=0, **failure)
+    rows.know(0, state="failed")
+    with uplink(lambda: nullcontext(Straight(desk))) as up:
+        up.forward(rows)
+        up.forward(line(2))
+    assert up.dropped == 401
+    desk.drain(db, RankBook(db))
+    assert [text for *_, text in texts(db)] == ["step 2"]
+    assert [tuple(row) for row in db.execute("SELECT at, message FROM failure")] == [(1002.0 + AHEAD, "ValueError")]
+    told = [json.loads(row["content"])["rows"] for row in db.execute("SELECT content FROM event")]
+    assert told == [401]
+
+
 def test_a_first_machine_that_says_nothing_holds_nobody_up() -> None:
     over = threading.Event()
 

@@ -170,6 +170,28 @@ def test_all_members_of_an_elastic_run_are_kept(tmp_path: Path) -> None:
     assert len(newest_run(read_run(tmp_path))) == 3
 
 
+def test_of_two_elastic_runs_in_one_folder_the_newest_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = iter(["first", "second"])
+
+    def record(clocks: list[SkewedClock]) -> None:
+        monkeypatch.setenv("GOSSAMER_RUN", next(names))
+        record_changes(tmp_path, clocks)
+
+    first, second = traced_twice(tmp_path, record)
+    assert len(first) == len(second) == 3
+    assert {each.path for each in newest_run(read_run(tmp_path))} == second
+
+
+def test_files_without_a_name_of_their_run_are_read(tmp_path: Path) -> None:
+    Rounds(count=3).record(tmp_path, CLOCKS[:1])
+    (path,) = tmp_path.glob("*.spans")
+    line, _, records = path.read_bytes().partition(b"\n")
+    about = json.loads(line)
+    del about["run"]
+    path.write_bytes(json.dumps(about).encode() + b"\n" + records)
+    assert [each.run for each in newest_run(read_run(tmp_path))] == [""]
+
+
 def test_a_run_without_another_is_kept_whole(tmp_path: Path) -> None:
     Rounds(count=3).record(tmp_path, CLOCKS)
     assert len(newest_run(read_run(tmp_path))) == len(CLOCKS)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support.synthetic_store import SyntheticRun, fill
 
 from gossamer.observe.telemetry import insert, open_store
-from gossamer.observe.watch.summary import differences, read_ranks
+from gossamer.observe.watch.summary import differences, read_findings, read_ranks
 
 ALIKE = {"python": "3.11.7", "torch": "2.13.0"}
 
@@ -36,4 +37,25 @@ def test_the_part_of_the_work_of_a_rank_is_its_latest(tmp_path: Path) -> None:
     insert(db, "metric", [{"name": "local_steps", "step": 20, "at": 20, "rank": 2, "value": 4}])
     db.commit()
     assert [(rank["share"], rank["local_steps"]) for rank in read_ranks(db)] == [(0.6, None), (0.4, None), (None, 4)]
+    db.close()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_a_repeated_finding_shows_its_latest_evidence_and_step(tmp_path: Path, order: tuple[int, ...]) -> None:
+    db = open_store(tmp_path / "run.sqlite")
+    same = {"rank": 1, "cause": "computing"}
+    rows = [{"at": 100.0 + place, "step": 10 + place, "evidence": f"look {place}", **same} for place in order]
+    insert(db, "finding", [*rows, {"at": 101.5, "step": 3, "rank": 0, "cause": "link", "evidence": "slow"}])
+    latest = {
+        "rank": 1,
+        "cause": "computing",
+        "at": 102.0,
+        "step": 12,
+        "evidence": "look 2",
+        "times": 3,
+        "first": 100.0,
+    }
+    other = {"rank": 0, "cause": "link", "at": 101.5, "step": 3, "evidence": "slow", "times": 1, "first": 101.5}
+    assert read_findings(db) == [{**latest, "now": True}, {**other, "now": False}]
+    assert read_findings(db, 1) == [{**latest, "now": True}]
     db.close()

@@ -3,13 +3,24 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 
+from gossamer.comm.environment import JobEnvironment
 from gossamer.plan.doctor.ping_link import PingLink, PingListener, call
+from gossamer.plan.doctor.worker import describe
 
 TOKEN = b"sixteen letters!"
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture
@@ -81,3 +92,17 @@ def test_an_end_that_closes_is_noticed(door: PingListener) -> None:
             pass
         with pytest.raises(ConnectionError, match="closed the connection"):
             answering.serve()
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_two_ranks_meet_over_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    own = describe(JobEnvironment(world=2, master_address="::1"))
+    assert (own.address, own.interface) == ("::1", None)
+    with closing(PingListener(own.address, TOKEN)) as door, ThreadPoolExecutor() as pool:
+        answering = pool.submit(door.open, 5)
+        with call(own.address, door.port, TOKEN, 5) as asking, answering.result(5) as other:
+            serving = pool.submit(other.serve)
+            assert asking.ping().seconds > 0
+            asking.end()
+            serving.result(5)

@@ -232,6 +232,12 @@ def test_failures_name_rank_and_step(tmp_path: Path, body: str, failure: str) ->
     assert re.search(failure, ended.failure), ended.failure
 
 
+def test_an_infinite_metric_that_is_no_loss_ends_nothing(tmp_path: Path) -> None:
+    body = "session.log(loss=1.0, packet_loss=float('inf'), loss_scale=float('inf'), gloss=float('nan'))"
+    ended = finished(simulated(script(tmp_path, LOOP.replace("{body}", body))))
+    assert (ended.steps, ended.failure, ended.diverged) == (8, None, False)
+
+
 def test_a_script_that_ends_early_or_never_attaches_is_no_success(tmp_path: Path) -> None:
     early = simulated(script(tmp_path), 3)
     ended = early.advance(steps=5)

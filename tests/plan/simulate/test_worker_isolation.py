@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import random
@@ -91,6 +92,33 @@ def test_the_process_around_is_put_back(script: Path, tmp_path: Path) -> None:
     assert os.getcwd() == str(tmp_path / "folder")
     state.keep()
     outside.restore()
+
+
+@pytest.mark.parametrize(("folder", "own"), [(".", True), ("lib/site-packages", False), ("../elsewhere", False)])
+def test_a_package_without_an_init_file_belongs_to_the_worker_of_its_script(
+    script: Path, folder: str, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    above = Path(os.path.normpath(script.parent / folder))
+    (above / "package_of_a_script").mkdir(parents=True)
+    (above / "package_of_a_script" / "counter.py").write_text("count = 0")
+    monkeypatch.syspath_prepend(above)
+    outside = ProcessState(script.parent)
+    states = [worker(script, rank) for rank in range(2)]
+    counts = []
+    for turn in range(2):
+        for state in states:
+            state.restore()
+            if not turn:
+                importlib.import_module("package_of_a_script.counter")
+            else:
+                counter = sys.modules["package_of_a_script"].counter
+                counter.count += 1
+                counts.append(counter.count)
+            state.keep()
+    outside.restore()
+    for name in ("package_of_a_script", "package_of_a_script.counter"):
+        sys.modules.pop(name, None)
+    assert counts == ([1, 1] if own else [1, 2])
 
 
 @pytest.mark.parametrize("place", ["lib/site-packages/other.py", "../elsewhere.py"])

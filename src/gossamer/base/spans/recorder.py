@@ -118,6 +118,7 @@ class SpanRecorder:
             "version": VERSION,
             "rank": self.rank,
             "world": self.world,
+            "run": os.environ.get("GOSSAMER_RUN", ""),
             "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             "pid": os.getpid(),
             "host": socket.gethostname(),

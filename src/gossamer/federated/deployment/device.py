@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
 from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.strategies.federated_rules import LocalPrivacy
 from gossamer.base.host_port import Address
 from gossamer.base.peer_ops import Await, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft, Push, Receipt, Stamp
 from gossamer.base.units import seconds_text
@@ -64,6 +65,11 @@ class DeviceDirectory:
 
     def store(self, federation: str, number: int) -> DirectoryStore:
         return DirectoryStore(self._directory / federation, number)
+
+    def stores(self) -> list[DirectoryStore]:
+        """Its state in every federation so far."""
+        found = sorted(self._directory.glob("*/client-*.safetensors"))
+        return [DirectoryStore(path.parent, int(path.stem.removeprefix("client-"))) for path in found]
 
     def close(self) -> None:
         self._lock.close()
@@ -275,7 +281,10 @@ class FederationDevice:
         )
         self._print("waiting until enough devices have joined and this one is chosen")
         trainer = Trainer(self._model, self._state, terms.strategy, self._script.train)
-        script = participate(invitation.number, recipe, self._store(invitation))
+        store = self._store(invitation)
+        if isinstance(terms.strategy.privacy, LocalPrivacy):
+            self._count_all_noise(store)
+        script = participate(invitation.number, recipe, store)
         return self._answered(script, trainer)
 
     def _check_recipe(self, offered: Recipe) -> None:
@@ -340,6 +349,14 @@ class FederationDevice:
             kept = self._directory
             self._stores[key] = MemoryStore() if kept is None else kept.store(*key)
         return self._stores[key]
+
+    def _count_all_noise(self, store: ClientStore) -> None:
+        """Continue the count of contributions with local noise from all federations of this device: a server that is
+        not trusted, or has lost its journal, has another name, and would get as many again."""
+        others = self._stores.values() if self._directory is None else self._directory.stores()
+        told, state = max((each.load().told for each in others), default=0), store.load()
+        if told > state.told:
+            store.save(replace(state, told=told))
 
 
 def _enrolled(roster: IdentityRoster, identity: Identity) -> int | None:

@@ -94,8 +94,8 @@ def check_budget(privacy: LocalPrivacy, count: int) -> None:
     if privacy.budget is not None and epsilon > privacy.budget:
         raise MismatchError(
             f"The server requests contribution {count} of this device, after which epsilon is {epsilon:.4g}, above the "
-            f"budget of {privacy.budget:g}: the server lost its journal. Nothing was sent. Start the server with its "
-            "earlier journal."
+            f"budget of {privacy.budget:g}: the server lost its journal, or is another one. Nothing was sent. Start "
+            "the server with its earlier journal. The device counts for all servers, in its folder --state."
         )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import Enum
-from itertools import combinations, islice
+from itertools import combinations
+from math import comb
+from random import Random
 
 import numpy as np
 import torch
@@ -239,7 +241,7 @@ class SecureCohort:
         needed, shares = self._needed[owner], self._shares[owner]
         if owner in self._secrets or len(shares) < needed:
             return
-        for tries, holders in enumerate(islice(combinations(sorted(shares), needed), MOST_TRIES)):
+        for tries, holders in enumerate(self._holder_sets(shares, needed)):
             placed = {self.agreement.place(holder): shares[holder] for holder in holders}
             secret = _joined(placed)
             if secret is not None and self._is_secret_of(owner, secret):
@@ -247,6 +249,20 @@ class SecureCohort:
                 if tries:
                     self._name_liars(owner, placed)
                 return
+
+    def _holder_sets(self, holders: Iterable[int], needed: int) -> Iterator[tuple[int, ...]]:
+        """Sets of `needed` holders, of which one may have only true shares. Holders of invalid shares come last.
+
+        Of more than MOST_TRIES sets, some are drawn: in order, the first holders would be in all of them.
+        """
+        ordered = sorted(holders, key=lambda holder: (holder in self.liars, holder))
+        if comb(len(ordered), needed) <= MOST_TRIES:
+            yield from combinations(ordered, needed)
+            return
+        yield tuple(ordered[:needed])
+        draw = Random(repr(ordered))  # the same for all owners, so that the weights of a set are computed once
+        for _ in range(MOST_TRIES - 1):
+            yield tuple(draw.sample(ordered, needed))
 
     def _is_secret_of(self, owner: int, secret: bytes) -> bool:
         published = self._published[owner]

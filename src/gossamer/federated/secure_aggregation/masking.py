@@ -268,7 +268,7 @@ def _number(place: int, share: bytes) -> int:
     return number
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _weights(places: tuple[int, ...], at: int) -> tuple[int, ...]:
     """Lagrange coefficients, cached since the same holders share many secrets."""
     weights = []

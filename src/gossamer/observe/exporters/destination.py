@@ -38,7 +38,11 @@ CLOSE_SECONDS = 10.0  # for all tools together to take the rest
 
 
 class Exporter(Protocol):
-    """A tool, called by one thread. Both methods may raise any error."""
+    """A tool, called by one thread. Both methods may raise any error.
+
+    An exporter of totals also has `unsent`, the number of events that it took and that its tool lacks: the next call
+    sends them, so an error of `take` loses none.
+    """
 
     def take(self, events: Sequence[Event], /) -> None: ...
 
@@ -55,7 +59,8 @@ class ExportQueue:
     """
 
     def __init__(self, name: str, open_exporter: Callable[[], Exporter], room: int = ROOM) -> None:
-        self.dropped = self.taken = 0  # events
+        self.dropped = 0  # events
+        self._received = 0  # events
         self._name, self._open, self._room = name, open_exporter, room
         self._exporter: Exporter | None = None
         self._waiting: list[Event] = []
@@ -70,6 +75,7 @@ class ExportQueue:
             return
         numbers = _numbers(event)
         with self._lock:
+            self._received += 1
             full = self._numbers + numbers > self._room
             if not full:
                 self._waiting.append(event)
@@ -91,11 +97,10 @@ class ExportQueue:
             if self._exporter is not None and batch:
                 self._exporter.take(batch)
         except BaseException as error:
-            self._drop(len(batch), reason(error))
+            self._drop(len(batch) if self._unsent is None else 0, reason(error))
             return False
         finally:
             self._passing = 0
-        self.taken += len(batch)
         return True
 
     def finish(self) -> None:
@@ -110,9 +115,15 @@ class ExportQueue:
 
     def report_dropped(self) -> None:
         """Report the number of missing events at the end, if any."""
-        missing = self.dropped + self._passing + len(self._waiting)
+        in_tool = self._passing if self._unsent is None else self._unsent
+        missing = self.dropped + in_tool + len(self._waiting)
         if missing:
-            events.notice(f"{missing} of {self.taken + missing} events of this worker did not reach {self._name}.")
+            events.notice(f"{missing} of {self._received} events of this worker did not reach {self._name}.")
+
+    @property
+    def _unsent(self) -> int | None:
+        """Events in the totals of the exporter that its tool lacks; None if the exporter has no totals."""
+        return getattr(self._exporter, "unsent", None)
 
     def _next(self) -> list[Event]:
         with self._lock:

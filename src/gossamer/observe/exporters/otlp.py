@@ -43,10 +43,12 @@ class OtlpExporter:
     ) -> None:
         self._url, self._rank, self._attributes, self._clock = url, rank, attributes, clock
         self._totals = Totals()
+        self.unsent = 0  # events in the totals since the last successful post
         self._next = clock() + EVERY_SECONDS
 
     def take(self, events: Sequence[Event]) -> None:
         self._totals.take(events)
+        self.unsent += len(events)
         if self._clock() >= self._next:
             self._next = self._clock() + EVERY_SECONDS
             self._post()
@@ -58,6 +60,7 @@ class OtlpExporter:
         body = json.dumps(request(self._totals, self._rank, self._attributes, time.time())).encode()
         headers = {"Content-Type": "application/json", **parse_headers(os.environ.get(HEADERS, ""))}
         post(self._url, body, headers, ANSWER_SECONDS)
+        self.unsent = 0
 
 
 def metrics_url(endpoint: str) -> str:

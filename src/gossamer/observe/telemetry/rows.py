@@ -52,6 +52,14 @@ class NewRows:
     def touched(self) -> set[str]:
         return set(self.tables)
 
+    def without(self, table: str) -> NewRows:
+        """The same without the rows of one table."""
+        rows = NewRows()
+        rows.tables.update({name: each for name, each in self.tables.items() if name != table})
+        rows.ranks.update(self.ranks)
+        rows.rewound = self.rewound
+        return rows
+
     def rewind(self, rank: int, step: int) -> None:
         """A rank repeats the steps after this one: drop its rows about them."""
         self.rewound[rank] = min(step, self.rewound.get(rank, step))

@@ -154,8 +154,13 @@ class Uplink:
         self._thread = threading.Thread(target=self._run, name="gossamer uplink", daemon=True)
 
     def forward(self, rows: NewRows) -> None:
-        """Queue rows to be sent; never blocks."""
+        """Queue rows to be sent; never blocks. Of more than one batch holds, printed lines are dropped first: they are
+        most of it, and the logs of their machine have them."""
         packed = pack(rows)
+        if packed is not None and len(packed) > MOST_BYTES:
+            self.dropped += len(rows.tables["log"])
+            rows = rows.without("log")
+            packed = pack(rows)
         if packed is None:
             return
         try:

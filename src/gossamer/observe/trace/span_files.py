@@ -59,6 +59,7 @@ class ProcessSpans:
     wall: float
     records: Records
     torn_bytes: int  # after the last complete record
+    run: str = ""  # name that all processes of a run share; empty if no launcher named it
 
     def of(self, *kinds: SpanKind) -> Records:
         return self.records[np.isin(self.records["kind"], kinds)]
@@ -121,12 +122,12 @@ def read_span_file(path: Path) -> ProcessSpans:
                 "pip install -U gossamer"
             )
         names = ("rank", "world", "attempt", "pid", "host", "clock", "moment", "wall")
-        args = {name: about[name] for name in names}
+        args = {name: about[name] for name in names} | {"run": about.get("run", "")}  # older versions name no run
         if not all(isinstance(args[name], int) for name in ("rank", "world", "attempt", "pid")):
             raise TypeError("a number of a process is no integer")
         if not all(abs(args[name]) <= MOST_SECONDS for name in ("moment", "wall")):
             raise ValueError("an invalid time")
-        if not all(isinstance(args[name], str) for name in ("host", "clock")):
+        if not all(isinstance(args[name], str) for name in ("host", "clock", "run")):
             raise TypeError("a name is no text")
     except (ValueError, KeyError, TypeError):
         raise GossamerError(
@@ -151,11 +152,15 @@ def read_run(folder: Path) -> list[ProcessSpans]:
 
 
 def newest_run(processes: Sequence[ProcessSpans]) -> list[ProcessSpans]:
-    """The processes of the newest run, if several runs wrote into one folder: each start of a rank has one file.
+    """The processes of the newest run, if several runs wrote into one folder.
+
+    Runs differ by their names. Of runs without names, or with the same one, each start of a rank has one file.
 
     Args:
         processes: as from `read_run`. Those of an elastic run are all kept: a rank may pass to a new process.
     """
+    name = max(processes, key=lambda each: each.wall).run
+    processes = [each for each in processes if each.run == name]
     if any(each.is_elastic for each in processes):
         return [*processes]
     starts: dict[tuple[int, int], list[ProcessSpans]] = defaultdict(list)

@@ -63,8 +63,11 @@ def read_ranks(db: sqlite3.Connection) -> list[Row]:
 
 def read_findings(db: sqlite3.Connection, limit: int = 50) -> list[Row]:
     """Stragglers, the latest of each rank and cause first, with the number of findings, and whether it is current."""
-    asked = """SELECT rank, cause, max(at) AS at, step, evidence, count(*) AS times, min(at) AS first
-        FROM finding GROUP BY rank, cause ORDER BY max(at) DESC LIMIT ?"""
+    # Not GROUP BY with max() and min(): SQLite then takes step and evidence from any of both rows
+    asked = """SELECT rank, cause, at, step, evidence, times, first FROM (
+            SELECT *, row_number() OVER (same ORDER BY at DESC, rowid DESC) AS place, count(*) OVER same AS times,
+            min(at) OVER same AS first FROM finding WINDOW same AS (PARTITION BY rank, cause)
+        ) WHERE place = 1 ORDER BY at DESC LIMIT ?"""
     latest = f"SELECT rank, cause, max(at) FROM finding {NOT_OVER} GROUP BY cause = '{HANG}'"
     lasting = {(rank, cause) for rank, cause, _ in db.execute(latest)}
     return [

@@ -7,6 +7,7 @@ import struct
 import time
 from types import TracebackType
 
+from gossamer.base.host_port import family_of
 from gossamer.plan.doctor.link_statistics import Arrivals, Ping, bits_per_second
 
 ORDER, NUMBER = struct.Struct("!cQ"), struct.Struct("!d")
@@ -109,7 +110,7 @@ class PingListener:
 
     def __init__(self, address: str, token: bytes) -> None:
         self._token = token
-        self._listener = socket.create_server((address, 0))
+        self._listener = socket.create_server((address, 0), family=family_of(address))
 
     @property
     def port(self) -> int:

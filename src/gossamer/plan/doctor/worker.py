@@ -67,8 +67,10 @@ def _interface(job: environment.JobEnvironment) -> tuple[str | None, str]:
 
 
 def _address_towards(address: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # a datagram socket sends nothing here; the kernel only selects the route
+    found = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)
+    family, *_, there = min(found, key=lambda each: each[0] != socket.AF_INET)  # IPv6 only where there is no IPv4
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(there)  # a datagram socket sends nothing here; the kernel only selects the route
         return str(probe.getsockname()[0])
 
 

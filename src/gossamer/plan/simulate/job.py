@@ -33,6 +33,7 @@ from gossamer.events import (
     StepEnded,
     subscribe,
 )
+from gossamer.observe.comparison import is_loss
 from gossamer.plan.simulate.clock import StepClock
 from gossamer.plan.simulate.peer_time import job_time
 from gossamer.plan.simulate.virtual_worker import (
@@ -401,7 +402,7 @@ class SimulatedJob:
 
     def _logged(self, worker: VirtualWorker, event: Logged) -> None:
         for name, value in event.values.items():
-            if "loss" in name and not math.isfinite(value):
+            if is_loss(name) and not math.isfinite(value):
                 self._reports.diverged = self._reports.failure is None
                 self._fail(worker, f"{name} is {value}")
             self._reports.logged.setdefault(name, {}).setdefault(worker.point(), []).append(value)

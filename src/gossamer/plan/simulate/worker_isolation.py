@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
@@ -93,10 +94,18 @@ class ProcessState:
         return own
 
     def _is_own(self, name: str) -> bool:
-        file = getattr(sys.modules[name], "__file__", None)
+        file = _place(sys.modules[name])
         if not isinstance(file, str) or not file.startswith(self._prefix) or file.startswith(STANDARD_LIBRARY):
             return False
         return name.partition(".")[0] not in (OWN_PACKAGE, "__main__") and FOREIGN.isdisjoint(Path(file).parts)
+
+
+def _place(module: ModuleType) -> object:
+    """The file of a module; of a package without __init__.py its first folder."""
+    file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
+    if file is None and isinstance(spec, ModuleSpec):
+        return next(iter(spec.submodule_search_locations or ()), None)
+    return file
 
 
 def _set_environment(wanted: Mapping[str, str]) -> None:
