@@ -73,6 +73,17 @@ def test_what_a_peer_had_done_before_it_left_is_waited_for() -> None:
     assert peers.broken == 0
 
 
+def test_time_in_which_this_process_was_stopped_does_not_count() -> None:
+    clock = Moments()
+
+    def stopped_once(seconds: float) -> None:
+        clock.now += 3600.0 if clock.now == 0.0 else seconds
+
+    watched = DeviceWait(Leaving(clock), clock, stopped_once)
+    assert watched.until(lambda: clock.now >= 3601.0, 2.0)
+    assert not watched.until(lambda: False, 2.0)
+
+
 def test_a_watch_ends_with_what_it_waits_for_or_with_its_time() -> None:
     watched, clock, _ = watch()
     assert watched.until(lambda: True, 0.0)

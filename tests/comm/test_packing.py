@@ -35,6 +35,9 @@ PAYLOADS = [
     (torch.empty(0), *cut(3, 5)),
     (torch.empty(0),),
     (torch.arange(12.0).view(3, 4).T,),
+    (torch.arange(12.0)[::2],),
+    (torch.arange(12.0)[::3], torch.arange(6, dtype=torch.int16)[1::2]),
+    (torch.tensor(2.0).expand(5),),
     (torch.tensor([True, False]), torch.arange(2, dtype=torch.int16)),
 ]
 
@@ -50,6 +53,15 @@ def check_bytes(payload: tuple[Tensor, ...]) -> None:
         assert after.dtype == before.dtype
         assert after.shape == before.shape
         assert after.contiguous().numpy().tobytes() == before.contiguous().numpy().tobytes()
+
+
+@pytest.mark.parametrize("view", [torch.conj, lambda x: x.conj().imag, lambda x: torch._neg_view(x.real)], ids=range(3))
+def test_the_bytes_of_a_view_with_a_deferred_operation_are_those_of_its_values(
+    view: Callable[[Tensor], Tensor],
+) -> None:
+    values = view(torch.arange(6.0).view(3, 2)[:, ::2] + 1j)
+    (found,) = split(join((values,)), (values,))
+    assert torch.equal(found, values.clone())
 
 
 @pytest.mark.parametrize("payload", PAYLOADS, ids=range(len(PAYLOADS)))

@@ -11,6 +11,9 @@ from typing import NoReturn, Protocol
 
 GRACE_SECONDS = 1.0  # after a peer has disconnected: it may have finished its part, and ours may still complete
 SHORTEST_SECONDS, LONGEST_SECONDS = 2e-5, 1e-3  # between two polls
+PAUSED_SECONDS = (
+    30.0  # between two polls: this process was stopped, perhaps with all others, and the time does not count
+)
 
 
 class Peers(Protocol):
@@ -36,8 +39,12 @@ class DeviceWait:
 
     def until(self, done: Callable[[], bool], seconds: float) -> bool:
         """Poll until done; False after `seconds`. Raises PeerLost if it is not done GRACE_SECONDS after a peer left."""
-        end, pause, noticed = self._clock() + seconds, SHORTEST_SECONDS, False
+        now = self._clock()
+        end, pause, noticed = now + seconds, SHORTEST_SECONDS, False
         while not done():
+            polled, now = now, self._clock()
+            if now - polled > PAUSED_SECONDS:
+                end += now - polled
             if not noticed and self._peers.hung_up():
                 noticed, end = True, self._clock() + GRACE_SECONDS
             if self._clock() >= end:

@@ -29,11 +29,21 @@ def _order(payload: Payload) -> list[int]:
     return sorted(range(len(payload)), key=lambda place: -payload[place].element_size())
 
 
+def dense(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor with the same elements; the tensor itself if possible."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """View a contiguous tensor as uint8 of shape (n,)."""
+    return tensor.view(-1).view(torch.uint8)
+
+
 def join(payload: Payload) -> Tensor:
     """Concatenate the whole payload as bytes. Tensors that are adjacent in this order in one memory are not copied."""
     if len(payload) == 1:
-        return payload[0].reshape(-1).view(torch.uint8)
-    parts = [payload[place].reshape(-1).view(torch.uint8) for place in _order(payload)]
+        return bytes_of(dense(payload[0]))
+    parts = [bytes_of(dense(payload[place])) for place in _order(payload)]
     if _adjacent(parts):
         return parts[0].as_strided((sum(part.nbytes for part in parts),), (1,))
     return torch.cat(parts)

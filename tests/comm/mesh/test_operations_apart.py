@@ -9,7 +9,7 @@ import torch
 from support.mesh_group import MESSAGE, Group
 
 from gossamer.algorithms.collectives import DirectAllReduce, HalvingDoubling, RingAllReduce, TreeAllReduce
-from gossamer.base.ops import AllReduceMean
+from gossamer.base.ops import AllGather, AllReduceMean
 from gossamer.comm.mesh.native_mesh import Mesh
 
 TABLES = [DirectAllReduce(), RingAllReduce(), HalvingDoubling(), TreeAllReduce()]
@@ -51,6 +51,16 @@ def test_what_does_not_lie_side_by_side() -> None:
         fresh = group.answers([AllReduceMean(x) for x in xs])
     for each in (*outs, *heard, *fresh):
         assert torch.equal(each, (xs[0] + xs[1]) / 2)
+
+
+def test_views_with_a_deferred_operation_have_the_mean_of_their_values() -> None:
+    xs = [torch._neg_view(given(rank, 600, torch.float32)) for rank in range(2)]
+    with Group(2) as group:
+        for each in group.answers([AllReduceMean(x) for x in xs]):
+            assert torch.equal(each, (xs[0] + xs[1]) / 2)
+        strided = [given(rank, 600, torch.float32)[::2] for rank in range(2)]
+        for received in group.answers([AllGather((x,)) for x in strided]):
+            assert all(torch.equal(a, b) for (a,), b in zip(received, strided, strict=True))
 
 
 def test_the_check_catches_sums_over_what_went_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,35 @@ def test_a_long_pause_before_an_operation_is_no_silence(monkeypatch):
     Pair(trickle).wait()
 
 
+class Pauses:
+    """A clock that goes on by a second with every look, but for one look before which the process was stopped."""
+
+    def __init__(self, stopped_at, stopped_seconds):
+        self.now, self._stopped_at, self._stopped_seconds = 0.0, stopped_at, stopped_seconds
+
+    def __call__(self):
+        self.now += 1.0
+        if self.now == self._stopped_at:
+            self.now += self._stopped_seconds
+        return self.now
+
+
+@pytest.mark.parametrize("seconds", [60.0, 1e6])
+def test_time_in_which_this_process_was_stopped_is_no_silence_of_its_peers(seconds):
+    """All ranks of a suspended job or a paused container stop and continue together."""
+    with notices() as told:
+        silence = StallWatchdog(0, StallTimeouts(clock=Pauses(10.0, seconds)), unanswered(60.0))
+
+        def look(times):
+            for _ in range(times):
+                silence.look([-1, 7], [1])
+
+        look(25)
+        assert told == []
+        with pytest.raises(PeerLost, match=r"rank 1 cannot be reached: .* for 30 s"):
+            look(10)
+
+
 def test_only_machines_that_the_operation_needs_are_asked():
     asked = []
     silence = StallWatchdog(0, StallTimeouts(clock=Time()), lambda rank: asked.append(rank) or 0.0)

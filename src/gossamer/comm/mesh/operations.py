@@ -30,7 +30,7 @@ from gossamer.comm.mesh.program import (
     mean_program,
     straight_program,
 )
-from gossamer.comm.packing import join, split
+from gossamer.comm.packing import dense, join, split
 from gossamer.errors import PeerLost
 
 ALIGNED_BYTES = 64  # so that received bytes may be viewed as wider types
@@ -68,7 +68,7 @@ class MeshOperations:
     def _mean(self, tensor: Tensor, out: Tensor | None, ranks: Ranks) -> Wait:
         """Write the mean to `out` or to new memory, without copying `tensor` first. `tensor` is unchanged unless it is
         `out`."""
-        source = tensor.contiguous()
+        source = dense(tensor)
         flat = scratch_for(source.numel(), source.dtype, source.device) if out is None else out.contiguous()
         if len(ranks) == 1:
             flat.view(-1).copy_(source.view(-1))
@@ -183,15 +183,15 @@ class MeshOperations:
         All of them are one operation, so its latency is paid once.
         """
         filled = [tensor.detach() for tensor in tensors if tensor.numel()]
-        dense = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in filled]
-        sizes = tuple(tensor.nbytes for tensor in dense)
+        copies = [dense(tensor) for tensor in filled]
+        sizes = tuple(tensor.nbytes for tensor in copies)
         hub = self.pick.broadcasting_hub(sum(sizes), source) if self.pick.has_hubs else None
         program, parts = broadcast_program(sizes, source, self.rank, self.everyone, hub)
-        places = [dense[part.tensor].data_ptr() + part.offset for part in parts]
-        self.run(program, places, dense, lambda: None)()
-        for tensor, contiguous in zip(filled, dense, strict=True):
-            if contiguous is not tensor:
-                tensor.copy_(contiguous)
+        places = [copies[part.tensor].data_ptr() + part.offset for part in parts]
+        self.run(program, places, copies, lambda: None)()
+        for tensor, copy in zip(filled, copies, strict=True):
+            if copy is not tensor:
+                tensor.copy_(copy)
 
     def run(
         self,

@@ -28,6 +28,7 @@ from gossamer.base.ops import (
 )
 from gossamer.comm.mesh.operations import MeshOperations, Wait, is_here
 from gossamer.comm.mesh.program import FORMATS, Ranks, broadcast_program, form_of, mean_program, straight_program
+from gossamer.comm.packing import bytes_of, dense
 from gossamer.comm.staging.chunk_tables import Range, byte_chunks, mean_chunks, spans
 from gossamer.comm.staging.pinned_arena import ALIGNED_BYTES
 from gossamer.comm.staging.staging_area import Chunk, Move, StagedOp, StagingArea
@@ -302,13 +303,3 @@ class ByteViews:
             found.append((self.views[place][low:high], at))
             at += high - low
         return found
-
-
-def dense(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor with the same elements; the tensor itself if possible."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
-
-
-def bytes_of(tensor: Tensor) -> Tensor:
-    """View a contiguous tensor as uint8 of shape (n,)."""
-    return tensor.view(-1).view(torch.uint8)

@@ -13,6 +13,7 @@ from gossamer.errors import PeerLost, require
 
 NOTICE_SECONDS = 60.0
 UNREACHABLE_SECONDS = 30.0
+PAUSED_SECONDS = 30.0
 
 Unanswered = Callable[[int], float]  # seconds for which a rank's machine has not acknowledged data
 
@@ -24,6 +25,7 @@ class StallTimeouts:
     notice_seconds: float = NOTICE_SECONDS  # after which the user is notified
     unreachable_seconds: float = UNREACHABLE_SECONDS  # without an acknowledgment: the machine is down or unreachable
     timeout_seconds: float = USUAL_SECONDS  # after which the group counts as broken
+    paused_seconds: float = PAUSED_SECONDS  # between two looks: this process was paused, perhaps with all others
     clock: Callable[[], float] = time.monotonic  # in seconds
 
     def __post_init__(self) -> None:
@@ -36,11 +38,15 @@ def requested_timeouts() -> StallTimeouts:
 
 
 class StallWatchdog:
-    """Watches the peers that one operation waits for. Call `look` repeatedly until the operation completes."""
+    """Watches the peers that one operation waits for. Call `look` every second until the operation completes.
+
+    A much longer time between two calls is no silence of peers: this process was stopped, as by a scheduler that
+    suspends a job, a pause of its container, or a debugger.
+    """
 
     def __init__(self, rank: int, patience: StallTimeouts, unanswered: Unanswered = lambda rank: 0.0) -> None:
         self._rank, self._patience, self._unanswered = rank, patience, unanswered
-        self._since = patience.clock()
+        self._since = self._looked = patience.clock()
         self._moved: Sequence[int] = ()
         self._warned = False
 
@@ -52,6 +58,9 @@ class StallWatchdog:
             waited_for: Ranks to name in messages.
         """
         now, patience = self._patience.clock(), self._patience
+        if (gap := now - self._looked) > patience.paused_seconds:
+            self._since += gap  # peers are not silent while this process cannot receive
+        self._looked = now
         if moved != self._moved:
             self._moved = moved
             self.end()
