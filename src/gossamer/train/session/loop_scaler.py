@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import AveragingStage, GossipStage, GradientStage, SilentStage, Stage
+from gossamer.base.torch_hooks import uncompiled
 from gossamer.errors import AttachError, LoopError
 from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.engine.bucket import Bucket
@@ -99,7 +100,7 @@ class SkippedStepHook:
 
     def __init__(self, scaler: Scaler, optimizer: Optimizer, skipped: Callable[[], None]) -> None:
         self._scaler, self._stepped, self._removed = scaler, False, False
-        self._handle = optimizer.register_step_post_hook(self._see)
+        self._handle = optimizer.register_step_post_hook(uncompiled(self._see))
         inner, bound_watcher, attached = scaler.step, weakref.WeakMethod(skipped), weakref.ref(optimizer)
 
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
