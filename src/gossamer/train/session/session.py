@@ -91,7 +91,10 @@ class Session(LayoutChanges):
         self._adopt(self._parts.views)
         comm_thread = self._join(self._parts.transports)
         self._metrics = DeferredMetrics(comm_thread)
-        self._buffers, self._first_batch = ModelBuffers(model), FirstBatch()
+        self._buffers, self._first_batch = (
+            ModelBuffers(model),
+            FirstBatch(self._step_hooks.manual_updates.training_begins),
+        )
         job = self._parts.job(self._group, comm_thread)
         self._checkpoints = SessionCheckpoints(job, self.status, model, optimizer, self._tracked, self._saved)
         self._passes_before = 0  # this epoch
@@ -100,7 +103,7 @@ class Session(LayoutChanges):
         events.emit(lifecycle_events.begun(model, optimizer, recipe, fragments, transport))
         try:
             if not self._group.alone:
-                self._step_hooks.manual_updates.install(self._parameters)
+                self._step_hooks.manual_updates.install(self._parameters, gives_notice=transport.rank == 0)
             self._begin(fragments)
         except BaseException:
             comm_thread.close()
@@ -506,6 +509,8 @@ class Session(LayoutChanges):
 
     def _close(self, how: events.Ended) -> None:
         with self._checkpoints.ended(how):
+            if how == "finished":
+                self._step_hooks.manual_updates.report_unsent()
             for hook in (*self._hooks, self._parts):
                 hook.remove()
             if self._step_hooks.momentum is not None:

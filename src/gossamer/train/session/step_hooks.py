@@ -64,7 +64,7 @@ class StepHooks:
         self._attached_before = WeakParameters()  # all that were attached at some time
         self.pending_gradients = PendingGradients(extensions)
         self.manual_updates = ManualUpdates(
-            optimizer, lambda: self._recipe, lambda: session._synchronizer.use(), extensions
+            model, optimizer, lambda: self._recipe, lambda: session._synchronizer.use(), extensions
         )
         self.loop_scaler = LoopScaler(guards.scaler, optimizer, self._step_skipped, self._take_up_scaler)
 
