@@ -211,7 +211,7 @@ def test_an_update_by_hand_after_an_optimizers_steps_is_a_step() -> None:
     assert cluster(work, 2) == [4, 4]
 
 
-# -- loops without backward() and optimizer.step() -----------------------------------------------------------------------
+# -- loops without backward() and optimizer.step() ---------------------------------------------------------------------
 
 
 def by_autograd_grad(model: nn.Module, step: int, rank: int) -> None:
@@ -271,5 +271,6 @@ def test_a_loop_without_backward_and_steps_is_reported_once(
 def test_gradients_given_to_the_optimizer_and_evaluations_are_not_reported() -> None:
     assert not_communicated(by_given_gradients, "Dense()", steps=True) == 0
     assert not_communicated(evaluated, "Dense()") == 0
+    assert not_communicated(lambda model, step, rank: loss_of(model, step, rank), "Dense()") == 0
     assert not_communicated(by_autograd_grad, "Silent()") == 0
     assert not_communicated(lambda model, step, rank: loss_of(model, step, rank).backward(), "Dense()") == 0

@@ -264,7 +264,7 @@ class Session(LayoutChanges):
         uneven_inputs.leave_epoch(self._world, self._group, together=self._synchronizer.in_step)
 
     def _catch_up(self, missed: int) -> None:
-        others = (*self._loop_scaler.parts.values(), *self._tracked.schedulers())
+        others = (self._loop_scaler, *self._tracked.schedulers())
         parts = [self._parts.optimizer_state(self.optimizer), *others]
         tensors = [*self.model.parameters(), *self.model.buffers()]
         self._group.together(partial(uneven_inputs.catch_up, tensors, parts, missed, self._group))
@@ -501,7 +501,7 @@ class Session(LayoutChanges):
     def _saved(self) -> dict[str, Stateful]:
         """Parts of a checkpoint other than the session's own, by name; all except the world are equal on all ranks."""
         parts = self._parts.saved(self.model, self.optimizer)
-        return {**parts, **self._loop_scaler.parts, "world": self._world}
+        return {**parts, "scaler": self._loop_scaler, "world": self._world}
 
     merged = former_attribute("session", "merged", "averaged_parameters")
     weight = former_attribute("session", "weight", "set_batch_weight")
