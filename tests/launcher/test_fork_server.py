@@ -253,11 +253,13 @@ def test_a_server_that_has_no_time_to_fork_is_left_for_a_new_program(launcher: L
     assert servers.claim(order["files"][-1]) == os.getpid(), "the launcher has claimed the start"
 
 
-# Within the launcher and its server: the server carries out an order after the launcher has given it up, or does not
-# answer and the launcher waits for the worker's claim
+# Within the launcher and its server: the server carries out an order after the launcher has given it up, but still
+# adopts its worker; or the server does not answer, and the launcher waits for the worker's claim
 LATE = """
 import os, time
+from gossamer.base import system
 from gossamer.launcher import fork_server as servers
+system.adopt_orphans = lambda adopt, adopts=system.adopt_orphans: adopts(True)
 servers.REPLY_SECONDS, plain = 0.2, servers.ServesForks._carry_out
 def carry_out(self, order):
     while not os.path.lexists(order.files[-1]):
