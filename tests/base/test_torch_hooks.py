@@ -58,7 +58,7 @@ def test_sessions_begin_and_end_within_a_call_of_a_hook() -> None:
 
 def test_subscribers_are_called_in_order_until_they_are_removed_or_collected() -> None:
     registered: list[Any] = []
-    hook, order = GlobalHook(registered.append), []
+    hook, order = GlobalHook(registered.append, breaks_graphs=False), []
 
     class Subscriber:
         def __init__(self, name: str) -> None:

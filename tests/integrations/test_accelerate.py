@@ -66,6 +66,29 @@ def test_a_state_without_its_session_is_refused(accelerator: Accelerator, tmp_pa
             accelerator.load_state(str(tmp_path / "saved"))
 
 
+def test_a_state_that_an_interrupted_save_has_mixed_is_refused(
+    accelerator: Accelerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = parts()
+    with adapter.attach(accelerator, model, optimizer):
+        prepared, stepped = accelerator.prepare(model, optimizer)
+        for _ in range(2):  # the same folder again is no error
+            step(accelerator, prepared, stepped)
+            accelerator.save_state(str(tmp_path / "saved"))
+        accelerator.load_state(str(tmp_path / "saved"))
+        step(accelerator, prepared, stepped)
+        with monkeypatch.context() as patch:
+            patch.setattr("accelerate.accelerator.save_accelerator_state", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                accelerator.save_state(str(tmp_path / "saved"))
+        with pytest.raises(CheckpointError, match=r"the session's of step 3, the library's of step 2.*save_state\("):
+            accelerator.load_state(str(tmp_path / "saved"))
+
+
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_two_sessions_of_an_accelerator_are_saved_side_by_side(accelerator: Accelerator, tmp_path: Path) -> None:
     (generator, first), (critic, second) = parts(), parts()
     with torch.no_grad():

@@ -119,13 +119,14 @@ def test_the_check_of_standbys_notices_one_that_is_not_used(run: MemberRun, monk
 
 
 def test_workers_know_their_coordinator_and_no_fixed_world(run: MemberRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GOSSAMER_SERVERS", "TORCHELASTIC_RUN_ID"):
+    outer = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GOSSAMER_SERVERS", "TORCHELASTIC_RUN_ID", "GOSSAMER_SERVER")
+    for name in outer:
         monkeypatch.setenv(name, "1")
     outcome = run(
-        """
+        f"""
         names = ("COORDINATOR", "PLACE", "ELASTIC", "TOKEN_FILE")
-        print(*(os.environ[f"GOSSAMER_{name}"] for name in names), os.environ["LOCAL_RANK"])
-        for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GOSSAMER_SERVERS", "TORCHELASTIC_RUN_ID"):
+        print(*(os.environ["GOSSAMER_" + name] for name in names), os.environ["LOCAL_RANK"])
+        for name in {outer}:
             assert name not in os.environ, name
         """,
         range_="2:5",

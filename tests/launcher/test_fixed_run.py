@@ -15,10 +15,11 @@ import pytest
 from support.processes import engine_files_left_open, eventually, has_ended
 from support.signals import check_ignored_hangup
 
+from gossamer.base.run_files import RUN_DIRECTORY
 from gossamer.errors import ConnectError
 from gossamer.launcher.failure import Origin, Outcome
 from gossamer.launcher.fixed_run import launch
-from gossamer.launcher.job import Job
+from gossamer.launcher.job import OF_A_RUN, OF_A_WORKER, Job
 from gossamer.launcher.process import FAILURE_GRACE_SECONDS
 
 pytestmark = pytest.mark.processes
@@ -78,6 +79,20 @@ def test_the_script_runs_as_under_plain_python(run: Run) -> None:
     said = ["__main__ ['--rate', '$$x ${local_rank}'] 7", "aside", "no end of line"]
     assert [line for rank, line in run.lines if rank == 0] == said
     assert [line for rank, line in run.lines if rank == 1] == said
+
+
+def test_a_run_within_a_run_knows_only_its_own_place(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    outer = [*OF_A_WORKER, *OF_A_RUN]
+    for name in (*outer, RUN_DIRECTORY, "GOSSAMER_TIMEOUT"):
+        monkeypatch.setenv(name, "77")
+    run(
+        f"""
+        places = {{name: os.environ[name] for name in {outer} if name in os.environ}}
+        print(places, os.environ["{RUN_DIRECTORY}"] == "77", os.environ["GOSSAMER_TIMEOUT"])
+        """
+    )
+    own = [{"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"} for rank in "01"]
+    assert sorted(run.lines) == [(rank, f"{own[rank]} False 77") for rank in (0, 1)]
 
 
 def test_the_first_real_error_is_the_cause_and_its_traceback_is_the_users(run: Run) -> None:

@@ -177,7 +177,8 @@ class Launcher:
 
 
 @pytest.fixture
-def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+def launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Launcher]:
+    monkeypatch.chdir(tmp_path)
     ends = socket.socketpair()
     kept = ends[1].dup()
     with monkeypatch.context() as patch:
@@ -230,6 +231,62 @@ def test_a_server_that_was_killed_later_is_noticed_at_the_next_worker(launcher: 
 def test_a_server_that_cannot_fork_now_is_used_again(launcher: Launcher) -> None:
     launcher.answers("0\n9\n")
     assert [launcher.start(), launcher.start()] == ["new program", "fork 9"]
+
+
+def test_a_worker_that_has_claimed_its_start_is_not_started_again(launcher: Launcher) -> None:
+    launcher.server._connection.settimeout(0.01)
+    reply = launcher.server._reply
+
+    def forked_without_an_answer() -> int:
+        (order,) = launcher.orders()
+        os.symlink("11", order["files"][-1])
+        return reply()
+
+    launcher.server._reply = forked_without_an_answer  # type: ignore[method-assign]
+    assert launcher.start() == "fork 11"
+
+
+def test_a_server_that_has_no_time_to_fork_is_left_for_a_new_program(launcher: Launcher) -> None:
+    launcher.server._connection.settimeout(0.01)
+    assert launcher.start() == "new program"
+    (order,) = launcher.orders()
+    assert servers.claim(order["files"][-1]) == os.getpid(), "the launcher has claimed the start"
+
+
+# Within the launcher and its server: the server carries out an order after the launcher has given it up, but still
+# adopts its worker; or the server does not answer, and the launcher waits for the worker's claim
+LATE = """
+import os, time
+from gossamer.base import system
+from gossamer.launcher import fork_server as servers
+system.adopt_orphans = lambda adopt, adopts=system.adopt_orphans: adopts(True)
+servers.REPLY_SECONDS, plain = 0.2, servers.ServesForks._carry_out
+def carry_out(self, order):
+    while not os.path.lexists(order.files[-1]):
+        time.sleep(0.01)
+    return plain(self, order)
+servers.ServesForks._carry_out = carry_out
+"""
+SILENT = """
+import os, time
+from gossamer.launcher import fork_server as servers
+servers.REPLY_SECONDS, launcher, claim = 0.2, os.getpid(), servers.claim
+def claimed(path):
+    while os.getpid() == launcher and not os.path.lexists(path):
+        time.sleep(0.01)
+    return claim(path)
+servers.claim = claimed
+servers.ServesForks._answer = lambda self, number: None
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("first", "forked"), [(LATE, False), (SILENT, True)], ids=["late", "silent"])
+def test_a_rank_of_a_server_without_an_answer_is_started_once(tmp_path: Path, first: str, forked: bool) -> None:
+    counts = "import os\nfile = os.open('starts', os.O_CREAT | os.O_APPEND | os.O_WRONLY)\nos.write(file, b'1')\n"
+    (worker,) = found(tmp_path, counts + OBSERVES, "--workers", "1", first=first)
+    assert worker["forked"] is forked
+    assert (tmp_path / "starts").read_text() == "1"
 
 
 @pytest.mark.parametrize(

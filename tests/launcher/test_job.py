@@ -9,7 +9,7 @@ import pytest
 
 from gossamer.base import system
 from gossamer.base.system import LOOPBACK_INTERFACE
-from gossamer.launcher.job import Job, WorkerRange, interfaces, read_worker_range
+from gossamer.launcher.job import Job, WorkerRange, inherited, interfaces, read_worker_range
 
 
 def job(**changes: Any) -> Job:
@@ -27,6 +27,12 @@ def test_one_machine_communicates_over_loopback() -> None:
 def test_what_the_user_has_set_stays() -> None:
     given = {"GLOO_SOCKET_IFNAME": "eth7", "OMP_NUM_THREADS": "5"}
     assert not set(given) & set(job().environment(Path("/run"), given))
+
+
+def test_servers_that_the_user_has_named_are_inherited_and_those_of_an_enclosing_run_are_not() -> None:
+    given = {"GOSSAMER_SERVERS": "10.0.0.1:7", "PATH": "/bin"}
+    assert inherited(given) == given
+    assert inherited({**given, "GOSSAMER_RUN_DIRECTORY": "/tmp/outer"}).keys() == {"PATH", "GOSSAMER_RUN_DIRECTORY"}
 
 
 def test_an_interface_that_was_asked_for_beats_the_environment() -> None:

@@ -253,6 +253,7 @@ def test_the_check_of_secrets_notices_one_in_the_environment(run: Run, monkeypat
 def test_every_process_knows_its_place_and_not_an_outer_launchers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("GOSSAMER_REJOIN", "1")
+    monkeypatch.setenv("GOSSAMER_COORDINATOR", "127.0.0.1:1")
     assert run(SHOW + "ask(0)", server=SHOW, workers=2, recipe="Dense()") == Outcome()
     worker = [line for rank, line in run.lines if rank == 1]
     server = [note.removeprefix("server 0: ") for note in run.notes]
@@ -263,7 +264,7 @@ def test_every_process_knows_its_place_and_not_an_outer_launchers(run: Run, monk
         assert found["GOSSAMER_SERVERS"].startswith("127.0.0.1:")
         assert int(found["MASTER_PORT"]) > 0
         assert len(found["GOSSAMER_RUN"]) == 16
-        assert "GOSSAMER_REJOIN" not in found
+        assert not {"GOSSAMER_REJOIN", "GOSSAMER_COORDINATOR"} & set(found)
     assert {"RANK=1", "LOCAL_RANK=1"} <= set(worker)
     assert {"GOSSAMER_SERVER=0", f"GOSSAMER_JOURNAL={run.private / 'journal-0'}"} <= set(server)
     assert not any(line.startswith(("RANK=", "LOCAL_RANK=")) for line in server)

@@ -87,13 +87,13 @@ class AllStates:
         self.by_step.setdefault(step, []).append(state)
 
 
-def with_everything(states: AllStates, firsts: list[Tensor], recipe: str, worker: Worker) -> Told:
+def with_everything(states: AllStates, firsts: list[Tensor], recipe: str, worker: Worker, *, passed: bool) -> Told:
     """Adam, a scheduler and a GradScaler; all of it is noted after every step. firsts: what newcomers have to send."""
     model = network(worker.rank, torch.float32)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
-    session = worker.attach(model, optimizer, recipe, scaler=scaler)
+    session = worker.attach(model, optimizer, recipe, scaler=scaler if passed else None)
     session.track(scheduler=scheduler)
     if worker.rank >= worker.world:
         firsts += [unsent for bucket in session._synchronizer.buckets for unsent in bucket.unsent]
@@ -112,9 +112,11 @@ def with_everything(states: AllStates, firsts: list[Tensor], recipe: str, worker
     return told(session)
 
 
-def check_everything(recipe: str, op: int) -> None:
+def check_everything(recipe: str, op: int, *, passed: bool = True) -> None:
     states, firsts = AllStates(), list[Tensor]()
-    results = ElasticRun(3, newcomers=1, join=Join(op=op))(partial(with_everything, states, firsts, recipe))
+    results = ElasticRun(3, newcomers=1, join=Join(op=op))(
+        partial(with_everything, states, firsts, recipe, passed=passed)
+    )
     assert results[3] is not None
     assert not any(bool(each.any()) for each in firsts), "a newcomer had something to send"
     together = [step for step, noted in states.by_step.items() if len(noted) == 4]
@@ -125,6 +127,10 @@ def check_everything(recipe: str, op: int) -> None:
                 key: noted[0][key] for key in ("rate", "at", "scaler")
             }
             assert all(torch.equal(a, b) for a, b in zip(each["tensors"], noted[0]["tensors"], strict=True))
+
+
+def test_a_newcomer_takes_the_scale_of_a_scaler_that_attach_was_not_given() -> None:
+    check_everything("Dense()", 3, passed=False)
 
 
 @pytest.mark.parametrize("recipe", ["Dense()", "TopK(0.1)", "Int8()", "PowerSGD(rank=2)", "SharedMask(density=0.1)"])

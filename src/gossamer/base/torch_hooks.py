@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.modules.module import (
@@ -24,15 +24,21 @@ from torch.nn.modules.module import (
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 Callback = Callable[..., None]
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 Reference = weakref.WeakMethod[Callback]
 
 
 class GlobalHook:
-    """One global hook of torch, which calls its subscribers in the order of their subscriptions, but not in graphs
-    that torch.compile captures."""
+    """One global hook of torch, which calls its subscribers in the order of their subscriptions.
 
-    def __init__(self, register: Callable[[Callback], object]) -> None:
-        self._register, self._lock = register, threading.Lock()
+    Args:
+        register: registers a function with torch.
+        breaks_graphs: whether a graph that torch.compile captures ends at this hook, which then calls its subscribers.
+            Otherwise compiled code does not call them.
+    """
+
+    def __init__(self, register: Callable[[Callback], object], *, breaks_graphs: bool) -> None:
+        self._register, self._breaks_graphs, self._lock = register, breaks_graphs, threading.Lock()
         self._registered, self._subscribers = False, tuple[Reference, ...]()
         self._unheard = threading.local()  # has an attribute in threads within `unheard`
 
@@ -48,7 +54,7 @@ class GlobalHook:
             kept = (each for each in self._subscribers if each is not without and each() is not None)
             self._subscribers = (*kept, *more)
             if more and not self._registered:
-                self._register(self._call)
+                self._register(uncompiled(self._call) if self._breaks_graphs else self._call)
                 self._registered = True
 
     @contextmanager
@@ -87,6 +93,13 @@ class Subscription:
         return Subscription, ()
 
 
+def uncompiled(hook: Hook) -> Hook:
+    """The hook, excluded from torch.compile: a captured graph ends there, and Python runs the hook and its calls. A
+    backward pass within a compiled function would otherwise have each of its hooks compiled."""
+    disabled: Hook = torch.compiler.disable(hook, reason="a hook of Gossamer communicates")
+    return disabled
+
+
 class ForwardHook:
     """A hook of one model's forward pass, for all kinds of torch's forward hooks. In copies and pickles of the model a
     hook that does nothing replaces it, so a file of torch.save(model) is read without Gossamer.
@@ -105,7 +118,10 @@ class ForwardHook:
         return getattr, (nullcontext(), "__exit__")
 
 
-PARAMETER_REGISTRATION = GlobalHook(register_module_parameter_registration_hook)  # (module, name, parameter)
-MODULE_REGISTRATION = GlobalHook(register_module_module_registration_hook)  # (module, name, child)
-OPTIMIZER_STEP = GlobalHook(register_optimizer_step_pre_hook)  # (optimizer, args, kwargs), before each step
-OPTIMIZER_STEPPED = GlobalHook(register_optimizer_step_post_hook)  # the same, after each step
+# Called with (module, name, parameter) and (module, name, child).
+PARAMETER_REGISTRATION = GlobalHook(register_module_parameter_registration_hook, breaks_graphs=False)
+MODULE_REGISTRATION = GlobalHook(register_module_module_registration_hook, breaks_graphs=False)
+
+# Called with (optimizer, args, kwargs), before and after each step.
+OPTIMIZER_STEP = GlobalHook(register_optimizer_step_pre_hook, breaks_graphs=True)
+OPTIMIZER_STEPPED = GlobalHook(register_optimizer_step_post_hook, breaks_graphs=True)

@@ -36,16 +36,28 @@ FOLDER = "gossamer"  # in the library's own directory of one checkpoint
 
 def save_within(session: Session, checkpoint: str | os.PathLike[str], folder: str = FOLDER) -> None:
     """Save each rank's session state in the library's checkpoint directory. All ranks call it, at the same step."""
-    session.save(os.path.join(checkpoint, folder), keep=1, saved=True)
+    session.save(os.path.join(checkpoint, folder), keep=1, saved=True, steps=session.steps)
 
 
-def load_within(session: Session, checkpoint: str | os.PathLike[str], folder: str = FOLDER) -> None:
+def load_within(
+    session: Session, checkpoint: str | os.PathLike[str], folder: str = FOLDER, steps: int | None = None
+) -> None:
     """Resume from a checkpoint of `save_within`. All ranks call it, after the library has loaded its own state.
 
+    Args:
+        steps: The number of steps before the library's own state was saved, if known.
+
     Raises:
-        CheckpointError: if the checkpoint has no session state.
+        CheckpointError: if the checkpoint has no session state, or one of another step than the library's own.
     """
-    if not session.load(os.path.join(checkpoint, folder)).get("saved"):
+    found = session.load(os.path.join(checkpoint, folder))
+    if None not in (steps, found.get("steps")) and steps != found["steps"]:
+        raise CheckpointError(
+            f"{os.fspath(checkpoint)!r} has files of two steps: the session's of step {found['steps']}, the "
+            f"library's of step {steps}. A save into a folder with an earlier state was interrupted. Resume from "
+            'another checkpoint, and save each into its own folder: accelerator.save_state(f"state-{session.steps}").'
+        )
+    if not found.get("saved"):
         raise CheckpointError(
             f"{os.fspath(checkpoint)!r} has no folder {folder!r}: it was written without Gossamer, or is incomplete, "
             "so it lacks each worker's residuals and, under local training, each worker's parameters. Resume from an "
@@ -184,10 +196,11 @@ class _CheckpointedSession:
         self._directory = directory
 
     def state_dict(self) -> dict[str, Any]:
-        return {"recipe": repr(self._session.recipe)}
+        """Accelerate writes it after all other files, `_save` before them."""
+        return {"recipe": repr(self._session.recipe), "steps": self._session.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        load_within(self._session, self._directory, self._folder)
+        load_within(self._session, self._directory, self._folder, state.get("steps"))
 
 
 def _registered(accelerator: Accelerator) -> list[_CheckpointedSession]:

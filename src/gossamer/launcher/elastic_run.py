@@ -30,7 +30,7 @@ from gossamer.comm.tls_contexts import tls_contexts
 from gossamer.launcher.coordinator import CoordinatorLink, LocalCoordinator, RemoteCoordinator, RunCard, check_joinable
 from gossamer.launcher.elastic_policy import ElasticOrders, ElasticPolicy
 from gossamer.launcher.failure import Outcome
-from gossamer.launcher.job import MOST_WORKERS, NO_SERVERS, SEALED, Elasticity, Job, Serving, Spawn
+from gossamer.launcher.job import MOST_WORKERS, NO_SERVERS, SEALED, Elasticity, Job, Serving, Spawn, inherited
 from gossamer.launcher.process import ManagedProcess
 from gossamer.launcher.process_logs import Show, WorkerLog
 from gossamer.launcher.served_run import Servers, free_endpoints
@@ -46,9 +46,8 @@ NO_WAY_BACK = (
 )
 # Variables of runs with a fixed number of workers; an outer launcher may have set them
 FOREIGN = (
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
-    *("GOSSAMER_SERVERS", "GOSSAMER_SERVER", "GOSSAMER_JOURNAL", "GOSSAMER_REJOIN", "GOSSAMER_REGISTRY"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "GOSSAMER_SERVERS"),
 )
 
 
@@ -392,10 +391,9 @@ def _shared_environment(
 ) -> Mapping[str, str]:
     """Environment of all workers. It contains the path of the token file, not the secret."""
     host, port = address
-    inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     name = hashlib.sha256(b"name of the run" + token_file.read_bytes()).hexdigest()
-    added = job.environment(directory)
-    return inherited | {name: value for name, value in added.items() if name not in FOREIGN} | {
+    extended = inherited() | job.environment(directory)
+    return {name: value for name, value in extended.items() if name not in FOREIGN} | {
         "GOSSAMER_COORDINATOR": f"{host}:{port}",
         "GOSSAMER_ELASTIC": range_,
         "GOSSAMER_RUN": name[:16],  # the same in all launchers of the run

@@ -12,7 +12,7 @@ from gossamer.comm.environment.run_token import check_token_file, make_token_fil
 from gossamer.comm.environment.wait_timeout import timeout_seconds, waiting_for
 from gossamer.comm.tls_contexts import SEAL
 from gossamer.launcher.failure import Outcome
-from gossamer.launcher.job import NO_SERVERS, SEALED, Job
+from gossamer.launcher.job import NO_SERVERS, SEALED, Job, inherited
 from gossamer.launcher.process import ManagedProcess
 from gossamer.launcher.process_logs import Show, WorkerLog
 from gossamer.launcher.rendezvous import RUN_ID, MachineRendezvous, Met, ignore_peer, reach
@@ -116,7 +116,7 @@ class FixedRun(RestartAll):
 
         def environment(attempt: int) -> Mapping[str, str]:
             return {
-                **os.environ,
+                **inherited(),
                 **self._place(rank, local_rank),
                 "TORCHELASTIC_RESTART_COUNT": str(attempt),
                 **self._job.environment(files.directory),

@@ -17,6 +17,7 @@ import contextlib
 import gc
 import json
 import os
+import secrets
 import select
 import signal
 import socket
@@ -109,7 +110,8 @@ class ForkServer:
         It is a new program also while the server warms up, because the launcher must not wait for that.
         """
         if self._can_be_fork(command, environment) and self.reads_orders:
-            files = [str(path.absolute()) for path in (output, boot)]
+            claimed = boot.with_name(f"{boot.name}-{secrets.token_hex(4)}")
+            files = [str(path.absolute()) for path in (output, boot, claimed)]
             if pid := self._fork(Order(list(command[4:]), dict(environment), files)):
                 return ForkedProcess(pid)
         return spawn(command, environment, output, boot)
@@ -143,11 +145,16 @@ class ForkServer:
         return tuple(command[:4]) == self._new_program and environment.get("OMP_NUM_THREADS") == self._threads
 
     def _fork(self, order: Order) -> int:
-        """Return the process id of the new worker, a child of this process; 0 if the server cannot fork."""
+        """Return the process id of the new worker, a child of this process; 0 if the server cannot fork.
+
+        A server that is late or was killed may have forked a worker, or do so later. That worker runs if it claims the
+        start before this process does; otherwise it ends.
+        """
         system.adopt_orphans(True)
         try:
             self._send(order)
-            return self._reply()
+            pid = self._reply() or claim(order.files[-1])
+            return 0 if pid == os.getpid() else pid
         finally:
             system.adopt_orphans(False)
 
@@ -171,13 +178,21 @@ class ForkServer:
         self._process.wait()
 
 
+def claim(path: str) -> int:
+    """Claim a start. Returns the id of the process that was the first to claim it. path: of the start's symbolic link,
+    which the system creates together with its target, the id."""
+    with contextlib.suppress(FileExistsError):
+        os.symlink(str(os.getpid()), path)
+    return int(os.readlink(path))
+
+
 @dataclass(frozen=True)
 class Order:
     """A request for a worker, or to warm up."""
 
     arguments: list[str]
     environment: dict[str, str]
-    files: list[str]  # for stdout and stderr of a worker; empty to warm up
+    files: list[str]  # for stdout, stderr and the claim of a worker; empty to warm up
 
 
 class ServesForks(BaseException):
@@ -289,8 +304,12 @@ def _is_without_gpu() -> bool:
 
 
 def _become(order: Order, module: str) -> None:
-    """Give this process the arguments, environment, output and random numbers of a new program."""
-    for descriptor, path in enumerate(order.files, start=1):
+    """Give this process the arguments, environment, output and random numbers of a new program, unless the launcher has
+    given up this start."""
+    *outputs, claimed = order.files
+    if claim(claimed) != os.getpid():
+        os._exit(0)
+    for descriptor, path in enumerate(outputs, start=1):
         with open(path, "wb", buffering=0) as file:
             os.dup2(file.fileno(), descriptor)
     if _is_without_gpu():

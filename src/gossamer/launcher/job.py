@@ -24,6 +24,15 @@ SEALED = (
     "--private-network 10.0.0.0/8 with its address turns this off"
 )
 
+# Variables of one worker, which a launcher inherits if a worker of another run starts it
+OF_A_WORKER = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT"),
+    *("GOSSAMER_COORDINATOR", "GOSSAMER_ELASTIC", "GOSSAMER_MEMBER", "GOSSAMER_PLACE", "GOSSAMER_RELAY"),
+    *("GOSSAMER_SERVER", "GOSSAMER_JOURNAL", "GOSSAMER_DATA_ORDER", "GOSSAMER_REGISTRY", "GOSSAMER_REJOIN"),
+)
+# Variables that a launcher without an enclosing run has from a user, or from `gossamer compare`
+OF_A_RUN = ("GOSSAMER_SERVERS", "GOSSAMER_UNTIL", "GOSSAMER_SECONDS", "GOSSAMER_AS_HOROVOD")
+
 Spawn = Callable[[Sequence[str], Mapping[str, str], Path, Path], system.Process]
 
 
@@ -38,6 +47,12 @@ class WarmSpawn(Protocol):
     def warm_up(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
         """Prepare for processes with this command and environment, at the first call. Return whether that is possible.
         The answer may change later."""
+
+
+def inherited(given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment that a launcher extends for its workers: `given`, without variables of an enclosing run."""
+    left_out = (*OF_A_WORKER, *(OF_A_RUN if RUN_DIRECTORY in given else ()))
+    return {name: value for name, value in given.items() if name not in left_out}
 
 
 def spawn(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import secrets
 import socket
@@ -21,7 +20,7 @@ from gossamer.comm.environment.network_interfaces import interfaces
 from gossamer.comm.environment.run_token import check_token_file, make_token_file
 from gossamer.errors import ConnectError, PeerLost, require
 from gossamer.launcher.failure import Failure, Outcome, cause, from_exit
-from gossamer.launcher.job import Job, Serving, Spawn
+from gossamer.launcher.job import Job, Serving, Spawn, inherited
 from gossamer.launcher.process import ManagedProcess
 from gossamer.launcher.process_logs import ServerLog, Show, WorkerLog, server_log_path
 from gossamer.launcher.rendezvous import serve_store
@@ -32,11 +31,6 @@ SERVER_RESTARTS = 10
 # Below the ephemeral ports: a client that dials an ephemeral port while its server is down may be assigned the same
 # port as its own, connect to itself, and keep the port
 PORTS = range(20000, 32000)
-# Variables that an outer launcher, or an enclosing run, may have set
-FOREIGN = (
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT"),
-    *("GOSSAMER_SERVER", "GOSSAMER_JOURNAL", "GOSSAMER_REJOIN"),
-)
 
 
 def launch_peers(
@@ -283,8 +277,7 @@ def _shared_environment(
 ) -> Mapping[str, str]:
     """Environment of all processes of this run. It contains the path of the token file, not the secret."""
     address, _, port = store_endpoint.rpartition(":")
-    inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}
-    return inherited | job.environment(directory) | {
+    return inherited() | job.environment(directory) | {
         "WORLD_SIZE": str(job.workers),
         "LOCAL_WORLD_SIZE": str(job.workers),
         "MASTER_ADDR": address,

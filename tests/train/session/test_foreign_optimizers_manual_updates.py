@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
 from support.sessions import alone, sgd
-from support.virtual_workers import Worker, agree, cluster, loss_of, network, parameters
+from support.virtual_workers import Worker, agree, batch, cluster, loss_of, network, notices, parameters
 from torch import Tensor, nn
+from torch.func import functional_call, grad
+from torch.nn.functional import mse_loss
 from torch.optim import SGD
 
 from gossamer.errors import LoopError
@@ -148,7 +151,7 @@ def test_the_first_step_of_the_optimizer_ends_the_search(recipe: str, monkeypatc
         return before - after
 
     assert cluster(work, 2) == [6, 6], "each parameter keeps the hook of its synchronizer only"
-    assert len(looked) == 4, "twice around each rank's first pass"
+    assert len(looked) == 5, "twice around each rank's first backward pass, and at the first forward pass of rank 0"
 
 
 @pytest.mark.parametrize("recipe", AROUND)
@@ -206,3 +209,68 @@ def test_an_update_by_hand_after_an_optimizers_steps_is_a_step() -> None:
         return session.steps
 
     assert cluster(work, 2) == [4, 4]
+
+
+# -- loops without backward() and optimizer.step() ---------------------------------------------------------------------
+
+
+def by_autograd_grad(model: nn.Module, step: int, rank: int) -> None:
+    for parameter, gradient in zip(
+        model.parameters(), torch.autograd.grad(loss_of(model, step, rank), [*model.parameters()]), strict=True
+    ):
+        parameter.data.sub_(RATE * gradient)
+
+
+def by_functions(model: nn.Module, step: int, rank: int) -> None:
+    """The module keeps its parameters."""
+    inputs, targets = batch(step, rank)
+    grad(lambda held: mse_loss(functional_call(model, held, (inputs,)), targets))(dict(model.named_parameters()))
+
+
+def by_given_gradients(model: nn.Module, step: int, rank: int) -> None:
+    for parameter, gradient in zip(
+        model.parameters(), torch.autograd.grad(loss_of(model, step, rank), [*model.parameters()]), strict=True
+    ):
+        parameter.grad = gradient
+
+
+def evaluated(model: nn.Module, step: int, rank: int) -> None:
+    model.eval()
+    model.load_state_dict(network(step).state_dict())
+    loss_of(model, step, rank)
+
+
+def not_communicated(
+    train: Callable[[nn.Module, int, int], None], recipe: str, *, epoch: bool = True, steps: bool = False
+) -> int:
+    """The number of notices that nothing was communicated."""
+
+    def work(worker: Worker) -> None:
+        model, optimizer, session = worker.start(network(0), sgd, recipe)
+        with session.epoch() if epoch else nullcontext():
+            for step in range(3):
+                train(model, step, worker.rank)
+                if steps:
+                    optimizer.step()
+        session.close()
+
+    with notices() as said:
+        cluster(work, 2)
+    return sum("no step was communicated" in each and "parameter.grad = gradient" in each for each in said)
+
+
+@pytest.mark.parametrize("epoch", [True, False])
+@pytest.mark.parametrize("train", [by_autograd_grad, by_functions])
+@pytest.mark.parametrize("recipe", ["Dense()", "LocalSGD(period=2)"])
+def test_a_loop_without_backward_and_steps_is_reported_once(
+    recipe: str, train: Callable[[nn.Module, int, int], None], epoch: bool
+) -> None:
+    assert not_communicated(train, recipe, epoch=epoch) == 1
+
+
+def test_gradients_given_to_the_optimizer_and_evaluations_are_not_reported() -> None:
+    assert not_communicated(by_given_gradients, "Dense()", steps=True) == 0
+    assert not_communicated(evaluated, "Dense()") == 0
+    assert not_communicated(lambda model, step, rank: loss_of(model, step, rank), "Dense()") == 0
+    assert not_communicated(by_autograd_grad, "Silent()") == 0
+    assert not_communicated(lambda model, step, rank: loss_of(model, step, rank).backward(), "Dense()") == 0

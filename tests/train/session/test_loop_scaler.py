@@ -16,7 +16,7 @@ from gossamer.errors import LoopError
 from gossamer.train.session import loop_scaler
 from gossamer.train.session.loop_scaler import ScalerWatch, SkippedStepHook
 
-PLAIN = {name: vars(GradScaler)[name] for name in ("unscale_", "step")}
+PLAIN = {name: vars(GradScaler)[name] for name in ("scale", "unscale_", "step")}
 Trained = tuple[Tensor, float, int]
 
 

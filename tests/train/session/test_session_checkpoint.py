@@ -121,27 +121,60 @@ class Part:
         raise TypeError("nothing to save here")
 
 
-@pytest.mark.parametrize("passed", [False, True])
-def test_the_state_of_a_scaler_that_load_does_not_know_is_named(passed: bool, tmp_path: Path) -> None:
-    """A scaler that attach was not given is found at its first step, after the load."""
+def scaled_steps(worker: Worker, folder: Path, *, load: bool, passed: bool = False, used: bool = False) -> list[float]:
+    """Three steps with a GradScaler that doubles its scale after two of them. Returns the scale after each step.
 
-    def work(worker: Worker, load: bool) -> float:
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
-        options = {"scaler": scaler} if passed else {}
-        model, optimizer, session = worker.start(network(dtype=torch.float32), sgd, "Dense()", **options)
-        if load:
-            session.load(tmp_path)
-            return scaler.get_scale()
-        scaler.scale(loss_of(model, 0, worker.rank)).backward()
+    Args:
+        load: whether to load a checkpoint from `folder` before the steps; else one is saved after them.
+        passed: whether the scaler is passed to attach.
+        used: whether the scaler scales an output before the load.
+    """
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    options = {"scaler": scaler} if passed else {}
+    model, optimizer, session = worker.start(network(dtype=torch.float32), sgd, "Dense()", **options)
+    if used:
+        scaler.scale(torch.ones(1))
+    if load:
+        session.load(folder)
+    scales = []
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, step, worker.rank)).backward()
         scaler.step(optimizer)
         scaler.update()
-        session.save(tmp_path)
-        return scaler.get_scale()
+        scales.append(scaler.get_scale())
+    if not load:
+        session.save(folder)
+    return scales
 
-    assert cluster(lambda worker: work(worker, load=False), 2) == [16.0] * 2
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("passed", [False, True])
+def test_the_scale_of_a_scaler_continues_after_a_load(passed: bool, world: int, tmp_path: Path) -> None:
+    """Also if attach was not given the scaler, which the session then finds after the load."""
+    assert cluster(lambda worker: scaled_steps(worker, tmp_path, load=False, passed=passed), world)[0] == [8, 16, 16]
     with notices() as said:
-        assert cluster(lambda worker: work(worker, load=True), 2) == [16.0 if passed else 8.0] * 2
-    assert ["scaler=scaler" in line for line in said] == ([] if passed else [True])
+        found = cluster(lambda worker: scaled_steps(worker, tmp_path, load=True, passed=passed), world)
+    assert found == [[32, 32, 64]] * world
+    assert said == []
+
+
+def test_the_scale_is_saved_again_before_the_scaler_is_found(tmp_path: Path) -> None:
+    def load_and_save(worker: Worker) -> None:
+        _, _, session = worker.start(network(dtype=torch.float32), sgd, "Dense()")
+        session.load(tmp_path)
+        session.save(tmp_path)
+
+    cluster(lambda worker: scaled_steps(worker, tmp_path, load=False), 2)
+    cluster(load_and_save, 2)
+    assert cluster(lambda worker: scaled_steps(worker, tmp_path, load=True), 2) == [[32, 32, 64]] * 2
+
+
+def test_a_scale_that_cannot_be_restored_is_reported_once(tmp_path: Path) -> None:
+    cluster(lambda worker: scaled_steps(worker, tmp_path, load=False), 2)
+    with notices() as said:
+        assert cluster(lambda worker: scaled_steps(worker, tmp_path, load=True, used=True), 2) == [[8, 16, 16]] * 2
+    assert ["scaler=scaler) before session.load()" in line for line in said] == [True]
 
 
 def test_failed_save_on_one_rank_raises_on_all_ranks(tmp_path: Path) -> None:

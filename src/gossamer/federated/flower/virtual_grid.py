@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from gossamer.base.torch_hooks import uncompiled
 from gossamer.errors import require
 from gossamer.federated.flower.messages import (
     FIRST_NODE,
@@ -203,7 +204,7 @@ class StepCount:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        hook = register_optimizer_step_post_hook(self._count)
+        hook = register_optimizer_step_post_hook(uncompiled(self._count))
         try:
             yield
         finally:

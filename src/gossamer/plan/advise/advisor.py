@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.intervals import ConfidenceInterval
+from gossamer.base.torch_hooks import uncompiled
 from gossamer.base.units import seconds_text
 from gossamer.comm.network import Network
 from gossamer.events import Attached, Event, subscribe
@@ -90,7 +91,7 @@ def check_script(script: Path, arguments: Sequence[str], workers: int, target_me
             batches.append(len(inputs[0]))
 
     unsubscribe = subscribe(listener)
-    hooks = register_optimizer_step_pre_hook(step), register_module_forward_pre_hook(forward)
+    hooks = register_optimizer_step_pre_hook(uncompiled(step)), register_module_forward_pre_hook(forward)
     try:
         seconds, first = _few_steps(script, arguments, workers)
         _, second = _few_steps(script, arguments, workers)

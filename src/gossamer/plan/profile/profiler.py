@@ -27,6 +27,7 @@ from gossamer.algorithms.strategies import GradientStage, Stage
 from gossamer.base import system
 from gossamer.base.aggregation import STEADY, AggregationContext
 from gossamer.base.layout import FlatTensors, dtype_name
+from gossamer.base.torch_hooks import uncompiled
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.comm.simulated import SimulatedGroup
 from gossamer.plan.estimate.workload_profile import ENOUGH_STEPS, BucketProfile, OtherLoad, WorkloadProfile
@@ -191,13 +192,13 @@ class _StepProfiler:
             self.site = self.buckets
         for place, bucket in enumerate(self.buckets):
             for parameter in bucket.parameters.values():
-                parameter.register_post_accumulate_grad_hook(partial(self._ready, place))
+                parameter.register_post_accumulate_grad_hook(uncompiled(partial(self._ready, place)))
 
     def _ready(self, place: int, parameter: Tensor) -> None:
         if self.now is None:
             return
         if not any(self.now.ready):
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+            torch.autograd.Variable._execution_engine.queue_callback(uncompiled(self._backward_ended))
         self.now.ready[place] = time.perf_counter()
 
     def _backward_ended(self) -> None:
@@ -325,7 +326,7 @@ def main() -> None:
     directory, copy, copies, workers, batches, script, *arguments = sys.argv[1:]
     barrier = _Barrier(Path(directory), int(copy), int(copies))
     profiler = _StepProfiler(barrier, int(workers), int(batches))
-    register_optimizer_step_post_hook(profiler.after_step)
+    register_optimizer_step_post_hook(uncompiled(profiler.after_step))
     try:
         _run_to_its_end(Path(script), arguments)
         profiler.after_script()

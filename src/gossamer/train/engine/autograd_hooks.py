@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gossamer.base.kernels import all_finite
 from gossamer.base.spans import active
+from gossamer.base.torch_hooks import uncompiled
 from gossamer.errors import LoopError
 from gossamer.train.engine.bucket import Bucket
 from gossamer.train.engine.sparse_gradients import entries
@@ -54,7 +55,7 @@ class OutermostBackward:
             self._await_end(now)
         elif not now.hooks:
             now.hooks = [
-                node.register_prehook(partial(self._outside, now))
+                node.register_prehook(uncompiled(partial(self._outside, now)))
                 for node, _ in outer.next_functions
                 if node is not None
             ]
@@ -70,7 +71,7 @@ class OutermostBackward:
             hook.remove()
         if not now.awaits_end:
             now.awaits_end = True
-            torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, now))
+            torch.autograd.Variable._execution_engine.queue_callback(uncompiled(partial(self._end, now)))
 
     def _end(self, now: _Pass) -> None:
         if self._pass is not None and self._pass() is now:
@@ -132,7 +133,7 @@ class BackwardMonitor(OutermostBackward):
     ) -> None:
         super().__init__(began, over)
         self._ready, self._controls = ready, controls or LoopControls()
-        hook = self._entered if ready is None else self._arrived
+        hook = uncompiled(self._entered if ready is None else self._arrived)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(hook, name)) for name, parameter in parameters.items()
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from types import ModuleType
 from typing import Any
@@ -23,10 +23,13 @@ MOST_OBJECTS = 10_000  # of a batch that are searched, since one may reference e
 
 
 class FirstBatch:
-    """A hash of the first batch. Ranks that train on the same data compute the same gradient."""
+    """A hash of the first batch. Ranks that train on the same data compute the same gradient.
 
-    def __init__(self) -> None:
-        self.hash, self._pid = NOT_SEEN, os.getpid()
+    begins: called before the first forward pass in training mode, unless torch.compile has captured the pass.
+    """
+
+    def __init__(self, begins: Callable[[], None] = lambda: None) -> None:
+        self.hash, self._begins, self._pid = NOT_SEEN, begins, os.getpid()
         self.hook: RemovableHandle | None = None
 
     def watch(self, model: nn.Module) -> RemovableHandle:
@@ -45,6 +48,7 @@ class FirstBatch:
             inputs = [each for each in map(_unwrapped, tensors_in(*args, *kwargs.values())) if _has_bytes(each)]
             with torch._C._DisableFuncTorch():  # else vmap would wrap the bytes as well
                 self.hash = rng.address(digest(inputs)) if inputs else NO_BATCH
+                self._begins()
             if self.hook is not None:
                 self.hook.remove()
 

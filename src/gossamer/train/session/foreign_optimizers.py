@@ -212,7 +212,8 @@ def _parts(optimizer: Optimizer) -> Iterator[Optimizer]:
 # communicate. Gradients averaged in backward() work for it, except inside backward(), where a gradient is not averaged
 # yet. A write through `parameter.data` does not change torch's version counters, so checksums of the parameters are
 # compared around each backward pass. This ends with the first optimizer step, and after the first passes without a
-# change.
+# change. A loop without backward(), as with torch.func.grad, calls no hook after its first forward pass: the end of an
+# epoch or of the session reports it.
 
 MOST_PASSES = 16  # without an optimizer step or a change; a loop that updates by hand changes parameters sooner
 CHANGES = 2  # between passes, before an error: a single one may be a checkpoint loaded after a first dry pass
@@ -225,18 +226,30 @@ class ManualUpdates(Extension):
     """
 
     def __init__(
-        self, attached: Optimizer, recipe: Callable[[], Recipe], use: Callable[[], None], extensions: Extensions
+        self,
+        model: nn.Module,
+        attached: Optimizer,
+        recipe: Callable[[], Recipe],
+        use: Callable[[], None],
+        extensions: Extensions,
     ) -> None:
-        self._attached, self._recipe, self._use, self._extensions = attached, recipe, use, extensions
+        self._model, self._attached = model, attached
+        self._recipe, self._use, self._extensions = recipe, use, extensions
         self._parameters: Sequence[Parameter] = ()
         self._monitor: BackwardMonitor | None = None
         self._passes, self._changes = 0, 0
         self._begun: list[str] | None = None  # checksums at the beginning of a backward pass
         self._after: list[str] | None = None  # and at its end
+        self._gives_notice = False
+        self._first: list[str] | None = None  # checksums at the first forward pass
+        self._replaced = False  # whether that pass had other tensors in place of the parameters
 
-    def install(self, parameters: Mapping[str, Parameter]) -> None:
-        """Watch `parameters`. Called before other hooks are installed, so that they see its results."""
-        self._parameters = [*parameters.values()]
+    def install(self, parameters: Mapping[str, Parameter], *, gives_notice: bool) -> None:
+        """Watch `parameters`. Called before other hooks are installed, so that they see its results.
+
+        gives_notice: whether this rank prints notices.
+        """
+        self._parameters, self._gives_notice = [*parameters.values()], gives_notice
         self._monitor = BackwardMonitor(parameters, self._pass_over, self._pass_began)
         self._extensions.add(self)
 
@@ -253,12 +266,36 @@ class ManualUpdates(Extension):
 
     def forget(self) -> None:
         """Called before the session writes parameters: this change is not an update by hand."""
-        self._begun = self._after = None
+        self._begun = self._after = self._first = None
 
     def settle(self) -> None:
         """Check for updates by hand, before the session writes parameters."""
         self._look()
+        self.report_unsent()
         self.forget()
+
+    def training_begins(self) -> None:
+        """Called before the first forward pass in training mode."""
+        if self._monitor is not None and self._gives_notice:
+            self._first = tensor_hashes(self._parameters)
+            self._replaced = any(not isinstance(each, Parameter) for each in self._model.parameters())
+
+    def report_unsent(self) -> None:
+        """Print a notice if the loop trains without backward passes and optimizer steps, so that nothing is sent."""
+        if self._monitor is None or self._first is None or self._passes or not self._communicates:
+            return
+        if self._replaced or tensor_hashes(self._parameters) != self._first:
+            name = type(self._attached).__name__
+            notice(
+                f"no step was communicated, and each worker trains alone: the loop calls neither backward() nor "
+                f"{name}.step(), for example because it uses torch.func.grad or torch.autograd.grad. Give the "
+                "gradients to the attached optimizer, which averages them in step(): for parameter, gradient in "
+                "zip(model.parameters(), gradients): parameter.grad = gradient; then optimizer.step()"
+            )
+
+    @property
+    def _communicates(self) -> bool:
+        return any(stage.communicates for stage in self._recipe().strategy.stages)
 
     def _pass_began(self) -> None:
         if self._monitor is not None:

@@ -23,7 +23,9 @@ from torch.optim import Optimizer
 
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import AveragingStage, GossipStage, GradientStage, SilentStage, Stage
+from gossamer.base.torch_hooks import uncompiled
 from gossamer.errors import AttachError, LoopError
+from gossamer.events import notice
 from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.engine.bucket import Bucket
 
@@ -42,8 +44,18 @@ def within_wrapper(optimizer: object) -> Scaler | None:
     return found if isinstance(found, torch.amp.GradScaler) else None
 
 
+NOT_RESTORED = (
+    "the checkpoint has the state of a GradScaler, but the loop's scaler was not passed to gossamer.attach and was in "
+    "use before the load, so its loss scale was not restored. Write gossamer.attach(..., scaler=scaler) before "
+    "session.load()"
+)
+
+
 class LoopScaler:
     """Provides the scale of the gradients, and calls `skipped` after steps of `optimizer` that the scaler skips.
+
+    Its state in checkpoints is that of the scaler. If the scaler is not known when a state is loaded, the next unused
+    GradScaler that scales an output on this thread takes the state.
 
     take_up: called with an optimizer before another scaler acts on its gradients. Returns whether these are averaged,
         so that it is the loop's scaler.
@@ -59,36 +71,57 @@ class LoopScaler:
         self.scaler = scaler
         self._optimizer, self._skipped, self._take_up = optimizer, skipped, take_up
         self._hook: SkippedStepHook | ScalerWatch | None = None
+        self._loaded: dict[str, Any] = {}  # state for a scaler that is not known yet
+        self._restored: Scaler | None = None  # the scaler that took it
+        self._restores: ScalerWatch | None = None
+        self._thread, self._gives_notice = threading.get_ident(), False
 
-    def install(self, *, watches: bool) -> Self:
-        """Install hooks. watches: also detect a scaler that was not passed to attach."""
+    def install(self, *, gives_notice: bool) -> Self:
+        """Install hooks; without a scaler also those that detect it. gives_notice: whether this rank prints notices."""
+        self._gives_notice = gives_notice
         if self.scaler is not None:
             self._hook = SkippedStepHook(self.scaler, self._optimizer, self._skipped)
-        elif watches:
+        else:
             self._hook = ScalerWatch(self._found)
         return self
 
     def _found(self, scaler: Scaler, optimizer: Optimizer) -> bool:
         if self.scaler is not None or not self._take_up(optimizer):
             return False
+        if self._loaded and scaler is not self._restored and self._gives_notice:
+            notice(NOT_RESTORED)
         self.remove()
-        self.scaler = scaler
-        self.install(watches=False)
+        self.scaler, self._loaded = scaler, {}
+        self.install(gives_notice=self._gives_notice)
         return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._loaded) if self.scaler is None else self.scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        if state and self.scaler is not None:
+            self.scaler.load_state_dict(state)
+        elif state:
+            self._loaded, self._restored = state, None
+            self._restores = ScalerWatch(self._restore, ("scale",))
+
+    def _restore(self, scaler: Scaler, _: object) -> bool:
+        """A scaler is about to scale an output."""
+        unused = getattr(scaler, "_scale", None) is None
+        if unused and self._restored is None and threading.get_ident() == self._thread:
+            scaler.load_state_dict(self._loaded)
+            self._restored = scaler
+        return False
 
     def scale(self) -> float | None:
         """The loss scale; None without a scaler, or with a disabled one."""
         return None if self.scaler is None or not self.scaler.is_enabled() else self.scaler.get_scale()
 
-    @property
-    def parts(self) -> Mapping[str, Stateful]:
-        """Its parts in checkpoints, by name."""
-        return {} if self.scaler is None else {"scaler": self.scaler}
-
     def remove(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        for hook in (self._hook, self._restores):
+            if hook is not None:
+                hook.remove()
+        self._hook = self._restores = None
 
 
 # -- steps that the scaler skips ---------------------------------------------------------------------------------------
@@ -99,7 +132,7 @@ class SkippedStepHook:
 
     def __init__(self, scaler: Scaler, optimizer: Optimizer, skipped: Callable[[], None]) -> None:
         self._scaler, self._stepped, self._removed = scaler, False, False
-        self._handle = optimizer.register_step_post_hook(self._see)
+        self._handle = optimizer.register_step_post_hook(uncompiled(self._see))
         inner, bound_watcher, attached = scaler.step, weakref.WeakMethod(skipped), weakref.ref(optimizer)
 
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -126,21 +159,23 @@ class SkippedStepHook:
 
 # -- a scaler that was not passed to attach ----------------------------------------------------------------------------
 
-Watcher = Callable[[Any, Optimizer], bool]
+Watcher = Callable[[Any, Any], bool]  # called with a scaler and the first argument of its method
+Kept = tuple[weakref.WeakMethod[Watcher], tuple[str, ...]]
 
 _lock = threading.Lock()
-_watchers: tuple[weakref.WeakMethod[Watcher], ...] = ()  # replaced, never modified: scalers on other threads read it
-_plain: Mapping[str, Any] = {name: vars(GradScaler)[name] for name in ("unscale_", "step")}
+_watchers: tuple[Kept, ...] = ()  # replaced, never modified: scalers on other threads read it
+_plain: Mapping[str, Any] = {name: vars(GradScaler)[name] for name in ("scale", "unscale_", "step")}
 
 
 class ScalerWatch:
-    """Calls `found`, a weakly referenced bound method, before a GradScaler in use acts on any optimizer's gradients.
+    """Calls `found`, a weakly referenced bound method, before methods of any GradScaler in use: by default, before it
+    acts on an optimizer's gradients.
 
     If it returns True, the scaler's method is looked up again, since it may be wrapped now.
     """
 
-    def __init__(self, found: Watcher) -> None:
-        self._watcher = weakref.WeakMethod(found)
+    def __init__(self, found: Watcher, methods: tuple[str, ...] = ("unscale_", "step")) -> None:
+        self._watcher = weakref.WeakMethod(found), methods
         with _lock:
             _keep(self._watcher)
 
@@ -149,22 +184,23 @@ class ScalerWatch:
             _keep(without=self._watcher)
 
 
-def _keep(*more: weakref.WeakMethod[Watcher], without: weakref.WeakMethod[Watcher] | None = None) -> None:
+def _keep(*more: Kept, without: Kept | None = None) -> None:
     global _watchers
-    _watchers = (*(each for each in _watchers if each is not without and each() is not None), *more)
+    _watchers = (*(each for each in _watchers if each is not without and each[0]() is not None), *more)
     for name, plain in _plain.items():
-        setattr(GradScaler, name, _watched(name) if _watchers else plain)
+        setattr(GradScaler, name, _watched(name) if any(name in methods for _, methods in _watchers) else plain)
 
 
 def _watched(name: str) -> Any:
     plain = _plain[name]
 
     @wraps(plain)
-    def method(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        taken_up = [watcher(scaler, optimizer) for each in _watchers if (watcher := each()) and scaler.is_enabled()]
+    def method(scaler: GradScaler, given: Any, *args: Any, **kwargs: Any) -> Any:
+        called = [watcher() for watcher, methods in _watchers if name in methods and scaler.is_enabled()]
+        taken_up = [found(scaler, given) for found in called if found is not None]
         if any(taken_up):
-            return getattr(scaler, name)(optimizer, *args, **kwargs)
-        return plain(scaler, optimizer, *args, **kwargs)
+            return getattr(scaler, name)(given, *args, **kwargs)
+        return plain(scaler, given, *args, **kwargs)
 
     return method
 

@@ -265,10 +265,9 @@ def _change(session: SwitchingSession, following: Following, held: Sequence[str]
                 with following_copies(session._parameters.values()):
                     copy_parameters(before.merge() or {}, {name: p.detach() for name, p in session._parameters.items()})
         if stage.local_parameters:
-            scalers = [*session._loop_scaler.parts.values()]
             averaged = list(session._buffers.averaged().values())
             nbytes += merge_state(
-                session.model, session.optimizer, session._parameters, averaged, scalers, session._group
+                session.model, session.optimizer, session._parameters, averaged, session._loop_scaler, session._group
             )
     add_pending(pending, session._step_hooks.pending_gradients.take())
     enter(session, following)
@@ -388,7 +387,7 @@ def merge_state(
     optimizer: Optimizer,
     parameters: Mapping[str, Parameter],
     averaged: Sequence[Tensor],
-    scalers: Sequence[Stateful],
+    scaler: Stateful,
     group: GroupCalls,
 ) -> float:
     """Overwrite `averaged` (the model's statistics) and the optimizer's moments by their means over the ranks, and all
@@ -404,8 +403,8 @@ def merge_state(
     if numbers is not None:
         (mean,), nbytes = all_means([numbers], group)
         state.replace(mean, 0.0)
-    parts = [optimizer, *scalers]
-    held = f"{optimizer_digest(optimizer)} {[scaler.state_dict() for scaler in scalers]}"
+    parts = [optimizer, scaler]
+    held = f"{optimizer_digest(optimizer)} {scaler.state_dict()}"
     if len(set(group.all_gather_text(held))) > 1:
         tensors = [*model.parameters(), *model.buffers()]
         group.together(lambda: uneven_inputs.take_over(tensors, parts, 0, group))

@@ -91,7 +91,10 @@ class Session(LayoutChanges):
         self._adopt(self._parts.views)
         comm_thread = self._join(self._parts.transports)
         self._metrics = DeferredMetrics(comm_thread)
-        self._buffers, self._first_batch = ModelBuffers(model), FirstBatch()
+        self._buffers, self._first_batch = (
+            ModelBuffers(model),
+            FirstBatch(self._step_hooks.manual_updates.training_begins),
+        )
         job = self._parts.job(self._group, comm_thread)
         self._checkpoints = SessionCheckpoints(job, self.status, model, optimizer, self._tracked, self._saved)
         self._passes_before = 0  # this epoch
@@ -100,7 +103,7 @@ class Session(LayoutChanges):
         events.emit(lifecycle_events.begun(model, optimizer, recipe, fragments, transport))
         try:
             if not self._group.alone:
-                self._step_hooks.manual_updates.install(self._parameters)
+                self._step_hooks.manual_updates.install(self._parameters, gives_notice=transport.rank == 0)
             self._begin(fragments)
         except BaseException:
             comm_thread.close()
@@ -261,7 +264,7 @@ class Session(LayoutChanges):
         uneven_inputs.leave_epoch(self._world, self._group, together=self._synchronizer.in_step)
 
     def _catch_up(self, missed: int) -> None:
-        others = (*self._loop_scaler.parts.values(), *self._tracked.schedulers())
+        others = (self._loop_scaler, *self._tracked.schedulers())
         parts = [self._parts.optimizer_state(self.optimizer), *others]
         tensors = [*self.model.parameters(), *self.model.buffers()]
         self._group.together(partial(uneven_inputs.catch_up, tensors, parts, missed, self._group))
@@ -501,7 +504,7 @@ class Session(LayoutChanges):
     def _saved(self) -> dict[str, Stateful]:
         """Parts of a checkpoint other than the session's own, by name; all except the world are equal on all ranks."""
         parts = self._parts.saved(self.model, self.optimizer)
-        return {**parts, **self._loop_scaler.parts, "world": self._world}
+        return {**parts, "scaler": self._loop_scaler, "world": self._world}
 
     merged = former_attribute("session", "merged", "averaged_parameters")
     weight = former_attribute("session", "weight", "set_batch_weight")
@@ -509,6 +512,8 @@ class Session(LayoutChanges):
 
     def _close(self, how: events.Ended) -> None:
         with self._checkpoints.ended(how):
+            if how == "finished":
+                self._step_hooks.manual_updates.report_unsent()
             for hook in (*self._hooks, self._parts):
                 hook.remove()
             if self._step_hooks.momentum is not None:

@@ -47,11 +47,6 @@ REMEDIES = {
     "model with which it was written, including parameters of session.add_parameters()"
 }
 
-NO_SCALER = (
-    "the checkpoint has the state of a GradScaler, which this session does not know before its first step, so the loss "
-    "scale starts again. Write gossamer.attach(..., scaler=scaler) before session.load()"
-)
-
 
 def session_state(
     recipe: Recipe, layout: str, transport: Transport, synchronizer: Synchronizer, *, earlier: NamedState, **about: Any
@@ -355,10 +350,7 @@ class SessionCheckpoints:
         """Context manager in which the session restores its state. Call the yielded function to restore the parts."""
 
         def put_back() -> None:
-            parts = self._parts()
-            coordinated.put_back(parts, found.tree)
-            if found.tree.get("scaler") and "scaler" not in parts and self._group.transport.rank == 0:
-                events.notice(NO_SCALER)
+            coordinated.put_back(self._parts(), found.tree)
             self._tracked.load_state_dict(found.tree.get("tracked", {}), resharded=found.news is not None)
 
         with taking_up(directory, found.tree, self._optimizer):

@@ -17,7 +17,7 @@ from gossamer import events
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.base.html_table import html_table
 from gossamer.base.spans import active
-from gossamer.base.torch_hooks import ForwardHook
+from gossamer.base.torch_hooks import ForwardHook, uncompiled
 from gossamer.base.transport import Transport
 from gossamer.base.units import bytes_text, seconds_text
 from gossamer.comm.runtime.worker_scope import current_worker
@@ -215,7 +215,7 @@ class DataWait:
     def watch(self, model: nn.Module, optimizer: Optimizer) -> tuple[RemovableHandle, RemovableHandle]:
         """The hooks that see both, to be removed at the end. A microsecond or two a step."""
         forward = model.register_forward_pre_hook(ForwardHook(self._forward))
-        return forward, optimizer.register_step_post_hook(self.begin)
+        return forward, optimizer.register_step_post_hook(uncompiled(self.begin))
 
     def begin(self, *_: object) -> None:
         """Called when the loop continues to its next batch, also as a hook of the optimizer's step."""

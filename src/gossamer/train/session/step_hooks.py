@@ -64,7 +64,7 @@ class StepHooks:
         self._attached_before = WeakParameters()  # all that were attached at some time
         self.pending_gradients = PendingGradients(extensions)
         self.manual_updates = ManualUpdates(
-            optimizer, lambda: self._recipe, lambda: session._synchronizer.use(), extensions
+            model, optimizer, lambda: self._recipe, lambda: session._synchronizer.use(), extensions
         )
         self.loop_scaler = LoopScaler(guards.scaler, optimizer, self._step_skipped, self._take_up_scaler)
 
@@ -116,7 +116,7 @@ class StepHooks:
         self._worker = current_worker()  # other workers of a simulation are threads of the same process
         yield OPTIMIZER_STEP.subscribe(self._before_foreign_step)
         yield self
-        yield self.loop_scaler.install(watches=not isinstance(self._session._synchronizer, SoloSynchronizer))
+        yield self.loop_scaler.install(gives_notice=group.transport.rank == 0)
 
     def _before_foreign_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Any optimizer is about to make its step."""
@@ -225,6 +225,8 @@ class StepHooks:
     def _take_up_scaler(self, optimizer: Optimizer) -> bool:
         if os.getpid() != self._pid or not (optimizer is self._optimizer or self._foreign_guard.shares(optimizer)):
             return False
+        if isinstance(self._session._synchronizer, SoloSynchronizer):
+            return True
         if self._guards.total_norm is not None:
             raise scaler_of_parts()
         refuse_late(self._recipe, self._session._stages.now, self._session._synchronizer.buckets)

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from gossamer.base.spans import active
 from gossamer.base.spans.record_format import CLOCK_MARK, OPERATORS_SUFFIX, SpanKind
 from gossamer.base.spans.recorder import SpanRecorder
-from gossamer.base.torch_hooks import ForwardHook
+from gossamer.base.torch_hooks import ForwardHook, uncompiled
 from gossamer.errors import AttachError
 from gossamer.train.session.first_batch import tensors_in
 from gossamer.train.world_state import WorldState
@@ -47,15 +47,18 @@ def begin_tracing(world: WorldState) -> None:
 def hooks(model: nn.Module, optimizer: Optimizer, before: StepHook, after: StepHook) -> list[RemovableHandle]:
     """Hooks around the optimizer's step; if spans are recorded, with hooks around them that record its time."""
     if active.recorder is None:
-        return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+        return [
+            optimizer.register_step_pre_hook(uncompiled(before)),
+            optimizer.register_step_post_hook(uncompiled(after)),
+        ]
     spans = StepSpans()
     return [
         model.register_forward_pre_hook(ForwardHook(spans.forward_begins)),
         model.register_forward_hook(ForwardHook(spans.forward_ended)),
-        optimizer.register_step_pre_hook(spans.step_begins),
-        optimizer.register_step_pre_hook(before),
-        optimizer.register_step_post_hook(spans.step_ended),
-        optimizer.register_step_post_hook(after),
+        optimizer.register_step_pre_hook(uncompiled(spans.step_begins)),
+        optimizer.register_step_pre_hook(uncompiled(before)),
+        optimizer.register_step_post_hook(uncompiled(spans.step_ended)),
+        optimizer.register_step_post_hook(uncompiled(after)),
     ]
 
 
@@ -79,7 +82,7 @@ class StepSpans:
         active.recorder.add(SpanKind.FORWARD, began, time.perf_counter())
         if torch.is_grad_enabled():
             for tensor in _differentiable(output):
-                tensor.register_hook(_backward_begins)
+                tensor.register_hook(uncompiled(_backward_begins))
 
     def step_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._step_began = time.perf_counter()
