@@ -17,10 +17,7 @@ from gossamer.observe.target import Target
 
 HELD_OUT = ("validation_loss", "eval_loss", "val_loss")  # each value is a mean over the held-out data
 LOSSES = (*HELD_OUT, "loss")  # the first one found is used
-LOSS_WORDS = {  # next to "loss" in the name of a loss; packet_loss and loss_scale have others
-    *("train", "training", "val", "valid", "validation", "eval", "evaluation", "test", "held", "out"),
-    *("step", "batch", "epoch", "mean", "avg", "average", "total", "final"),
-}
+NO_LOSSES = {"packet", "packets", "scale", "scaler", "weight", "weights", "ratio", "rate", "gap", "spike", "spikes"}
 SHARES = (0.05, 0.1, 0.2)  # last share of each run's steps over which a training loss is averaged
 FEWEST_POINTS = BATCHES  # of each run within the share; else the next larger share is used
 FEWEST_OF_INTERVAL = 3
@@ -182,9 +179,10 @@ def _row(
 
 
 def is_loss(name: str) -> bool:
-    """Whether a metric of this name is a training's loss, such as loss, val_loss, train/loss or Loss."""
-    words = re.findall(r"[a-z]+", name.lower())
-    return "loss" in words and LOSS_WORDS.issuperset(word for word in words if word != "loss")
+    """Whether a metric of this name is a training's loss, such as val_loss, policy_loss or train/loss, and not
+    packet_loss or loss_scale."""
+    words = set(re.findall(r"[a-z]+", name.lower()))
+    return "loss" in words and words.isdisjoint(NO_LOSSES)
 
 
 def loss_metric(records: Sequence[Record], seconds: float, steps: int) -> str | None:
