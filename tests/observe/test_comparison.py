@@ -221,7 +221,7 @@ def test_huge_losses_are_compared() -> None:
     ("names", "expected"),
     [
         (
-            "loss Loss val_loss validation_loss eval/loss train_loss loss/train train_loss_epoch loss_1 policy_loss cls_loss",
+            "loss Loss val_loss validation_loss eval/loss train_loss loss/train train_loss_epoch loss_1 policy_loss",
             True,
         ),
         ("packet_loss loss_scale gloss lossless accuracy train loss_gap weight_loss_ratio", False),
