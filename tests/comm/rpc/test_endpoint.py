@@ -354,6 +354,35 @@ def test_who_computes_for_long_is_still_here_as_long_as_its_heart_beats(
     assert isinstance(heard, Elapsed if heartbeat_seconds is None else PeerLeft)
 
 
+def test_peers_of_a_suspended_job_are_still_here_when_it_continues(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, worker = opened(THERE), opened(HERE)
+    heard: list[PeerEvent] = []
+    server.start(counting(heard))
+    worker.meet({THERE: server.address})
+    worker.answer(push(0, torch.ones(1)))
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 1e6)
+    ticks = time.monotonic() + 1.0  # several of both ends
+    assert isinstance(worker.answer(Await(until=ticks)), PeerJoined)
+    assert isinstance(worker.answer(Await(until=ticks)), Elapsed)
+    assert worker.answer(push(1, torch.ones(1))).version == 2
+    assert worker.statistics()[THERE].reconnects == 0
+    assert [type(event) for event in heard] == [PeerJoined, Arrived, Arrived]
+
+
+def test_a_peer_that_does_not_continue_with_the_others_leaves(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = opened(THERE, dead_after_seconds=DEAD_SECONDS)
+    worker = opened(HERE, heartbeat_seconds=1e9)
+    worker.meet({THERE: server.address})
+    worker.start(asking_once())
+    next_of(server, Arrived)
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 1e6)
+    assert next_of(server, PeerLeft).peer == HERE
+
+
 def forked(work: Callable[[], object]) -> int:
     """The number of a child that does this and nothing else."""
     with warnings.catch_warnings():
