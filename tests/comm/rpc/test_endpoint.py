@@ -56,6 +56,7 @@ from gossamer.base.peer_ops import (
 from gossamer.comm.handshake import HEADER_BYTES, NONCE_BYTES
 from gossamer.comm.rpc import dispatcher
 from gossamer.comm.rpc.endpoint import run_peer_script
+from gossamer.comm.rpc.mailbox import Batch
 from gossamer.comm.tls_contexts import Tls, run_tls
 from gossamer.errors import ConnectError, MismatchError, PeerLost
 
@@ -370,6 +371,27 @@ def test_peers_of_a_suspended_job_are_still_here_when_it_continues(
     assert worker.answer(push(1, torch.ones(1))).version == 2
     assert worker.statistics()[THERE].reconnects == 0
     assert [type(event) for event in heard] == [PeerJoined, Arrived, Arrived]
+
+
+def test_a_request_of_a_suspended_job_has_as_much_time_as_without_the_pause(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait with a timeout ends when the process continues."""
+    server, worker = opened(THERE), opened(HERE)
+    worker.meet({THERE: server.address})
+    clock, wait, waits = time.monotonic, Batch.wait, list[float]()
+
+    def short_wait(batch: Batch, until: float) -> bool:
+        waits.append(until)
+        return wait(batch, min(until, time.monotonic() + 0.05))
+
+    monkeypatch.setattr(Batch, "wait", short_wait)
+    asked = worker.start(asking_once())
+    token = next_of(server, Arrived).token
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 1e6)
+    wait_until(lambda: len(waits) > 4 and waits[-1] == waits[-4] > clock() + 1e6)
+    server.answer(Reply(token=token, answer=Receipt(version=1)))
+    assert asked.wait(10).version == 1
 
 
 def test_a_peer_that_does_not_continue_with_the_others_leaves(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ class Dispatcher:
         self._forgotten: dict[Peer, Traffic] = {}
         self._noticed: set[str] = set()
         self._tick_at, self._close_at = time.monotonic(), inf
+        self.excused_seconds = 0.0  # in which this process was stopped, by which requests have more time
         self._queue_limit_bytes = options.queue_limit_bytes(credentials.largest_frame_bytes)
         self._failure: GossamerError = endpoint_closed(credentials.me)  # raised by all requests after closing
         self.loop = EventLoop()
@@ -193,9 +194,8 @@ class Dispatcher:
             self._dial_if_needed(peer_state)
 
     def _tick(self) -> None:
+        self.excuse_pause()
         now = time.monotonic()
-        if (late_seconds := now - self._tick_at) > PAUSED_SECONDS:
-            self._excuse(late_seconds, now)
         self._tick_at = now + min(self._options.beat_seconds, self._options.handshake_seconds) / 2
         if self._close_at == inf:
             self._listen()
@@ -205,8 +205,13 @@ class Dispatcher:
             if peer_state.is_gone(now, self._options.dead_after_seconds):
                 self._peer_left(peer_state)
 
-    def _excuse(self, seconds: float, now: float) -> None:
+    def excuse_pause(self) -> None:
         """Do not count time in which this process was stopped, perhaps with its peers, as a silence of theirs."""
+        now = time.monotonic()
+        if (seconds := now - self._tick_at) <= PAUSED_SECONDS:
+            return
+        self.excused_seconds += seconds
+        self._tick_at = now
         for connection in self._connections.connections:
             connection.last_received_at = min(now, connection.last_received_at + seconds)
         for peer_state in self._peer_states.values():
