@@ -56,6 +56,7 @@ from gossamer.base.peer_ops import (
 from gossamer.comm.handshake import HEADER_BYTES, NONCE_BYTES
 from gossamer.comm.rpc import dispatcher
 from gossamer.comm.rpc.endpoint import run_peer_script
+from gossamer.comm.rpc.mailbox import Batch
 from gossamer.comm.tls_contexts import Tls, run_tls
 from gossamer.errors import ConnectError, MismatchError, PeerLost
 
@@ -352,6 +353,56 @@ def test_who_computes_for_long_is_still_here_as_long_as_its_heart_beats(
     next_of(server, Arrived)
     heard = server.answer(Await(until=time.monotonic() + 0.7))
     assert isinstance(heard, Elapsed if heartbeat_seconds is None else PeerLeft)
+
+
+def test_peers_of_a_suspended_job_are_still_here_when_it_continues(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, worker = opened(THERE), opened(HERE)
+    heard: list[PeerEvent] = []
+    server.start(counting(heard))
+    worker.meet({THERE: server.address})
+    worker.answer(push(0, torch.ones(1)))
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 1e6)
+    ticks = time.monotonic() + 1.0  # several of both ends
+    assert isinstance(worker.answer(Await(until=ticks)), PeerJoined)
+    assert isinstance(worker.answer(Await(until=ticks)), Elapsed)
+    assert worker.answer(push(1, torch.ones(1))).version == 2
+    assert worker.statistics()[THERE].reconnects == 0
+    assert [type(event) for event in heard] == [PeerJoined, Arrived, Arrived]
+
+
+def test_a_request_of_a_suspended_job_has_as_much_time_as_without_the_pause(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait with a timeout ends when the process continues."""
+    server, worker = opened(THERE), opened(HERE)
+    worker.meet({THERE: server.address})
+    clock, wait, waits = time.monotonic, Batch.wait, list[float]()
+
+    def short_wait(batch: Batch, until: float) -> bool:
+        waits.append(until)
+        return wait(batch, min(until, time.monotonic() + 0.05))
+
+    monkeypatch.setattr(Batch, "wait", short_wait)
+    asked = worker.start(asking_once())
+    token = next_of(server, Arrived).token
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 1e6)
+    wait_until(lambda: len(waits) > 4 and waits[-1] == waits[-4] > clock() + 1e6)
+    server.answer(Reply(token=token, answer=Receipt(version=1)))
+    assert asked.wait(10).version == 1
+
+
+def test_a_peer_that_does_not_continue_with_the_others_leaves(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = opened(THERE, dead_after_seconds=DEAD_SECONDS)
+    worker = opened(HERE, heartbeat_seconds=1e9)
+    worker.meet({THERE: server.address})
+    worker.start(asking_once())
+    next_of(server, Arrived)
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 1e6)
+    assert next_of(server, PeerLeft).peer == HERE
 
 
 def forked(work: Callable[[], object]) -> int:

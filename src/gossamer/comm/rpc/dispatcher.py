@@ -26,6 +26,7 @@ from gossamer.comm.rpc_protocol.messages import GOODBYE, PulledRecord, PullRecor
 from gossamer.errors import ConnectError, GossamerError, MalformedError, MismatchError, PeerLost
 from gossamer.events import notice
 
+PAUSED_SECONDS = 2.0  # by which a tick is late if this process was stopped
 MOST_FAILED_DIALS = 3  # consecutive malformed answers to dials, before pending requests fail
 MOST_NOTICES = 100
 MOST_DEPARTED = 1024  # peers that have left and whose states are kept
@@ -47,7 +48,8 @@ class Dispatcher:
         self._departed: dict[Peer, None] = {}  # peers that have left, in that order
         self._forgotten: dict[Peer, Traffic] = {}
         self._noticed: set[str] = set()
-        self._tick_at, self._close_at = 0.0, inf
+        self._tick_at, self._close_at = time.monotonic(), inf
+        self.excused_seconds = 0.0  # in which this process was stopped, by which requests have more time
         self._queue_limit_bytes = options.queue_limit_bytes(credentials.largest_frame_bytes)
         self._failure: GossamerError = endpoint_closed(credentials.me)  # raised by all requests after closing
         self.loop = EventLoop()
@@ -192,6 +194,7 @@ class Dispatcher:
             self._dial_if_needed(peer_state)
 
     def _tick(self) -> None:
+        self.excuse_pause()
         now = time.monotonic()
         self._tick_at = now + min(self._options.beat_seconds, self._options.handshake_seconds) / 2
         if self._close_at == inf:
@@ -201,6 +204,19 @@ class Dispatcher:
             self._dial_if_needed(peer_state)
             if peer_state.is_gone(now, self._options.dead_after_seconds):
                 self._peer_left(peer_state)
+
+    def excuse_pause(self) -> None:
+        """Do not count time in which this process was stopped, perhaps with its peers, as a silence of theirs."""
+        now = time.monotonic()
+        if (seconds := now - self._tick_at) <= PAUSED_SECONDS:
+            return
+        self.excused_seconds += seconds
+        self._tick_at = now
+        for connection in self._connections.connections:
+            connection.last_received_at = min(now, connection.last_received_at + seconds)
+        for peer_state in self._peer_states.values():
+            if peer_state.disconnected_at < inf:
+                peer_state.disconnected_at = min(now, peer_state.disconnected_at + seconds)
 
     def _peer_left(self, peer_state: PeerState) -> None:
         if peer_state.is_present:

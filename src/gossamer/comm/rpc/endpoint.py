@@ -140,10 +140,17 @@ class TcpEndpoint:
         try:
             self._dispatcher.loop.run_or_post(partial(self._dispatcher.ask, pendings))
             self._mailbox.check_open()  # if it was closed meanwhile, the requests would not be served
+            excused = self._dispatcher.excused_seconds
             while not batch.wait(_first_due(pendings)):
                 overdue = [pending for pending in pendings if pending.until <= time.monotonic() and not pending.settled]
-                if overdue:
+                if not overdue:
+                    continue
+                self._dispatcher.loop.run_exclusively(self._dispatcher.excuse_pause)
+                more, excused = self._dispatcher.excused_seconds - excused, self._dispatcher.excused_seconds
+                if not more:
                     raise self._timed_out(overdue[0])
+                for pending in pendings:
+                    pending.until += more
         except BaseException:
             self._give_up(pendings)
             raise
