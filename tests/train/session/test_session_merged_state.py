@@ -344,6 +344,24 @@ def test_frozen_parameters_that_a_checkpoint_replaces_are_averaged_only_if_they_
         assert differing([state, state_after]) == []
 
 
+def test_a_checkpoint_before_local_steps_averages_no_frozen_parameter_again(tmp_path: Path) -> None:
+    def work(worker: Worker) -> tuple[list[str], list[str], list[str]]:
+        model, session = begin(worker, "Dense()")
+        train_step(model, session.optimizer, 0, worker.rank)
+        session.save(tmp_path)
+        session.switch("LocalSGD(2)")
+        train(session, range(4), worker.rank)
+        during = session._buffers.frozen.names
+        session.save(tmp_path / "later")
+        session.load(tmp_path)
+        before = session._buffers.frozen.names
+        session.load(tmp_path / "later")
+        return before, during, session._buffers.frozen.names
+
+    moving = ["momentum.weight", "momentum.bias"]
+    assert cluster(work, 2) == [([], moving, moving)] * 2
+
+
 # -- going on ----------------------------------------------------------------------------------------------------------
 
 
