@@ -181,6 +181,37 @@ def test_pairwise_gossip_merges_own_statistics_of_a_worker_that_holds_the_merged
     assert differing(cluster(work, 2)) == []
 
 
+def test_pairwise_gossip_keeps_an_exchange_that_lands_between_two_nested_blocks() -> None:
+    def work(worker: Worker) -> tuple[State, State]:
+        model, session = begin(worker, "Gossip('pairwise', period=4)")
+        model.follow = lambda: None  # type: ignore[method-assign]
+        train(session, range(3), worker.rank)
+        session.optimizer.param_groups[0]["lr"] = 0.0
+        worker.transport.all_gather_text("")
+        before = state_of(model)
+        if worker.rank == 0:
+            with session.averaged_parameters(model):
+                worker.transport.all_gather_text("")  # the other one begins an exchange now
+                worker.transport.all_gather_text("")
+                with session.averaged_parameters(model):
+                    pass
+        else:
+            worker.transport.all_gather_text("")
+            train(session, [3], worker.rank)
+            for exchange in session._synchronizer._exchanges.values():  # type: ignore[attr-defined]
+                exchange.wait()
+            worker.transport.all_gather_text("")
+        train(session, [4], worker.rank)
+        worker.transport.all_gather_text("")
+        return before, state_of(model)
+
+    found = cluster(work, 2)
+    name = "last.weight"
+    first, second = (torch.stack([states[when][name] for states in found]) for when in (0, 1))
+    assert not torch.allclose(first[0], first[1])
+    torch.testing.assert_close(second, first.mean(0).expand(2, -1, -1))
+
+
 def across_a_round(worker: Worker, recipe: str) -> tuple[State, State, State]:
     """(the other state as the first round finds it, own state just after it, what is merged a step later)"""
     model, session = begin(worker, recipe)
