@@ -76,7 +76,8 @@ class FrozenParameters:
         if self._noted is None:
             self._noted = now
         differs: Flags = (now.view(torch.int64) != self._noted.view(torch.int64)).any(1).cpu().numpy()
-        return differs | np.array([name in self._changed_before for name in self._holders])
+        differs |= np.array([name in self._changed_before for name in self._holders])
+        return differs
 
     @property
     def changed(self) -> list[str]:
