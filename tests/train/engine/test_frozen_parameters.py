@@ -99,7 +99,8 @@ def test_what_had_changed_in_a_checkpoint_has_changed_after_it() -> None:
     model[2].data.fill_(2.0)
     assert frozen.changed == ["2"]
     again = FrozenParameters(other := model_of((2,), (3,)))
-    again.loading(frozen.changed)
+    again.loading(frozen.changed, ["1"])
+    assert again.names == ["1"]
     other.load_state_dict(model.state_dict())
     other[1].data.fill_(3.0)  # as the checkpoint had it, too
     again.note()

@@ -93,6 +93,23 @@ def test_switch_that_the_optimizer_does_not_support_changes_nothing(recipe):
     assert cluster(work, 2) == [True, True]
 
 
+def test_local_steps_after_a_switch_divide_by_no_second_moment_that_was_agreed_on_before():
+    def work(worker):
+        model, optimizer, session = worker.start(network(worker.rank), adam, "LocalSGD(2, second_moment='agreed')")
+        found = []
+        for step in range(9):
+            if step == 4:
+                session.switch("Dense()")
+            if step == 6:
+                session.switch("LocalSGD(2, second_moment='agreed')")
+            train_step(model, optimizer, step, worker.rank)
+            found.append(all("shared_exp_avg_sq" in state for state in optimizer.state.values()))
+            assert found[-1] == any("shared_exp_avg_sq" in state for state in optimizer.state.values())
+        return found
+
+    assert cluster(work, 2) == [[False, True, True, True, False, False, False, True, True]] * 2
+
+
 @pytest.mark.parametrize("recipe", ["LocalSGD(2, optimizer_state='average')", "DiLoCo(2, second_moment_period=2)"])
 def test_optimizer_that_finds_its_kinds_of_state_is_no_optimizer_of_the_loop(recipe):
     def work(worker):

@@ -181,6 +181,37 @@ def test_pairwise_gossip_merges_own_statistics_of_a_worker_that_holds_the_merged
     assert differing(cluster(work, 2)) == []
 
 
+def test_pairwise_gossip_keeps_an_exchange_that_lands_between_two_nested_blocks() -> None:
+    def work(worker: Worker) -> tuple[State, State]:
+        model, session = begin(worker, "Gossip('pairwise', period=4)")
+        model.follow = lambda: None  # type: ignore[method-assign]
+        train(session, range(3), worker.rank)
+        session.optimizer.param_groups[0]["lr"] = 0.0
+        worker.transport.all_gather_text("")
+        before = state_of(model)
+        if worker.rank == 0:
+            with session.averaged_parameters(model):
+                worker.transport.all_gather_text("")  # the other one begins an exchange now
+                worker.transport.all_gather_text("")
+                with session.averaged_parameters(model):
+                    pass
+        else:
+            worker.transport.all_gather_text("")
+            train(session, [3], worker.rank)
+            for exchange in session._synchronizer._exchanges.values():  # type: ignore[attr-defined]
+                exchange.wait()
+            worker.transport.all_gather_text("")
+        train(session, [4], worker.rank)
+        worker.transport.all_gather_text("")
+        return before, state_of(model)
+
+    found = cluster(work, 2)
+    name = "last.weight"
+    first, second = (torch.stack([states[when][name] for states in found]) for when in (0, 1))
+    assert not torch.allclose(first[0], first[1])
+    torch.testing.assert_close(second, first.mean(0).expand(2, -1, -1))
+
+
 def across_a_round(worker: Worker, recipe: str) -> tuple[State, State, State]:
     """(the other state as the first round finds it, own state just after it, what is merged a step later)"""
     model, session = begin(worker, recipe)
@@ -342,6 +373,24 @@ def test_frozen_parameters_that_a_checkpoint_replaces_are_averaged_only_if_they_
     for (names, state), (names_after, state_after) in zip(whole, resumed, strict=True):
         assert names == names_after == (["momentum.weight", "momentum.bias"] if moves else [])
         assert differing([state, state_after]) == []
+
+
+def test_a_checkpoint_before_local_steps_averages_no_frozen_parameter_again(tmp_path: Path) -> None:
+    def work(worker: Worker) -> tuple[list[str], list[str], list[str]]:
+        model, session = begin(worker, "Dense()")
+        train_step(model, session.optimizer, 0, worker.rank)
+        session.save(tmp_path)
+        session.switch("LocalSGD(2)")
+        train(session, range(4), worker.rank)
+        during = session._buffers.frozen.names
+        session.save(tmp_path / "later")
+        session.load(tmp_path)
+        before = session._buffers.frozen.names
+        session.load(tmp_path / "later")
+        return before, during, session._buffers.frozen.names
+
+    moving = ["momentum.weight", "momentum.bias"]
+    assert cluster(work, 2) == [([], moving, moving)] * 2
 
 
 # -- going on ----------------------------------------------------------------------------------------------------------

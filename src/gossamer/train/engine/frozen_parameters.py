@@ -76,7 +76,8 @@ class FrozenParameters:
         if self._noted is None:
             self._noted = now
         differs: Flags = (now.view(torch.int64) != self._noted.view(torch.int64)).any(1).cpu().numpy()
-        return differs | np.array([name in self._changed_before for name in self._holders])
+        differs |= np.array([name in self._changed_before for name in self._holders])
+        return differs
 
     @property
     def changed(self) -> list[str]:
@@ -98,10 +99,11 @@ class FrozenParameters:
         """Names of the averaged parameters, for a checkpoint."""
         return list(self._averaged)
 
-    def loading(self, changed: Collection[str]) -> None:
-        """A checkpoint is being loaded, in which these had changed. The next comparison, or `note`, sets the
-        reference."""
-        self._changed_before, self._noted = frozenset(changed), None
+    def loading(self, changed: Collection[str], averaged: Collection[str]) -> None:
+        """A checkpoint is being loaded, in which these had changed, and these were averaged. The next comparison, or
+        `note`, sets the reference."""
+        self._changed_before = frozenset(changed)
+        self.resume(averaged)
 
     def resume(self, names: Collection[str]) -> None:
         """Average the parameters that a checkpoint names. The next comparison sets the reference, since a checkpoint

@@ -63,3 +63,10 @@ def share_variance(optimizer: Optimizer, parameters: Iterable[Parameter], *, kee
         _, of_second = corrections(state, groups[id(parameter)])
         agreed = state["exp_avg_sq"] / of_second
         state[SHARED] = torch.maximum(state[SHARED], agreed) if keeps_largest and SHARED in state else agreed
+
+
+def forget_shared_variance(optimizer: Optimizer) -> None:
+    """Remove shared second moments: a later stage would divide by them until its first round."""
+    for state in optimizer.state.values():
+        if isinstance(state, dict):
+            state.pop(SHARED, None)

@@ -43,6 +43,7 @@ from gossamer.train.engine.model_buffers import ModelBuffers
 from gossamer.train.engine.parameter_views import copy_parameters
 from gossamer.train.engine.step_decision import Presence, by_value
 from gossamer.train.engine.unsent_gradients import Unsent, forget_residuals, take_up, unsent, unsent_gradients
+from gossamer.train.moments.shared_variance import forget_shared_variance
 from gossamer.train.moments.take_over import ownership, share_second_moment
 from gossamer.train.session import session_checkpoint, uneven_inputs
 from gossamer.train.session.group_calls import GroupCalls
@@ -252,6 +253,7 @@ def _change(session: SwitchingSession, following: Following, held: Sequence[str]
     before, stage, nbytes, pending = session._synchronizer, session._stages.now, 0.0, dict[str, Tensor]()
     if not session._group.alone:
         before.flush()
+        forget_shared_variance(session.optimizer)
         compressor, at = session.recipe.compressor, session._at()
         following_copies = session._stages.loop.copies.following
         match stage:

@@ -384,6 +384,7 @@ class Session(LayoutChanges):
             first_bytes=self._stages.first_bytes,
             shards=self._parts.shards,
             changed_frozen=self._buffers.frozen.changed,
+            averaged_frozen=self._buffers.frozen.names,
         )
 
     @torch.inference_mode(False)
@@ -401,7 +402,8 @@ class Session(LayoutChanges):
             >>> session.load_state_dict(session.state_dict())
         """
         own = session_checkpoint.own_state(states, self._transport)
-        self._buffers.frozen.loading([name for each in states for name in each.get("changed_frozen", ())])
+        changed = [name for each in states for name in each.get("changed_frozen", ())]
+        self._buffers.frozen.loading(changed, own.get("averaged_frozen", ()))
         recipe_switch.follow(self, states)
         self._enter_restored_stage(own["passes"], session_checkpoint.first_bytes(own))
         session_checkpoint.restore(states, self.state_dict(), self._transport, self._synchronizer)

@@ -203,7 +203,8 @@ class PairwiseGossip(Synchronizer):
     def merge(self) -> Mapping[str, Tensor]:
         """Return the mean of the parameters that live workers published last. They continue training, so the result
         changes over time; all workers get the same result only while none trains."""
-        self._drain()
+        if self._own_state is None:  # otherwise the model holds merged parameters, and these are restored
+            self._drain()
         return self._published(self._termination.now(self._me))
 
     def _averaged_state(self) -> AveragedState:
