@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gossamer.engine import Session
 from gossamer.errors import AttachError, CheckpointError, LayoutError
+from gossamer.events import notice
 from gossamer.train.checkpoint import coordinated, runs
 from gossamer.train.checkpoint.agreement import SharedStep
 from gossamer.train.engine.arrays import Array
@@ -387,7 +388,8 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
       missed steps takes over parameters and the optimizer's state.
     - Logs of an epoch are means over all ranks, before later callbacks read them.
     - Validation, and evaluate(..., callbacks=[callback]), uses the averaged parameters, which local training has only
-      at the end of a round. After fit the model keeps them.
+      at the end of a round. After fit the model keeps them, or their moving averages with use_ema=True of an optimizer
+      whose gradients are averaged in every step.
     - Errors of the session are raised as Gossamer's, also on the JAX and TensorFlow backends.
 
     Args:
@@ -508,6 +510,21 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if optimizer.built:
             optimizer.exchange.raises = True
             optimizer.set_parameters(optimizer.session.averaged_parameters())
+            self._assign_moving_averages()
+
+    def _assign_moving_averages(self) -> None:
+        """Assign the weights' moving averages over the steps again, as Keras did at the end of fit."""
+        optimizer, inner = self.optimizer, self.optimizer.inner
+        if not inner.use_ema or not int(inner.iterations):  # servers make the steps in its place
+            return
+        stage = optimizer.session.recipe.strategy.steady_stage
+        if stage.averages_gradients_at_once and not stage.scheduled:
+            optimizer.finalize_variable_values(self.model.trainable_variables)
+            return
+        notice(
+            f"{type(inner).__name__}(use_ema=True) has moving averages of this rank's own weights under "
+            f"{optimizer.session.recipe!r}, so the model keeps the averaged parameters of all ranks in their place."
+        )
 
     def _end_epoch(self) -> None:
         """Wait until every rank is out of data; once for each epoch."""

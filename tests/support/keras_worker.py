@@ -154,6 +154,27 @@ def server() -> Any:
 
 
 @scenario
+def moving_averages() -> Any:
+    """Of one process on the joined batch, and of two ranks in lock step; and of ranks whose weights differ."""
+
+    def inner() -> Any:
+        return keras.optimizers.SGD(RATES["network"], use_ema=True, ema_momentum=0.75)
+
+    def work(recipe: str, worker: Worker, inner: Callable[[], Any] | None = inner) -> Any:
+        with heard(events.Noticed) as notices:
+            found = closed(fitted(worker, recipe, steps=4, inner=inner, callbacks=callback))
+        return found, [each.message for each in notices if "use_ema" in each.message]
+
+    alone = fitted(None, "", data=joined("network", 4), batch_size=2 * BATCH, inner=inner)
+    return {
+        "alone": values(alone.trainable_variables),
+        "lock step": cluster(lambda worker: work("Dense()", worker), 2),
+        "local": cluster(lambda worker: work("LocalSGD(period=2)", worker), 2),
+        "local without": cluster(lambda worker: work("LocalSGD(period=2)", worker, None), 2),
+    }
+
+
+@scenario
 def bfloat16() -> Any:
     def work(worker: Worker) -> Any:
         with device(worker.rank):

@@ -135,6 +135,12 @@ class Asked(Dataset[Any]):
         return self.make(LABELS[index])
 
 
+class Named(Asked):
+    """Has the names of its classes, and no list of its targets."""
+
+    targets, labels = None, ("cat", "dog")
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -147,6 +153,7 @@ class Asked(Dataset[Any]):
         Asked(lambda label: (torch.zeros(2), label)),
         Asked(lambda label: {"image": 0, "label": int(label)}),
         Asked(lambda label: (0, np.int64(int(label)))),
+        Named(lambda label: (0, int(label))),
         Subset(TensorDataset(torch.zeros(2000, 2), LABELS.repeat(2)), range(1000)),
         Subset(Known(), range(1000)),
     ],

@@ -59,6 +59,17 @@ def test_servers_make_the_step_in_place_of_the_inner_optimizer(result: Results) 
     assert_close(first, expected)
 
 
+def test_moving_averages_of_the_weights_stay_in_the_model_after_fit(result: Results) -> None:
+    found = result["moving_averages"]
+    (first, none), (second, _) = found["lock step"]
+    assert first == second
+    assert_close(first, found["alone"])
+    assert not none
+    (local, told), (local_there, _) = found["local"]
+    assert local == local_there == found["local without"][0][0]  # those of each rank would differ
+    assert "the averaged parameters of all ranks" in told[0]
+
+
 def test_bfloat16_variables_are_averaged(result: Results) -> None:
     (dtype, first), (_, second) = result["bfloat16"]
     assert dtype == "bfloat16"

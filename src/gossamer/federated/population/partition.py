@@ -16,7 +16,7 @@ from torch.utils.data import Subset, TensorDataset
 from gossamer.base import rng
 from gossamer.errors import require
 
-LABEL_ATTRIBUTES = ("targets", "labels")  # of datasets with labels that need no loading of samples
+LABEL_ATTRIBUTES = ("targets", "labels")  # of datasets that have a label for each sample without loading it
 LABEL_KEYS = ("label", "labels", "target", "targets", "y")  # of samples that are mappings
 
 
@@ -68,9 +68,14 @@ def _label_source(data: Any) -> Any:
     if isinstance(data, Tensor | np.ndarray):
         return data
     for name in LABEL_ATTRIBUTES:
-        if hasattr(data, name):
-            return getattr(data, name)
+        if _is_one_each(found := getattr(data, name, None), data):
+            return found
     return [_sample_label(data[index]) for index in range(count_samples(data))]
+
+
+def _is_one_each(found: Any, data: Any) -> bool:
+    """Whether there is a label for each sample. Some datasets have the names of their classes in `labels`, or None."""
+    return isinstance(found, Sized) and getattr(found, "ndim", 1) > 0 and len(found) == count_samples(data)
 
 
 def _sample_label(sample: Any) -> Any:
@@ -167,8 +172,8 @@ def partition(
 
     Args:
         dataset_or_labels: a map-style dataset, or its labels (n,) as tensor, array or list. For "feature", a dataset or
-            inputs (n, ...). For "quantity", anything with a length. The samples of datasets with `targets` or `labels`
-            are not loaded.
+            inputs (n, ...). For "quantity", anything with a length. The samples of datasets with as many `targets` or
+            `labels` are not loaded.
         clients: number of devices, 1 or more.
         by: the rule.
         alpha: concentration, above 0: 0.1 makes devices very different, 100 nearly equal.
