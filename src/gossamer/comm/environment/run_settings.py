@@ -68,5 +68,6 @@ def local_relay() -> int | None:
 
 
 def own_ipv6_addresses() -> tuple[str, ...]:
-    """Return the global IPv6 addresses, public or private, of the interface for this job's traffic; empty without any, or outside Linux."""
+    """Return the global IPv6 addresses, public or private, of the interface for this job's traffic; empty without any,
+    or outside Linux."""
     return global_ipv6_addresses(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0])
