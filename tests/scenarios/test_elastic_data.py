@@ -1,4 +1,4 @@
-"""Shards of elastic groups: within an epoch every sample is used once, but for what was lost with a worker."""
+"""Shards of elastic groups: within an epoch every sample is used once, also if workers are lost."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 from support import elastic_data
 from support.elastic_data import BATCH, check_data
-from support.elastic_groups import Join, Loss
+from support.elastic_groups import ElasticRun, Join, Loss
 from support.nightly import nightly
+from support.virtual_workers import Worker
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+from torch.utils.data import DataLoader
 
 from gossamer.comm.elastic.change import Base
 from gossamer.comm.elastic.transport import ElasticTransport
@@ -25,6 +30,33 @@ def test_nothing_is_lost_without_a_loss(recipe: str) -> None:
     assert check_data(recipe, 3) == 0
     for op, newcomers in ((3, 1), (9, 2), (14, 1)):
         assert check_data(recipe, 4 - newcomers, join=Join(op=op), newcomers=newcomers) == 0
+
+
+def uses_in_gradients(worker: Worker, uses: dict[int, Tensor]) -> None:
+    """Train an epoch of 48 samples. uses: how often each was in a mean gradient, by rank."""
+    world = WorldState(rank=worker.rank, size=worker.world, local_rank=0, device=torch.device("cpu"))
+    shard = world.shard(range(48))
+    model = nn.Linear(48, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    session = worker.attach(model, optimizer, "Dense()", world=world)
+    uses[worker.rank] = torch.zeros(48, dtype=torch.int64)
+    with session.epoch():
+        for batch in session.track(DataLoader(range(48), batch_size=2, sampler=shard)):
+            optimizer.zero_grad()
+            model(one_hot(batch, 48).float()).sum().backward()
+            assert model.weight.grad is not None
+            uses[worker.rank] += model.weight.grad.flatten() != 0
+            optimizer.step()
+    session.close()
+
+
+@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize("op", [3, 4, 6, 9, *nightly(*range(10, 16))])
+def test_each_sample_is_in_one_gradient_although_a_worker_is_lost(op: int, answered: bool) -> None:
+    """The others train on the last batch of a worker that is lost before they have its gradients."""
+    uses: dict[int, Tensor] = {}
+    ElasticRun(3, [Loss(victim=1, op=op, answered=answered)])(lambda worker: uses_in_gradients(worker, uses))
+    assert uses[0].tolist() == uses[2].tolist() == [1] * 48
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,14 @@ def check_data(
     join: Join | None = None,
     newcomers: int = 0,
     *,
-    passes: int = 1,
+    passes: int = 0,
 ) -> int:
-    """Every sample was used once in each epoch, but for those that the lost had and did not finish; returns how many
-    were not used. passes: of a worker in one step, at most."""
+    """Every sample was used once in each epoch, except those that the lost workers had and did not finish: a loss may
+    come before or after the others have their gradients. Returns how many were not used.
+
+    passes: with unequal shares, of a worker in one step, at most. The samples of a lost worker's last step are then not
+        known exactly.
+    """
     diaries: dict[int, Diary] = {}
     with again(recipe, world, list(losses), join, newcomers):
         results = ElasticRun(world, losses, newcomers, join)(partial(train_epochs, recipe, diaries))
@@ -76,6 +80,5 @@ def check_data(
         missing = {(epoch, sample) for epoch in range(EPOCHS) for sample in range(SAMPLES)} - set(used)
         lost = {each for number, diary in diaries.items() if results[number] is None for each in diary.unfinished}
         dead = sum(each is None for each in results[:world])
-        # A worker that died when a step had its gradients is taken to have drawn for the next as the others did
         assert len(missing - lost) <= BATCH * passes * dead, f"used by nobody: {sorted(missing - lost)}"
     return len(missing)

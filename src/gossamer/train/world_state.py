@@ -282,10 +282,6 @@ class WorldState(ShardFactory):
         for shard in self._alive():
             shard.note_trained()
 
-    def positions(self) -> list[dict[str, Any]]:
-        """The positions of the shards in use, in the order of their creation, for `move` on all workers."""
-        return [shard.position() for shard in self._alive()]
-
     def move(
         self,
         rank: int,
@@ -323,7 +319,7 @@ class WorldState(ShardFactory):
         """For each shard in use, in the order of creation: whether this session.epoch() block has drawn from it, and
         its position, if the parts of `size` workers may be unequal. Plain values for JSON."""
         shards = self._alive()
-        positions = [shard.position() if shard.follows_speed(rank, size) else None for shard in shards]
+        positions = [shard.state_dict() if shard.follows_speed(rank, size) else None for shard in shards]
         return [[self._marks.drawn(shard), each] for shard, each in zip(shards, positions, strict=True)]
 
     def divide(self, shares: Sequence[int], parts: Sequence[Sequence[Any]], rank: int) -> None:

@@ -2,10 +2,18 @@
 
 import socket
 import sys
+from dataclasses import replace
 
 import pytest
 
-from gossamer.comm.environment import JobEnvironment, choose_interface, interface_towards, interfaces
+from gossamer.comm.environment import (
+    JobEnvironment,
+    choose_interface,
+    interface_towards,
+    interfaces,
+    network_interfaces,
+    run_settings,
+)
 from gossamer.errors import ConnectError
 
 SPREAD = JobEnvironment(rank=0, world=4, local_rank=0, local_world=2, master_address="127.0.1.1", master_port=1)
@@ -29,6 +37,24 @@ def test_loopback_is_found_by_its_address():
     assert interface_towards("127.0.0.1") == name
     assert interface_towards("127.0.1.1") == name
     assert name in {name for _, name in socket.if_nameindex()}
+
+
+@linux
+@pytest.mark.skipif(
+    ("::1", "lo") not in [(row[0], row[-1]) for row in network_interfaces._ipv6_rows()], reason="no IPv6"
+)
+def test_an_ipv6_address_leads_to_its_interface():
+    assert interface_towards("::1") == "lo"
+
+
+def test_an_interface_with_an_ipv6_address_only_is_chosen_and_listened_at(monkeypatch):
+    monkeypatch.setattr(network_interfaces, "interface_towards", lambda address: "eth6")
+    assert choose_interface(replace(SPREAD, master_address="fd77::2")) == "eth6"
+    monkeypatch.setattr(run_settings, "global_ipv6_addresses", lambda name: {"eth6": ("fd77::1",)}.get(name, ()))
+    monkeypatch.setattr(run_settings, "interfaces", lambda: {"lo": "127.0.0.1", "eth4": "10.0.0.1"})
+    for name, address in (("eth6", "fd77::1"), ("eth4", "10.0.0.1"), ("", "127.0.0.1")):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
+        assert run_settings.own_address() == address
 
 
 def test_a_name_that_does_not_resolve_leads_nowhere(monkeypatch):

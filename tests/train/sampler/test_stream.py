@@ -130,7 +130,7 @@ def test_workers_that_come_and_go_within_an_epoch(total: int) -> None:
     parts = shards(total, 3)
     loops = [iter(part) for part in parts]
     seen = [next(loop) for loop in loops for _ in range(2)]
-    positions = [part.position() for part in parts]
+    positions = [part.state_dict() for part in parts]
     newcomer = shards(total, 3)[2]
     for rank, part in enumerate((parts[0], parts[2], newcomer)):
         part.regroup(positions, Regrouping(rank, 3, [0, 2]))
@@ -145,7 +145,7 @@ def test_shares_of_a_stream_follow_the_speed(total: int) -> None:
     parts = shards(total, 3)
     loops = [iter(part) for part in parts]
     first = [next(loop) for loop in loops for _ in range(2)]
-    positions, widths = [part.position() for part in parts], [3, 1, 1]
+    positions, widths = [part.state_dict() for part in parts], [3, 1, 1]
     for rank, part in enumerate(parts):
         part.regroup(positions, Regrouping(rank, 3, range(3), widths))
     rest = [[*loop] for loop in loops]
@@ -167,7 +167,7 @@ def test_a_lost_worker_is_taken_to_have_kept_up() -> None:
     loops = [iter(part) for part in parts]
     seen = [next(loop) for loop in loops for _ in range(3)]
     parts[0].note_trained()
-    parts[0].regroup([parts[0].position(), None], Regrouping(0, 1, [0]))
+    parts[0].regroup([parts[0].state_dict(), None], Regrouping(0, 1, [0]))
     assert sorted(chain(seen, loops[0])) == [*range(20)]
 
 

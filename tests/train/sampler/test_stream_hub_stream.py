@@ -70,7 +70,7 @@ def test_positions_in_shards_are_one_ranks_of_so_many() -> None:
     with pytest.raises(CheckpointError, match="not a position of rank 0 of 2"):
         parts[0].load_state_dict(parts[1].state_dict())
     with pytest.raises(CheckpointError, match="cannot be divided again"):
-        parts[0].regroup([parts[0].position(), None], Regrouping(0, 1, [0]))
+        parts[0].regroup([parts[0].state_dict(), None], Regrouping(0, 1, [0]))
 
 
 def test_even_and_elastic_runs_need_counted_items(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,6 +202,42 @@ def test_averages_of_an_epoch_remain_for_a_step_below_it(length: int, set_to_non
     torch.testing.assert_close(ended, joint(), atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_gradients_outside_of_the_optimizer_remain_after_an_epoch(more: int) -> None:
+    """They add up, since the optimizer does not clear them. more: batches that only rank 0 has."""
+
+    def work(worker: Worker) -> list[Tensor]:
+        model = network(0)
+        weight, *others = model.parameters()
+        optimizer = torch.optim.SGD(others, 0.1)
+        session, found = worker.attach(model, optimizer), []
+        for epoch in range(2):
+            with session.epoch():
+                for step in range(3 + (more if worker.rank == 0 else 0)):
+                    optimizer.zero_grad()
+                    loss_of(model, 10 * epoch + step, worker.rank).backward()
+                    optimizer.step()
+                assert weight.grad is not None
+                found.append(weight.grad.clone())
+            assert torch.equal(weight.grad, found[-1])
+        return found
+
+    model = network(0)
+    weight, *others = model.parameters()
+    optimizer, expected = torch.optim.SGD(others, 0.1), []
+    for epoch in range(2):
+        for step in range(3):
+            optimizer.zero_grad()
+            ((loss_of(model, 10 * epoch + step, 0) + loss_of(model, 10 * epoch + step, 1)) / 2).backward()
+            optimizer.step()
+        assert weight.grad is not None
+        expected.append(weight.grad.clone())
+    for found in cluster(work, 2) if not more else ():
+        torch.testing.assert_close(found, expected)
+    if more:
+        cluster(work, 2)
+
+
 def test_ranks_with_data_of_other_lengths_discard_averages_alike_at_the_end_of_an_epoch() -> None:
     def work(worker: Worker) -> Tensor:
         model, optimizer, session = worker.start(network(0), sgd, "Dense()")

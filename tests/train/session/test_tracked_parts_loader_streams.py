@@ -136,7 +136,7 @@ def test_prefetched_samples_are_divided_again_after_a_change(name: str) -> None:
     loops = [Loop(LOADERS[name], rank=rank, size=3) for rank in range(3)]
     loaders = [iter(loop.loader) for loop in loops]
     seen = [next(loader) for loader in loaders for _ in range(2)]
-    positions = [*zip(*(loop.world.positions() for loop in loops), strict=True)]
+    positions = [*zip(*(loop.world.state_dict()["shards"] for loop in loops), strict=True)]
     newcomer = Loop(LOADERS[name], rank=2, size=3)
     for rank, loop in enumerate((loops[0], loops[2], newcomer)):
         loop.world.move(rank, 3, positions, stayed=[0, 2])

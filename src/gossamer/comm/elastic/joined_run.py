@@ -72,7 +72,8 @@ class JoinedRun:
         self._connecting: dict[int, Sequence[socket.socket | None]] = {}  # by stage of a view
         self._measured: tuple[tuple[int, ...], Links] | None = None
         self._prices = CollectivePrices()
-        self._listener = ViewListener(own_address(), *own_ipv6_addresses())
+        own = own_address()
+        self._listener = ViewListener(own, *(each for each in own_ipv6_addresses() if each != own))
         coordinator = read_address(os.environ[COORDINATOR])
         self.agent = MembershipAgent(
             coordinator,

@@ -1,4 +1,4 @@
-"""Network interfaces: lists interfaces with an IPv4 address, and chooses the one towards the other workers."""
+"""Network interfaces: lists interfaces and their addresses, and chooses the one towards the other workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 import sys
 from pathlib import Path
 
-from gossamer.base.host_port import LOOPBACK, is_loopback
+from gossamer.base.host_port import LOOPBACK, family_of, is_loopback
 from gossamer.comm.environment.launcher_env import JobEnvironment
 from gossamer.errors import ConnectError
 
@@ -36,28 +36,33 @@ def interfaces() -> dict[str, str]:
 def global_ipv6_addresses(name: str) -> tuple[str, ...]:
     """Return the global IPv6 addresses of an interface that are usable; empty on systems other than Linux."""
     unusable = 0x20 | 0x40 | 0x08  # IFA_F_DEPRECATED, IFA_F_TENTATIVE, IFA_F_DADFAILED
-    try:
-        rows = [
-            line.split() for line in Path("/proc/thread-self/net/if_inet6").read_text(encoding="ascii").splitlines()
-        ]
-    except OSError:
-        return ()
     return tuple(
-        socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address))
-        for address, _, _, scope, flags, interface in rows
+        address
+        for address, scope, flags, interface in _ipv6_rows()
         if interface == name and scope == "00" and not int(flags, 16) & unusable
     )
+
+
+def _ipv6_rows() -> list[tuple[str, str, str, str]]:
+    """Address, scope, flags and interface of each IPv6 address; empty on systems other than Linux."""
+    try:
+        lines = Path("/proc/thread-self/net/if_inet6").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []
+    rows = (line.split() for line in lines)
+    return [(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])), *row[3:6]) for row in rows]  # type: ignore[misc]
 
 
 def interface_towards(address: str) -> str | None:
     """Return the interface through which this machine reaches `address`, or None if unknown."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))  # sends nothing: for a datagram socket the kernel only selects the route
             own_address = probe.getsockname()[0]
     except OSError:
         return None
-    return next((name for name, owned in interfaces().items() if owned == own_address), None)
+    owned = [*interfaces().items(), *((name, owned) for owned, *_, name in _ipv6_rows())]
+    return next((name for name, owned_address in owned if owned_address == own_address), None)
 
 
 def choose_interface(job: JobEnvironment) -> str | None:
@@ -67,7 +72,7 @@ def choose_interface(job: JobEnvironment) -> str | None:
     """
     towards = interface_towards(job.master_address or LOOPBACK)
     owned = interfaces()
-    if towards is None or not is_loopback(owned[towards]) or job.local_world == job.world:
+    if towards is None or not is_loopback(owned.get(towards, "")) or job.local_world == job.world:
         return towards
     candidates = {name: address for name, address in owned.items() if not is_loopback(address)}
     if len(candidates) == 1:

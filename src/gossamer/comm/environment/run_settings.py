@@ -55,9 +55,10 @@ def returns() -> bool:
 
 
 def own_address() -> str:
-    """Return the address of the interface for this job's traffic; loopback if none was chosen."""
+    """Return the address of the interface for this job's traffic: IPv4, or IPv6 if it has no other; loopback if no
+    interface was chosen."""
     chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    return interfaces().get(chosen, LOOPBACK)
+    return interfaces().get(chosen) or next(iter(global_ipv6_addresses(chosen)), LOOPBACK)
 
 
 def local_relay() -> int | None:
@@ -67,5 +68,6 @@ def local_relay() -> int | None:
 
 
 def own_ipv6_addresses() -> tuple[str, ...]:
-    """Return the public IPv6 addresses of the interface for this job's traffic; empty without any, or outside Linux."""
+    """Return the global IPv6 addresses, public or private, of the interface for this job's traffic; empty without any,
+    or outside Linux."""
     return global_ipv6_addresses(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0])

@@ -90,6 +90,8 @@ class Position:
             state["over"] = seen.over
         if self.before:
             state["before"] = self.before
+        if self.trained not in (None, seen.drawn):
+            state["trained"] = self.trained
         if self.later:
             state["later"] = {str(epoch): _dealt_state(deal) for epoch, deal in sorted(self.later.items())}
         return state
@@ -175,7 +177,7 @@ def supposed(known: Sequence[Position | None], *, total: int) -> list[Position]:
     """Positions of all workers; for lost workers without a position (None) the one of the foremost remaining worker.
 
     This is correct in lock step with one batch size: a lost worker had trained on as many samples as the foremost other
-    worker (or drawn, if `trained` is not recorded), in proportion to their widths. If it had trained on fewer, the
+    worker (drawn, if a state has no `trained`), in proportion to their widths. If it had trained on fewer, the
     difference is skipped; if on more, it is used twice.
     """
     there = [each for each in known if each is not None]

@@ -28,7 +28,6 @@ class WorldShard(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any], /) -> None: ...
     def note_trained(self) -> None: ...
-    def position(self) -> dict[str, Any]: ...
     def follows_speed(self, rank: int, size: int) -> bool:
         """Whether its parts may be unequal, and it belongs to `rank` of `size`."""
 
@@ -158,8 +157,11 @@ class ShardProgress:
         return self._copied(self._at), self._continues, self._random_state
 
     def rewind(self, mark: tuple[Position, bool, Tensor | None]) -> None:
+        noted = self._at.trained is not None
         at, self._continues, self._random_state = mark
         self._at = self._copied(at)  # the mark is not modified
+        if noted:
+            self.note_trained()
 
     def state_at(self, mark: tuple[Position, bool, Tensor | None]) -> dict[str, Any]:
         at, self._at = self._at, mark[0]
@@ -190,18 +192,15 @@ class ShardProgress:
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch and the position in it. With a counting loader it includes whether the loop has ended the epoch;
-        after changes of the workers within the epoch, also the draws before each."""
+        after changes of the workers within the epoch, also the draws before each; and the number of samples trained on,
+        if it is known and is not the number of draws."""
         return self._at.state(marks_end=self._counted_by_loader)
 
     def note_trained(self) -> None:
-        """Record that all workers have trained on the samples drawn so far."""
+        """Record that all workers have trained on the samples drawn so far. `regroup` estimates the draws of a lost
+        worker from it."""
         at = self._at
         at.trained = at.drawn
-
-    def position(self) -> dict[str, Any]:
-        """state_dict() for `regroup`, with the number of samples trained on, from which lost workers are estimated."""
-        trained = self._at.trained
-        return self.state_dict() if trained is None else {**self.state_dict(), "trained": trained}
 
     def follows_speed(self, rank: int, size: int) -> bool:
         return (self._at.rank, self._at.size) == (rank, size)
@@ -224,7 +223,7 @@ class ShardProgress:
         while no entry is being drawn, with the same arguments on all workers.
 
         Args:
-            positions: position() of all workers before the change, by rank; for a lost worker the last known one, or
+            positions: state_dict() of all workers before the change, by rank; for a lost worker the last known one, or
                 None: it is then assumed to have kept up with the others.
             change: the workers and their shares. Shares are equal if an epoch has fewer entries than the sum of
                 `widths`, since some would have none.

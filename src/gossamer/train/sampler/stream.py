@@ -249,9 +249,6 @@ class HubStreamShard(IterableDataset[Any]):
     def note_trained(self) -> None:
         """Nothing: the position of a lost worker cannot be used by others."""
 
-    def position(self) -> dict[str, Any]:
-        return self.state_dict()
-
     def follows_speed(self, rank: int, size: int) -> bool:
         return False
 

@@ -239,6 +239,7 @@ class GroupChanges(Extension):
         self._session._world.watch(_progress_of(self._session))
         if self._group is None:
             return
+        self._session._world.note_trained()  # draws before this do not count as a lost worker's
         self.take_place(self._group.rank, self._group.world)  # the group may have changed since buckets were made
         text = json.dumps(fingerprint)
         if self.joins:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -262,6 +263,9 @@ class Session(LayoutChanges):
         self._step_hooks.manual_updates.settle()
         self._end_epoch()
         uneven_inputs.leave_epoch(self._world, self._group, together=self._synchronizer.in_step)
+
+    def _not_optimized(self) -> list[Parameter]:
+        return self._step_hooks.not_optimized()
 
     def _catch_up(self, missed: int) -> None:
         others = (self._loop_scaler, *self._tracked.schedulers())

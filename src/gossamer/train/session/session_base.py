@@ -10,7 +10,7 @@ import atexit
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -284,8 +284,9 @@ class SessionBase(ABC):
     def _end_epoch(self) -> None:
         """Wait until every rank is out of data. Ranks that missed steps copy the state of a rank that made all.
 
-        Gradients that were accumulated in `no_sync` and not sent yet remain, for the next epoch's first step."""
-        with kept_gradients(self._parameters.values()) if self._accumulates_locally else nullcontext():
+        Gradients that were accumulated in `no_sync` and not sent yet remain, for the next epoch's first step, and those
+        of parameters that the optimizer does not have, for the script."""
+        with kept_gradients(self._parameters.values() if self._accumulates_locally else self._not_optimized()):
             missed = 0 if self.should_stop else self._synchronizer.end_epoch()
             while not self._synchronizer.stopping and self._stages.over(self._synchronizer.passes):
                 self._enter_next_stage(missed)
@@ -294,6 +295,10 @@ class SessionBase(ABC):
                 self._stop.end()
             if self._synchronizer.in_step:
                 self._catch_up(missed)
+
+    def _not_optimized(self) -> list[Parameter]:
+        """The averaged parameters that the attached optimizer does not have."""
+        return []
 
     @property
     def _accumulates_locally(self) -> bool:

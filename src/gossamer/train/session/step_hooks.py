@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.optim import LBFGS, Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -88,6 +89,11 @@ class StepHooks:
         compressor, norm = self._recipe.compressor, self._clip.norm
         shared = share_second_moment(self._optimizer, self._recipe.strategy, self._parameters, transport)
         self.momentum = shared or take_over(self._optimizer, compressor, self._parameters, transport, norm)
+
+    def not_optimized(self) -> list[Parameter]:
+        """The attached parameters that the attached optimizer does not have."""
+        held = {id(each) for group in self._optimizer.param_groups for each in group["params"]}
+        return [each for name, each in self._parameters.items() if id(self._views.own[name]) not in held]
 
     def switch(self, recipe: Recipe, transport: Transport) -> None:
         """The same parameters are attached under another recipe."""
