@@ -12,7 +12,10 @@ SPARSELOCO = (
     "Feedback(Chain(TopK(density=0.015625, chunk=4096), BinMeans(bits=2)), decay=0.95)"
 )
 PERIODS = 2, 4, 8, 16, 32  # of parameters that are averaged in one bit
-OUTER_RATES = (8, 1.5), (16, 1.5), (32, 2.0)  # periods, and by how much their mean difference is lengthened
+OUTER_RATES = (
+    *((4, 1.5), (4, 2.0), (4, 3.0)),
+    *((8, 1.5), (16, 1.5), (32, 2.0)),
+)  # periods, and by how much their mean difference is lengthened
 IN_TURN = (
     (4, 1.0, 4),
     (16, 1.5, 4),
@@ -22,6 +25,7 @@ IN_TURN = (
     (128, 2.0, 32),
 )  # periods, outer rates, fragments
 UNALIGNED = (16, 1.5, 4), (32, 2.0, 8)  # the same for Muon, whose momentum cannot be aligned
+ALIGNED_RADIAL = ", averaging='radial', optimizer_state='align'"
 ONE_BIT = f"Route(Feedback(Sharded(OneBit())), rest={FOUR_BITS})"
 
 
@@ -106,6 +110,7 @@ LOCAL = [
         )
         for period, rate in OUTER_RATES
     ),
+    arm(f"{faster(4, 1.0, 1, ALIGNED_RADIAL)} + {ONE_BIT}", "every 4 steps, 1 bit, momentum aligned, radial mean"),
     *(
         arm(
             f"{faster(period, rate, fragments)} + {ONE_BIT}",
