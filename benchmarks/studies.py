@@ -35,6 +35,7 @@ COMPRESSORS = {
     # as many entries, and about as many bytes of four workers, as TopK(density=0.01) that gathers everyone's
     "SparseSum": ["SparseSum(TopK(density=0.01))", "SparseSum(TopK(density=0.02))"],
     "Hierarchical": [],  # for nodes
+    "PerWorker": [],  # for workers with slower links
 }
 # against what a sparse choice loses under Adam, by what is changed; of 100 steps
 DENSE_STEPS = 10, 25, 40

@@ -27,6 +27,13 @@ from gossamer.train.checkpoint import coordinated, runs
 from gossamer.train.checkpoint.agreement import SharedStep
 from gossamer.train.engine.arrays import Array
 from gossamer.train.session.array_exchange import ArrayExchange, array_of, names_of, tensor_of
+from gossamer.train.session.keras_limits import (
+    compiled_step_error,
+    loss_scaling_error,
+    refuse_strategies,
+    refuse_uninitialized,
+    refuse_xla,
+)
 from gossamer.train.session.recipe_choice import Written
 from gossamer.train.session.session_checkpoint import about
 
@@ -84,7 +91,7 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         super().__init__(learning_rate=0.0, name=name)
         inner = keras.optimizers.get(inner)
         if isinstance(inner, keras.optimizers.LossScaleOptimizer):
-            raise _loss_scaling()
+            raise loss_scaling_error()
         if inner.gradient_accumulation_steps:
             raise AttachError(
                 f"{type(inner).__name__}(gradient_accumulation_steps={inner.gradient_accumulation_steps}) adds up "
@@ -118,7 +125,7 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     @loss_scale_factor.setter
     def loss_scale_factor(self, value: Any) -> None:
         if "inner" in self.__dict__:  # LossScaleOptimizer sets it on the optimizer that it wraps
-            raise _loss_scaling()
+            raise loss_scaling_error()
 
     @property
     def variables(self) -> list[Any]:
@@ -158,7 +165,7 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         if self.built:
             return
         variables = list(variables)
-        _refuse_strategies()
+        refuse_strategies()
         self.inner.build(variables)
         super().build(variables)
         self._forms = [_form(each) for each in variables]
@@ -214,7 +221,7 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def _step_in_torch(self, gradients: list[Any], variables: list[Any]) -> None:
         if torch.compiler.is_compiling():
-            raise _compiled("torch")
+            raise compiled_step_error("torch")
         with torch.no_grad():
             *mean, used = self.exchange.give(*gradients)
             if used:
@@ -312,68 +319,6 @@ def _outside_graph() -> Any:
 
         return tf.init_scope()
     return torch.no_grad()
-
-
-def _loss_scaling() -> AttachError:
-    return AttachError(
-        "a LossScaleOptimizer skips steps by the gradients of one rank alone, so ranks would make different numbers of "
-        "steps. Keras adds it under mixed_float16. Train in bfloat16: "
-        "keras.config.set_dtype_policy('mixed_bfloat16'); or write model.compile(optimizer, auto_scale_loss=False)."
-    )
-
-
-def _compiled(backend: str) -> AttachError:
-    return AttachError(
-        f"jit_compile=True compiles the whole training step on the {backend} backend, and a compiled step cannot call "
-        "Gossamer, which sends between the gradients and the optimizer. Write model.compile(optimizer, loss=..., "
-        "jit_compile=False), or @tf.function without jit_compile=True."
-    )
-
-
-def refuse_xla() -> None:
-    """Raise AttachError while TensorFlow traces a function that XLA is to compile."""
-    import tensorflow as tf
-    from tensorflow.python.ops import control_flow_util
-
-    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        raise _compiled("tensorflow")
-
-
-def refuse_uninitialized(names: Sequence[str], variables: Sequence[Any], values: Sequence[Array]) -> None:
-    """Raise AttachError for variables that TensorFlow creates while it traces the first step: they have no values."""
-    for name, variable, value in zip(names, variables, values, strict=True):
-        if tuple(value.shape) != tuple(variable.shape):
-            raise AttachError(
-                f'"{name}" of shape {tuple(variable.shape)} has no value yet, because the first training step creates '
-                "the model's variables, so rank 0's cannot be sent before it. Write model.build((None, 8)), with the "
-                "shape of your inputs, before the first step."
-            )
-
-
-def _refuse_strategies() -> None:
-    backend = keras.backend.backend()
-    if backend not in ("torch", "jax", "tensorflow"):
-        raise AttachError(f"Keras's {backend} backend does not train. Set KERAS_BACKEND=torch, jax or tensorflow.")
-    if keras.distribution.distribution() is not None:
-        raise AttachError(
-            "keras.distribution places one program on several devices, and Gossamer averages between processes. "
-            "Write keras.distribution.set_distribution(None), and start one process for each device: "
-            "gossamer run --workers 4 train.py."
-        )
-    if backend == "tensorflow":
-        refuse_tf_strategy()
-
-
-def refuse_tf_strategy() -> None:
-    """Raise AttachError within the scope of a tf.distribute strategy."""
-    import tensorflow as tf
-
-    if tf.distribute.has_strategy():
-        raise AttachError(
-            f"{type(tf.distribute.get_strategy()).__name__} averages gradients itself, and Gossamer would average them "
-            "a second time. Build the model outside of strategy.scope(), and start one process for each replica: "
-            'gossamer run --workers 4 train.py. The recipe of each strategy: "TensorFlow" in the documentation.'
-        )
 
 
 # -- the callback ------------------------------------------------------------------------------------------------------
@@ -514,17 +459,17 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _assign_moving_averages(self) -> None:
         """Assign the weights' moving averages over the steps again, as Keras did at the end of fit."""
-        optimizer, inner = self.optimizer, self.optimizer.inner
+        inner, recipe = self.optimizer.inner, self.optimizer.session.recipe
+        stage = recipe.strategy.steady_stage
         if not inner.use_ema or not int(inner.iterations):  # servers make the steps in its place
             return
-        stage = optimizer.session.recipe.strategy.steady_stage
         if stage.averages_gradients_at_once and not stage.scheduled:
-            optimizer.finalize_variable_values(self.model.trainable_variables)
-            return
-        notice(
-            f"{type(inner).__name__}(use_ema=True) has moving averages of this rank's own weights under "
-            f"{optimizer.session.recipe!r}, so the model keeps the averaged parameters of all ranks in their place."
-        )
+            self.optimizer.finalize_variable_values(self.model.trainable_variables)
+        else:
+            notice(
+                f"{type(inner).__name__}(use_ema=True) has moving averages of this rank's own weights under "
+                f"{recipe!r}, so the model keeps the averaged parameters of all ranks in their place."
+            )
 
     def _end_epoch(self) -> None:
         """Wait until every rank is out of data; once for each epoch."""

@@ -18,9 +18,10 @@ import numpy as np
 from gossamer.algorithms.strategies import GradientStage
 from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.errors import AttachError, LayoutError
-from gossamer.keras import GossamerOptimizer, refuse_tf_strategy, refuse_uninitialized, refuse_xla
+from gossamer.keras import GossamerOptimizer
 from gossamer.train.engine.arrays import Array
 from gossamer.train.session.array_exchange import ArrayExchange, array_of, names_of, tensor_of
+from gossamer.train.session.keras_limits import refuse_tf_strategy, refuse_uninitialized, refuse_xla
 from gossamer.train.session.recipe_choice import Written
 from gossamer.world import init
 

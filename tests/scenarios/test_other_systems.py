@@ -29,6 +29,8 @@ NOT_ON_WINDOWS = [
     "tests/train/checkpoint/test_fsync.py",
     "tests/comm/rpc/test_endpoint.py::test_a_forked_child_reports_nothing_and_holds_nothing",
 ]
+# Text without an encoding is read differently on Windows: an error in the package; tests read and write ASCII
+ENCODINGS = "filterwarnings=error\nignore::EncodingWarning\nerror::EncodingWarning:gossamer"
 
 
 def environment(system: str) -> dict[str, str]:
@@ -108,7 +110,7 @@ def test_pure_tests_pass_without_calls_of_linux(system: str, monkeypatch: pytest
     monkeypatch.setenv("GOSSAMER_KERNELS", "reference")
     left_out = [f"--deselect={name}" for name in NOT_ON_WINDOWS if system == "win32"]
     marks = "not processes and not nightly and not namespaces and not measures"
-    run(system, "-m", "pytest", "-q", "-m", marks, *left_out, *PURE, folder=ROOT, seconds=1100)
+    run(system, "-m", "pytest", "-q", "-o", ENCODINGS, "-m", marks, *left_out, *PURE, folder=ROOT, seconds=1100)
 
 
 def test_one_module_asks_for_the_system() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from support.elastic_groups import ElasticRun, Join
 from support.paths import ROOT
 from support.virtual_workers import Worker, cluster, heard
@@ -63,3 +65,15 @@ def failure(call: Callable[[], Any]) -> list[str]:
     except Exception as error:
         return [type(error).__name__, str(error)]
     return ["nothing", ""]
+
+
+class Broadcasts:
+    """The one method of gossamer.World that broadcast_variables calls, over the transport of a test."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.rank, self._transport = worker.rank, worker.transport
+
+    def broadcast(self, value: Any, root: int) -> Any:
+        texts = self._transport.all_gather_text(json.dumps(None if value is None else [v.tolist() for v in value]))
+        kinds = [torch.bfloat16, torch.int32, torch.float32]
+        return [torch.tensor(v, dtype=kind) for v, kind in zip(json.loads(texts[root]), kinds, strict=True)]

@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,7 +36,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from support import keras_statistics  # noqa: E402
 from support.keras_data import BATCH, RATES, batches, joined, weights  # noqa: E402
-from support.keras_runs import examples, failure, joined_in_second_epoch, sent  # noqa: E402
+from support.keras_runs import Broadcasts, examples, failure, joined_in_second_epoch, sent  # noqa: E402
 from support.virtual_workers import Worker, cluster, heard  # noqa: E402
 
 from gossamer import events  # noqa: E402
@@ -156,18 +157,16 @@ def server() -> Any:
 @scenario
 def moving_averages() -> Any:
     """Of one process on the joined batch, and of two ranks in lock step; and of ranks whose weights differ."""
-
-    def inner() -> Any:
-        return keras.optimizers.SGD(RATES["network"], use_ema=True, ema_momentum=0.75)
+    inner = partial(keras.optimizers.SGD, RATES["network"], use_ema=True, ema_momentum=0.75)
 
     def work(recipe: str, worker: Worker, inner: Callable[[], Any] | None = inner) -> Any:
         with heard(events.Noticed) as notices:
-            found = closed(fitted(worker, recipe, steps=4, inner=inner, callbacks=callback))
+            found = closed(fitted(worker, recipe, inner=inner, callbacks=callback))
         return found, [each.message for each in notices if "use_ema" in each.message]
 
-    alone = fitted(None, "", data=joined("network", 4), batch_size=2 * BATCH, inner=inner)
+    alone = fitted(None, "", data=joined("network", 4), batch_size=2 * BATCH, inner=inner).trainable_variables
     return {
-        "alone": values(alone.trainable_variables),
+        "alone": values(alone),
         "lock step": cluster(lambda worker: work("Dense()", worker), 2),
         "local": cluster(lambda worker: work("LocalSGD(period=2)", worker), 2),
         "local without": cluster(lambda worker: work("LocalSGD(period=2)", worker, None), 2),
@@ -513,11 +512,8 @@ def tensorflow_scenarios() -> None:
         """Rank 1's values reach rank 0, in a tf.function, bfloat16 and integers too."""
 
         def work(worker: Worker) -> Any:
-            variables = [
-                tf.Variable([1.5 + worker.rank], dtype=tf.bfloat16),
-                tf.Variable([7 * worker.rank, 2]),
-                tf.Variable(float(worker.rank)),
-            ]
+            first = tf.Variable([1.5 + worker.rank], dtype=tf.bfloat16)
+            variables = [first, tf.Variable([7 * worker.rank, 2]), tf.Variable(float(worker.rank))]
 
             @tf.function
             def share() -> None:
@@ -526,19 +522,6 @@ def tensorflow_scenarios() -> None:
             worlds.now = worker
             share()
             return [each.dtype.name for each in variables], [float(np.ravel(each.numpy())[0]) for each in variables]
-
-        class Broadcasts:
-            """The one method of gossamer.World that is called, over the transport of this test."""
-
-            def __init__(self, worker: Worker) -> None:
-                self.rank, self._transport = worker.rank, worker.transport
-
-            def broadcast(self, value: Any, root: int) -> Any:
-                texts = self._transport.all_gather_text(
-                    json.dumps(None if value is None else [v.tolist() for v in value])
-                )
-                kinds = [torch.bfloat16, torch.int32, torch.float32]
-                return [torch.tensor(v, dtype=kind) for v, kind in zip(json.loads(texts[root]), kinds, strict=True)]
 
         worlds = threading.local()
         with mock.patch.object(tf_adapter, "init", side_effect=lambda: Broadcasts(worlds.now)):
@@ -575,31 +558,31 @@ def tensorflow_scenarios() -> None:
         with strategy.scope():
             model = network("linear")
             model.compile(keras.optimizers.SGD(RATES["linear"]), loss="mse")
-        x, y = joined("linear", 3)
-        model.fit(x, y, batch_size=2 * BATCH, shuffle=False, verbose=0)
+        model.fit(*joined("linear", 3), batch_size=2 * BATCH, shuffle=False, verbose=0)
         return values(model.trainable_variables)
 
     @scenario
     def strategies() -> Any:
         """A strategy of TensorFlow, and the recipe that the page names for it, on the same batches."""
         options = {"server_optimizer": lambda tensors: torch.optim.SGD(tensors, lr=RATES["linear"])}
+
+        def trained(recipe: str, **more: Any) -> Any:
+            return cluster(lambda worker: closed(fitted(worker, recipe, kind="linear", steps=3, **more)), 2)
+
         return {
             "MirroredStrategy": by_strategy(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])),
             "CentralStorageStrategy": by_strategy(
                 tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0")
             ),
-            "EveryStep()": cluster(lambda w: closed(fitted(w, "EveryStep()", kind="linear", steps=3)), 2),
-            "local": cluster(lambda w: closed(fitted(w, "local", kind="linear", steps=3, options=options)), 2),
-            "dist_async": cluster(
-                lambda w: closed(fitted(w, "dist_async", kind="linear", steps=3, options=options)), 2
-            ),
+            "EveryStep()": trained("EveryStep()"),
+            "local": trained("local", options=options),
+            "dist_async": trained("dist_async", options=options),
         }
 
 
 def main() -> None:
-    chosen = sys.argv[3:] or [*SCENARIOS]
     results = {}
-    for name in chosen:
+    for name in sys.argv[3:] or SCENARIOS:
         results[name] = SCENARIOS[name]()
         Path(sys.argv[2]).write_text(json.dumps(results))
 

@@ -66,7 +66,7 @@ SHORTER = {
     r"--clients \d{2,}": "--clients 20",
     r"--rounds \d+": "--rounds 2",
     r"--bind 0\.0\.0\.0": "--bind 127.0.0.1",
-    r"\b(first|192\.0\.2\.1|10\.0\.0\.1):": "localhost:",
+    r"\b(first|192\.0\.2\.1|10\.0\.0\.1|192\.168\.1\.5|(office|home)\.example\.org):": "localhost:",
     r"--listen localhost": "--listen 127.0.0.1",
     r"prometheus:9400,otlp:\S+": "prometheus:19400",
 }

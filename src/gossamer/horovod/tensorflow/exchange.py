@@ -17,9 +17,9 @@ from gossamer.horovod.calls import ReductionOp
 from gossamer.horovod.exchange import RecipeExchange
 from gossamer.horovod.tensorflow.host import host_call
 from gossamer.horovod.tensorflow.ops import grouped_allreduce
-from gossamer.keras import refuse_tf_strategy
 from gossamer.train.engine.arrays import Array
 from gossamer.train.session.array_exchange import array_of, names_of, tensor_of
+from gossamer.train.session.keras_limits import refuse_tf_strategy
 from gossamer.train.session.recipe_choice import Written
 
 

@@ -16,9 +16,9 @@ from gossamer.comm.runtime.worker_scope import current_worker, enter
 from gossamer.horovod.basics import ProcessSet, context
 from gossamer.horovod.calls import CollectiveCall
 from gossamer.horovod.exceptions import HorovodInternalError
-from gossamer.keras import refuse_xla
 from gossamer.train.engine.arrays import Array
 from gossamer.train.session.array_exchange import array_of, tensor_of
+from gossamer.train.session.keras_limits import refuse_xla
 
 MakeCall = Callable[[tuple[Tensor, ...]], CollectiveCall]
 

@@ -6,6 +6,7 @@ In every step:
     session.py             Session: a torch model: weights, switching, saving, values of the loop
     arrays.py              gossamer.engine: sessions of arrays, without a model, an optimizer and hooks
     array_exchange.py      the same as functions of lists of arrays, called by Keras and TensorFlow
+    keras_limits.py        what Keras and TensorFlow cannot do in these sessions
     step_hooks.py          hooks around every optimizer step
     foreign_optimizers.py  other optimizers of the same parameters; parameters that a loop writes by hand
     session_status.py      the event StepEnded, totals of traffic, and print(session)

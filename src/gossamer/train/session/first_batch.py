@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
@@ -25,11 +26,13 @@ MOST_OBJECTS = 10_000  # of a batch that are searched, since one may reference e
 class FirstBatch:
     """A hash of the first batch. Ranks that train on the same data compute the same gradient.
 
-    begins: called before the first forward pass in training mode, unless torch.compile has captured the pass.
+    begins: bound method, called before the first forward pass in training mode, unless torch.compile has captured the
+        pass. Referenced weakly: the model has this object's hook, and must not keep a session alive.
     """
 
-    def __init__(self, begins: Callable[[], None] = lambda: None) -> None:
-        self.hash, self._begins, self._pid = NOT_SEEN, begins, os.getpid()
+    def __init__(self, begins: Callable[[], None] | None = None) -> None:
+        self.hash, self._pid = NOT_SEEN, os.getpid()
+        self._begins = None if begins is None else weakref.WeakMethod(begins)
         self.hook: RemovableHandle | None = None
 
     def watch(self, model: nn.Module) -> RemovableHandle:
@@ -48,7 +51,8 @@ class FirstBatch:
             inputs = [each for each in map(_unwrapped, tensors_in(*args, *kwargs.values())) if _has_bytes(each)]
             with torch._C._DisableFuncTorch():  # else vmap would wrap the bytes as well
                 self.hash = rng.address(digest(inputs)) if inputs else NO_BATCH
-                self._begins()
+                if self._begins is not None and (begins := self._begins()) is not None:
+                    begins()
             if self.hook is not None:
                 self.hook.remove()
 

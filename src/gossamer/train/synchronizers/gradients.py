@@ -490,6 +490,7 @@ class GradientSynchronizer(Synchronizer):
         }
         sums = {"made": 0, "weight": 0.0, "used": []}  # local to each worker; a new worker makes all its passes
         progress = {**self.progress(), "passes": self._passes - self._sums.made, "accumulated": sums}
+        del progress["trained"]  # ranks of this group; members follow
         return {"progress": progress, "state": state, "trained": list(self._trained)}
 
     def take_up(self, handed: Mapping[str, Any]) -> None:
