@@ -66,7 +66,7 @@ SHORTER = {
     r"--clients \d{2,}": "--clients 20",
     r"--rounds \d+": "--rounds 2",
     r"--bind 0\.0\.0\.0": "--bind 127.0.0.1",
-    r"\b(first|192\.0\.2\.1|10\.0\.0\.1|192\.168\.1\.5|(office|home)\.example\.org):": "localhost:",
+    r"\b(first|192\.0\.2\.1|10\.0\.0\.1|192\.168\.1\.5|203\.0\.113\.1|(office|home)\.example\.org):": "localhost:",
     r"--listen localhost": "--listen 127.0.0.1",
     r"prometheus:9400,otlp:\S+": "prometheus:19400",
 }
@@ -83,6 +83,8 @@ NOT_RUN = {
     r"gossamer run --join": "needs an elastic run; executed by tests/launcher/test_elastic_run_coordinator.py",
     r"gossamer resize": "needs an elastic run; executed by tests/cli/test_resize.py",
     r"gossamer limit ": "needs a run with limits; executed by tests/cli/test_limit.py",
+    r"gossamer invite ": "needs an elastic run in progress; executed by tests/cli/test_join.py",
+    r"gossamer doctor @": "needs a link; executed by tests/cli/test_doctor_link.py",
     r"gossamer join ": "needs a link; executed by tests/scenarios/test_behind_routers.py",
     r"gossamer stacks ": "needs a run that hangs; executed by tests/cli/test_stacks.py",
     r"gossamer federate enroll": "needs a server's identity; executed by tests/cli/test_federate_server.py",
