@@ -505,6 +505,34 @@ def test_a_recipe_with_a_period_shows_the_retained_benefit_over_rounds(monkeypat
     assert ("  50 to 100     6 to 9 %\n  400 to 800    50 to 50 %" in said) is shown
 
 
+@pytest.mark.parametrize(
+    ("recipe", "steps", "row", "warning"),
+    [
+        ("LocalSGD(40)", 20_000, "  400 to 800    50 to 50 %    26 to 50   this recipe\n", ""),
+        ("LocalSGD(400)", 20_000, "  50 to 100     6 to 9 %      201 to 400   this recipe\n", "write period=40"),
+        (
+            "LocalSGD(8)",
+            500,
+            "  50 to 100     6 to 9 %      6 to 10   this recipe\n",
+            "write a recipe of every step",
+        ),
+        ("LocalSGD(50)", 40, "", "the training ends before its first round. write a recipe of every step"),
+    ],
+)
+def test_the_rounds_of_a_training_are_placed_among_the_measured_ones(monkeypatch, recipe, steps, row, warning):
+    _shares(monkeypatch, *(_share("LocalSGD(period=8)", rounds / 1000, rounds=rounds) for rounds in (60, 90, 500)))
+    said = run(recipe, "--steps", str(steps))[1]
+    assert row in said
+    assert said.count("this recipe") == bool(row)
+    assert said.count("warning") == bool(warning)
+    assert warning in said.lower()
+
+
+def test_the_number_of_steps_changes_nothing_without_periods(monkeypatch):
+    _shares(monkeypatch, _share("LocalSGD(period=8)", 0.5, rounds=500))
+    assert run("Int8()", "--steps", "1000") == run("Int8()")
+
+
 def test_measured_shares_are_of_readable_recipes():
     for each in retained_benefit.measured_shares():
         assert retained_benefit.measured_share(resolve(each.recipe, 4), 4) is not None

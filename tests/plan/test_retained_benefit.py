@@ -1,12 +1,13 @@
 """Retained benefit: planted shares come back, and the interval covers them as often as it says."""
 
+from itertools import pairwise
 from math import inf, nan
 
 import numpy as np
 import pytest
 
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.plan.retained_benefit import bands, measured_bands, retained_benefit, rounds_of, text
+from gossamer.plan.retained_benefit import BANDS, RoundsBand, bands, measured_bands, retained_benefit, rounds_of, text
 
 SILENT, DENSE = {0: 2.0, 1: 2.1, 2: 1.9}, {0: 1.5, 1: 1.6, 2: 1.4}
 
@@ -116,6 +117,15 @@ def test_shares_are_grouped_by_rounds_without_recipes_of_every_step() -> None:
         ("50 to 100", "50 to 60 %", 2),
         ("800 or more", "97 to 97 %", 1),
     ]
+
+
+def test_periods_of_all_bands_cover_each_period_of_a_training_once() -> None:
+    known = [RoundsBand(least, most, 0.1, 0.9, 1) for least, most in pairwise(BANDS)]
+    for steps in (1, 7, 50, 399, 400, 20_000, 123_457):
+        for period in {1, 2, 3, 9, 50, 51, 400, 401, steps} & set(range(1, steps + 1)):
+            assert [period in band.periods(steps) for band in known].count(True) == 1
+            band = next(each for each in known if period in each.periods(steps))
+            assert band.least <= steps / period < band.most
 
 
 def test_more_rounds_retain_more_in_the_measured_recipes() -> None:

@@ -60,6 +60,11 @@ PLAIN_SECONDS = 10.0  # between lines of progress without a terminal
     show_default=True,
     help="Maximum of recipes in the race.",
 )
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Steps of the training that the recipe is for: notes what measured recipes retained with as many rounds.",
+)
 @click.option("--own-machines", is_flag=True, help="Each worker has a machine like this one.  [default: all share it]")
 @click.option("--confirm", is_flag=True, help="Also run the best recipe and Dense() on this network, emulated.")
 @output_option("json", "Write the advice as JSON; then --recipe @FILE means the recommended recipe.")
@@ -74,6 +79,7 @@ def advise_command(
     target: Target | None,
     minutes: float,
     most: int,
+    steps: int | None,
     own_machines: bool,
     confirm: bool,
     json_file: Path | None,
@@ -97,6 +103,7 @@ def advise_command(
         network=network.text,
         target=target,
         speeds=() if speeds_text is None else read_speeds(speeds_text, workers),
+        steps=steps,
     )
     advice, result = _advised(setting, network, minutes, most, 1 if own_machines else workers, remarks)
     _show(advice)

@@ -105,6 +105,11 @@ def _first_positional(args: list[str], start: int) -> int:
 )
 @speeds_option
 @click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Steps of the training: shows what measured recipes retained with as many rounds, and other periods.",
+)
+@click.option(
     "--own-machines",
     is_flag=True,
     help="Each worker has a machine like this one.  [default: all share this one, as with gossamer run]",
@@ -119,6 +124,7 @@ def explain(
     network: str | None,
     step_seconds: float | None,
     speeds_text: str | None,
+    steps: int | None,
     own_machines: bool,
     json_file: Path | None,
 ) -> None:
@@ -155,7 +161,7 @@ def explain(
     by_codec = _bytes_by_codec(resolved, attached, workers)
     for line in _codec_lines(resolved, by_codec, workers):
         echo(line)
-    for line in _measured_lines(resolved, workers):
+    for line in _measured_lines(resolved, workers, steps):
         echo(line)
     for line in _hiding_lines(resolved, traffic, step):
         echo(line)
@@ -171,6 +177,8 @@ def explain(
             record["speeds"] = {"speeds": speeds, "use": _uses(resolved, speeds)}
         if by_codec:
             record["bytes_sent_per_step_by_codec"] = {repr(codec): sent for codec, sent in by_codec.items()}
+        if steps is not None:
+            record["training"] = {"steps": steps, "rounds": retained_benefit.rounds_of(resolved, steps)}
         json_file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
@@ -317,17 +325,39 @@ def _ranges(ranks: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-def _measured_lines(recipe: Recipe, workers: int) -> Iterator[str]:
+def _measured_lines(recipe: Recipe, workers: int, steps: int | None) -> Iterator[str]:
     """Measured retained benefit of communication: of the recipe, and over rounds."""
     measured = retained_benefit.measured_share(recipe, workers)
     if measured is not None:
         yield from _share_lines(measured)
     period = retained_benefit.averaging_period(recipe)
-    if period > 1 and (known := retained_benefit.measured_bands()):
-        yield ""
-        yield f"Retained benefit of all measured recipes with periods, by rounds (steps of the training / {period}):"
-        for band in known:
-            yield f"  {band.rounds:<12}  {band.retained}"
+    if period <= 1 or not (known := retained_benefit.measured_bands()):
+        return
+    yield ""
+    if steps is not None:
+        yield from _training_lines(period, steps, known)
+        return
+    yield f"Retained benefit of all measured recipes with periods, by rounds (steps of the training / {period}):"
+    for band in known:
+        yield f"  {band.rounds:<12}  {band.retained}"
+
+
+def _training_lines(period: int, steps: int, known: Sequence[retained_benefit.RoundsBand]) -> Iterator[str]:
+    """Rounds of a training, and the periods that give it more or fewer."""
+    yield f"A training of {steps:,} steps has {steps / period:,.4g} rounds of {period:,} steps. By rounds, measured"
+    yield "recipes retained this benefit of communication:"
+    yield f"  {'rounds':<12}  {'retained':<13} period of this training"
+    mine = None
+    for band in known:
+        if not (periods := band.periods(steps)):
+            continue
+        mine = band if period in periods else mine
+        to = f" to {periods[-1]:,}" if len(periods) > 1 else ""
+        yield f"  {band.rounds:<12}  {band.retained:<13} {periods[0]:,}{to}{'   this recipe' * (mine is band)}"
+    if period > steps:
+        yield f"  warning: the training ends before its first round. Write {retained_benefit.with_many_rounds(steps)}"
+    elif mine is not None and mine.is_low:
+        yield f"  warning: less than half. Write {retained_benefit.with_many_rounds(steps)}"
 
 
 def _share_lines(measured: retained_benefit.MeasuredShare) -> Iterator[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
-from math import inf, isfinite, log, sqrt
+from math import floor, inf, isfinite, log, sqrt
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from gossamer.base.intervals import ConfidenceInterval, student_quantile
 from gossamer.errors import RecipeError, require
 
 Losses = Mapping[int, float]  # by seed; inf or nan where the training diverged
+
+LOW = 0.5  # a share below it deserves a warning
 
 
 def retained_benefit(losses: Losses, *, silent: Losses, dense: Losses, confidence: float = 0.95) -> ConfidenceInterval:
@@ -160,7 +162,7 @@ class MeasuredShare:
     @property
     def is_low(self) -> bool:
         """Whether the recipe surely keeps less than half of the benefit of communication."""
-        return self.high < 0.5
+        return self.high < LOW
 
 
 @cache
@@ -207,6 +209,15 @@ class RoundsBand:
     count: int
 
     @property
+    def is_low(self) -> bool:
+        """Whether all of these recipes kept less than half of the benefit of communication."""
+        return self.high < LOW
+
+    def periods(self, steps: int) -> range:
+        """Periods with which a training of `steps` steps has as many rounds, and at least one."""
+        return range(floor(steps / self.most) + 1, floor(steps / (self.least or 1)) + 1)
+
+    @property
     def rounds(self) -> str:
         """For example: 50 to 100"""
         if not self.least:
@@ -234,6 +245,36 @@ def bands(shares: Iterable[tuple[float, float]]) -> Iterator[RoundsBand]:
 def measured_bands() -> list[RoundsBand]:
     """Retained benefit by rounds, over all recipes that were measured."""
     return list(bands((each.rounds, each.value) for each in measured_shares()))
+
+
+MANY_ROUNDS = 500  # in a training: recipes with as many retained most of the benefit of communication
+
+
+def with_many_rounds(steps: int) -> str:
+    """What to write for a training of `steps` steps, so that it has many rounds."""
+    if steps < 2 * MANY_ROUNDS:
+        return "a recipe of every step, such as Float4()"
+    return f"period={steps // MANY_ROUNDS}"
+
+
+def rounds_remark(recipe: Recipe, steps: int) -> str | None:
+    """What measured recipes retained in trainings with as many rounds; None for a recipe without periods.
+
+    Args:
+        recipe: resolved.
+        steps: of the training.
+    """
+    period = averaging_period(recipe)
+    if period > steps:
+        return f"{steps:,} steps end before the first round of {period:,}. Write {with_many_rounds(steps)}"
+    band = next((band for band in measured_bands() if period in band.periods(steps)), None)
+    if period <= 1 or band is None:
+        return None
+    few = "" if steps >= MANY_ROUNDS * period else f". For more, write {with_many_rounds(steps)}"
+    return (
+        f"{steps:,} steps have {steps / period:,.4g} rounds of {period} steps; measured recipes with {band.rounds} "
+        f"rounds retained {band.retained} of the benefit of communication{few}"
+    )
 
 
 def better_share(than: MeasuredShare) -> MeasuredShare | None:

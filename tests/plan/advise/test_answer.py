@@ -17,7 +17,9 @@ DENSE = Planted(step_seconds=1.0)
 WINNER = Planted(step_seconds=0.25, efficiency=0.75)
 
 
-def answered(recipes: Mapping[str, Planted], until: str | None = None, budget: float = 8000.0) -> Answer:
+def answered(
+    recipes: Mapping[str, Planted], until: str | None = None, budget: float = 8000.0, steps: int | None = None
+) -> Answer:
     field = PlantedField({"Dense()": DENSE} | dict(recipes))
     target = read_target(until) if until else None
     race = Race(
@@ -28,7 +30,9 @@ def answered(recipes: Mapping[str, Planted], until: str | None = None, budget: f
         target=target,
         now=field.now,
     )
-    setting = Setting(script="my train.py", arguments=["--lr", "1"], workers=4, network="20mbit", target=target)
+    setting = Setting(
+        script="my train.py", arguments=["--lr", "1"], workers=4, network="20mbit", target=target, steps=steps
+    )
     return answer(race.run(), setting, [LeadRange(of="rate", recipe="Int8()", above=0.0, below=40e6)])
 
 
@@ -111,3 +115,19 @@ def test_measured_retained_benefit_of_the_winner_is_shown() -> None:
     found = answered({"Float4()": WINNER})
     assert f"Float4() retains {known}" in found.remarks[-1]
     assert not any("retains" in remark for remark in answered({"TopK(density=0.01)": WINNER}).remarks)
+
+
+@pytest.mark.parametrize(
+    ("period", "steps", "said"),
+    [
+        (20, 20_000, "20,000 steps have 1,000 rounds of 20 steps"),
+        (50, 20_000, "For more, write period=40"),
+        (50, 900, "write a recipe of every step"),
+        (50, 49, "49 steps end before the first round of 50"),
+        (1, 20_000, None),
+        (50, None, None),
+    ],
+)
+def test_rounds_of_the_whole_training_are_noted(period: int, steps: int | None, said: str | None) -> None:
+    remarks = answered({f"LocalSGD(period={period}) + TwoBit()": WINNER}, steps=steps).remarks
+    assert any(said in remark for remark in remarks) if said else not remarks

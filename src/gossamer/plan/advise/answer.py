@@ -6,7 +6,7 @@ If no recipe is faster than plain Dense() beyond noise, the answer is to change 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -16,7 +16,7 @@ from gossamer.base.units import rate_text, seconds_text
 from gossamer.plan.advise.curves import Target, seconds_to, unreached_text
 from gossamer.plan.advise.race import Contender, RaceResult
 from gossamer.plan.advise.thresholds import LeadRange
-from gossamer.plan.retained_benefit import measured_share
+from gossamer.plan.retained_benefit import measured_share, rounds_remark
 
 WORTHWHILE = 1.1  # minimum speedup that is worth another recipe
 
@@ -38,7 +38,11 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The request. network: as written by the user. speeds: of the workers, by rank; empty: all are equal."""
+    """The request.
+
+    network: as written by the user. speeds: of the workers, by rank; empty: all are equal. steps: of the training that
+    the recipe is for; None: unknown.
+    """
 
     script: str
     arguments: Sequence[str]
@@ -46,6 +50,7 @@ class Setting:
     network: str
     target: Target | None = None
     speeds: tuple[float, ...] = ()
+    steps: int | None = None
 
     @property
     def conditions(self) -> str:
@@ -86,7 +91,7 @@ def answer(
         cost=_cost(best, race),
         command=setting.command(best.recipe),
         would_change=changes,
-        remarks=(*notes, *_measured_remarks(best.recipe, setting.workers)),
+        remarks=(*notes, *_measured_remarks(best.recipe, setting)),
     )
 
 
@@ -162,12 +167,15 @@ def _between(interval: ConfidenceInterval, form: str = ".2f") -> str:
     return f"{100 * interval.confidence:.3g} % interval {interval.low:{form}} to {interval.high:{form}}"
 
 
-def _measured_remarks(recipe: str, workers: int) -> tuple[str, ...]:
-    """The measured retained benefit of the recipe, because a race is too short to show it."""
-    known = measured_share(resolve(recipe, workers), workers)
-    return (
-        () if known is None else (f'{recipe} retains {known}: "Retained benefit over model size" in the documentation',)
-    )
+def _measured_remarks(text: str, setting: Setting) -> Iterator[str]:
+    """Measured retained benefit of the recipe, and by its rounds, because a race is too short to show it."""
+    recipe = resolve(text, setting.workers)
+    known = measured_share(recipe, setting.workers)
+    if known is not None:
+        yield f'{text} retains {known}: "Retained benefit over model size" in the documentation'
+    remark = None if setting.steps is None else rounds_remark(recipe, setting.steps)
+    if remark is not None:
+        yield remark
 
 
 def _target_remarks(race: RaceResult, target: Target | None) -> tuple[str, ...]:
