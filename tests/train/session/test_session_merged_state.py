@@ -314,6 +314,44 @@ def test_close_between_two_means_explains_how_to_save_the_merged_model(steps: in
     assert sum("with session.averaged_parameters(model): torch.save(" in text for text in said) == told
 
 
+@pytest.mark.parametrize(
+    ("recipe", "steps", "told"),
+    [
+        ("LocalSGD(4)", 3, 1),
+        ("LocalSGD(4)", 4, 0),
+        ("LocalSGD(4)", 0, 0),
+        ("DiLoCo(period=8, fragments=4)", 2, 0),
+        ("Gossip(period=4)", 3, 1),
+        ("PostLocalSGD(4, start=2)", 3, 0),
+        ("Silent()", 3, 0),
+    ],
+)
+def test_a_training_that_ends_before_its_first_average_is_told_so(recipe: str, steps: int, told: int) -> None:
+    def work(worker: Worker) -> None:
+        model, session = begin(worker, recipe)
+        model.follow = lambda: None  # type: ignore[method-assign]
+        train(session, range(steps), worker.rank)
+        session.close()
+
+    with notices() as said:
+        cluster(work, 2)
+    assert sum(f"ended after {steps} steps, before the first average" in text for text in said) == told
+    assert sum("ended between two averages" in text for text in said) <= 1 - told
+
+
+def test_a_training_that_averaged_before_a_switch_was_not_alone() -> None:
+    def work(worker: Worker) -> None:
+        _, session = begin(worker, "LocalSGD(2)")
+        train(session, range(2), worker.rank)
+        session.switch("LocalSGD(50)")
+        train(session, range(2), worker.rank)
+        session.close()
+
+    with notices() as said:
+        cluster(work, 2)
+    assert not any("before the first average" in text for text in said)
+
+
 # -- frozen parameters -------------------------------------------------------------------------------------------------
 
 

@@ -92,14 +92,15 @@ class ModelParts:
         finally:
             views.close()
 
-    def whole(self, closed: events.Closed, transport: Transport) -> events.Closed:
+    def whole(self, closed: events.Closed, transport: Transport, *, alone: bool) -> events.Closed:
         """Add a digest of all parts of the replica, which replicas compare at the end.
 
         Rank 0 prints a notice if each rank keeps its own model, unless the averaged one was swapped in after the last
-        step.
+        step, or none was ever made (`alone`).
         """
         if (
             transport.rank == 0
+            and not alone
             and closed.ended == "finished"
             and not closed.holds_merged
             and self._lent_at != closed.steps

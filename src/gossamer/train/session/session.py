@@ -533,4 +533,4 @@ class Session(LayoutChanges):
     def _compared(self, closed: events.Closed) -> events.Closed:
         if closed.tensors and (frozen := self._buffers.frozen.changed):
             closed = replace(closed, changed_frozen=frozen)
-        return self._parts.whole(closed, self._transport)
+        return self._parts.whole(closed, self._transport, alone=self._trained_alone)

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from gossamer import events
 from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.strategies import AveragingStage, GossipStage
 from gossamer.base.former_names import former_attribute
 from gossamer.base.kernels import buffer_pool
 from gossamer.base.transport import Transport
@@ -42,6 +43,12 @@ SCRIPT_ENDS = (
     "a stop was requested, and the training loop continued outside of a block that it could leave. The script ends "
     "here on every rank with exit code 0; lines below the loop do not run. To continue there, write "
     "`if session.should_stop: break` at the loop's end, or `with gossamer.attach(...) as session:` around the loop."
+)
+
+NEVER_AVERAGED = (
+    "the session has ended after {steps} steps, before the first average of {strategy}, so each worker has trained "
+    "alone. Write a period that many rounds fit into: gossamer explain RECIPE --steps N shows what measured recipes "
+    "retained by rounds"
 )
 
 
@@ -338,6 +345,8 @@ class SessionBase(ABC):
     def _close(self, how: events.Ended) -> None:
         if how == "finished":
             self._end_run()
+            if self._trained_alone and self._transport.rank == 0:
+                events.notice(NEVER_AVERAGED.format(steps=self.status.steps, strategy=self.recipe.strategy))
         self._synchronizer.close()
         closed = lifecycle_events.ended(self._held(), self.steps, self._synchronizer, how)
         events.emit(self._compared(closed))
@@ -348,6 +357,14 @@ class SessionBase(ABC):
         """Called on all remaining ranks after the last step."""
         self._synchronizer.end_run()
         self._changes.farewell()
+
+    @property
+    def _trained_alone(self) -> bool:
+        """Whether the steps since attach were too few for the first round of this recipe."""
+        stage = self._stages.now
+        if not isinstance(stage, AveragingStage | GossipStage) or stage.start or self._transport.world == 1:
+            return False
+        return 0 < self.status.steps < stage.schedule.sync_round(0).launch and not self.status.has_sent
 
     @abstractmethod
     def _held(self) -> Mapping[str, Tensor]:

@@ -88,6 +88,16 @@ class SessionStatus:
         self._data: DataWait | None = None  # if an observer is subscribed
         self.record = self.checkpoint = ""  # paths
 
+    @property
+    def steps(self) -> int:
+        """Number of steps made since attach."""
+        return self._steps
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether a step since attach has sent data."""
+        return self._bytes_sent > 0
+
     def watch(self, model: nn.Module, optimizer: Optimizer) -> tuple[RemovableHandle, ...]:
         """Return hooks that time the loop's data, if an observer is subscribed."""
         if not events.observed():
