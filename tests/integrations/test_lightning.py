@@ -99,6 +99,12 @@ def test_fabric_has_the_bits_of_a_plain_loop_and_resumes_with_them(said: Said) -
     assert said[0]["with_fabric"] == said[1]["with_fabric"]
 
 
+def test_rank_0_gives_notice_of_a_fit_with_few_rounds(said: Said) -> None:
+    first, second = (["rounds of 3 steps" in text for text in mine["noticed"]] for mine in said)
+    assert any(first)
+    assert not any(second)
+
+
 @pytest.mark.nightly
 def test_lightning_starts_the_workers_where_nobody_has(tmp_path: Path) -> None:
     """One process, whose Trainer(devices=2) starts the other."""

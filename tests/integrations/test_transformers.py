@@ -51,6 +51,9 @@ def test_two_workers(tmp_path: Path) -> None:
     assert apart["loss of the saved model"] == apart["eval losses"][0]  # what is evaluated and saved is what is merged
     assert "it was written without Gossamer" in apart["without a folder"]
 
+    assert any("6 steps have 2 rounds of 3 steps" in text for text in first["noticed"])
+    assert not any("rounds of" in text for text in second["noticed"])
+
     best = first["best"]
     assert best["best"] == 1
     assert best["loaded"] == best["in its file"] == second["best"]["loaded"]

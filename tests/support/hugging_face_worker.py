@@ -207,7 +207,10 @@ def refusal(kind: type[Exception], act: Callable[[], Any]) -> str:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     place = Path(sys.argv[1])
+    noticed: list[str] = []
+    events.subscribe(lambda event: noticed.append(event.message) if isinstance(event, events.Noticed) else None)
     for work in (by_trainer, resumed, best, with_momentum, scaled, by_accelerate):
         print("said", json.dumps({work.__name__: work(place / work.__name__)}), flush=True)
         AcceleratorState._reset_state()  # or the next one would have this one's settings,
         GradientState._reset_state()  # and its loader, as if that were at its end
+    print("said", json.dumps({"noticed": noticed}), flush=True)

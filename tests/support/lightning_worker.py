@@ -299,8 +299,11 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     folder = Path(sys.argv[1])
+    noticed: list[str] = []
+    gossamer.events.subscribe(lambda event: noticed.append(getattr(event, "message", "")))
     for name in sys.argv[2:] or [each.__name__ for each in TOGETHER]:
         print("said", json.dumps({name: CHECKS[name](folder)}), flush=True)
+    print("said", json.dumps({"noticed": [text for text in noticed if text]}), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from gossamer import attach, events
 from gossamer.algorithms.strategies import GradientStage
 from gossamer.errors import AttachError
 from gossamer.integrations.accelerate import leave_out_ddp, load_within, refuse_other_world, save_within, share_no_sync
+from gossamer.integrations.few_rounds import notice_few_rounds
 from gossamer.integrations.library_versions import require_library
 from gossamer.train.engine.parameter_views import copy_parameters, state_of, trainable
 from gossamer.train.moments.take_over import RULES, ownership
@@ -119,7 +120,7 @@ class GossamerTrainer(Trainer):  # type: ignore[misc]  # untyped where the libra
         with self._open:
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
-    def open_session(self, train_dataloader: Any) -> None:
+    def open_session(self, train_dataloader: Any, steps: int) -> None:
         """Attach the prepared model and optimizer, and load the checkpoint of a resumed training. All ranks call it."""
         refuse_other_world(self.accelerator)
         session = attach(self.model, self.optimizer, self.recipe, scaler=self.accelerator.scaler, replace=True)
@@ -127,6 +128,7 @@ class GossamerTrainer(Trainer):  # type: ignore[misc]  # untyped where the libra
         self._open.callback(setattr, self, "session", None)
         refuse_contradictions(session, self.args)
         notice_dispatching(train_dataloader)
+        notice_few_rounds(session, steps)
         keep_step_local(session, self.args)
         share_no_sync(self.accelerator, session)
         if self._resumed:
@@ -177,7 +179,7 @@ class _SessionCallback(TrainerCallback):  # type: ignore[misc]
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
-        self._trainer.open_session(train_dataloader)
+        self._trainer.open_session(train_dataloader, state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._session.should_stop:

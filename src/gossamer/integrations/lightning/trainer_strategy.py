@@ -15,6 +15,7 @@ from torch.optim import LBFGS, Optimizer
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import GradientStage, ServerStage
 from gossamer.errors import AttachError
+from gossamer.integrations.few_rounds import notice_few_rounds
 from gossamer.integrations.lightning import collectives, session_files
 from gossamer.integrations.lightning.joined_strategy import JoinedStrategy
 from gossamer.integrations.lightning.session_files import agreed_state, close_agreed
@@ -134,6 +135,7 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
             session_files.load(session, path, **place)
             self._resumed = None
         _quiet_between_batches(trainer)
+        notice_few_rounds(session, trainer.estimated_stepping_batches)
 
     def _end(self, failure: BaseException | None = None) -> None:
         """Close the session, if one is open. Without a failure, the model gets the merged parameters."""
