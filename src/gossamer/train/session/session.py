@@ -536,8 +536,6 @@ class Session(LayoutChanges):
                 self._step_hooks.manual_updates.report_unsent()
             for hook in (*self._hooks, self._parts):
                 hook.remove()
-            if self._step_hooks.momentum is not None:
-                self._step_hooks.momentum.after()
             self._metrics.finish()
             super()._close(how)
 
