@@ -15,9 +15,9 @@ from typing import Any, TypeGuard, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.optim import Optimizer
 
 from gossamer.errors import CheckpointError, LayoutError
+from gossamer.train.checkpoint.state import OptimizerState
 from gossamer.train.engine.autograd_hooks import BackwardMonitor
 from gossamer.train.engine.extension import Extension, GradientUse
 from gossamer.train.engine.parameter_views import trainable
@@ -197,14 +197,11 @@ class LocalModelState:
                 local_part(own[name]).copy_(value)
 
 
-class LocalOptimizerState:
+class LocalOptimizerState(OptimizerState):
     """The state of an optimizer of sharded parameters."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-
     def state_dict(self) -> dict[str, Any]:
-        state = self._optimizer.state_dict()
+        state = super().state_dict()
         kept = {place: {key: _local(value) for key, value in about.items()} for place, about in state["state"].items()}
         return {**state, "state": kept}
 
@@ -214,7 +211,7 @@ class LocalOptimizerState:
             place: {key: _as_sharded(key, value, parameters[place]) for key, value in about.items()}
             for place, about in state_dict["state"].items()
         }
-        self._optimizer.load_state_dict({**state_dict, "state": kept})
+        super().load_state_dict({**state_dict, "state": kept})
 
 
 def _local(value: Any) -> Any:
