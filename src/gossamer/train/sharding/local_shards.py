@@ -172,6 +172,9 @@ def _refuse_moved(name: str, leaf: Tensor, parameter: Parameter) -> None:
 # -- state dicts of local shards, for checkpoints ----------------------------------------------------------------------
 
 
+EXTRA_STATE = "_extra_state"  # torch's key for the state of a module with set_extra_state
+
+
 class LocalModelState:
     """The state of a sharded model, as this rank's part of each tensor."""
 
@@ -192,9 +195,12 @@ class LocalModelState:
                 f"this checkpoint and the model have different entries: {sorted(own.keys() ^ state_dict.keys())}. "
                 "Build the model as in the run that wrote it, or begin in an empty directory."
             )
+        extra = {name: value for name, value in state_dict.items() if name.rpartition(".")[2] == EXTRA_STATE}
         for name, value in state_dict.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and name not in extra:
                 local_part(own[name]).copy_(value)
+        if extra:
+            self._model.load_state_dict(extra, strict=False)
 
 
 class LocalOptimizerState(OptimizerState):
