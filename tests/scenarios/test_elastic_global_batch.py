@@ -74,7 +74,7 @@ def trained(seen: Seen, recipe: str, worker: Worker) -> Tensor:
         model(seen.draw()).mean().backward()
         if not session.accumulating:
             assert model.weight.grad is not None
-            seen.note(session.steps, model.weight.grad.clone())
+            seen.note(session._synchronizer.step, model.weight.grad.clone())
         optimizer.step()
         optimizer.zero_grad()
         if not session.accumulating:

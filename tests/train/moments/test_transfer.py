@@ -356,3 +356,22 @@ def test_a_state_dict_saved_after_a_step_that_failed_has_the_users_groups() -> N
         assert optimizer.state_dict()["param_groups"] == before
 
     cluster(work, 2)
+
+
+def hooks_of_saving(optimizer: torch.optim.Optimizer) -> int:
+    return len(optimizer._optimizer_state_dict_pre_hooks)
+
+
+def test_an_optimizer_has_one_hook_of_its_session_and_none_after_it() -> None:
+    def work(worker: Worker) -> None:
+        model = network(0)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        for _ in range(2):
+            with worker.attach(model, optimizer, "LocalSGD(period=2, second_moment='agreed')") as session:
+                session._leave.detach()  # the next session meets over the same transport
+                session.switch("LocalSGD(period=3, second_moment='agreed')")
+                session.switch("DiLoCo(period=2, second_moment='agreed')")
+                assert hooks_of_saving(optimizer) == 1
+            assert hooks_of_saving(optimizer) == 0
+
+    cluster(work, 2)

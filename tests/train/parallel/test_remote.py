@@ -204,6 +204,29 @@ def test_dtypes_and_empty_shapes_arrive(ranks, dtype):
         assert layer(x).dtype == dtype
 
 
+def test_operations_in_place_before_and_after_a_call_learn_as_in_one_piece(ranks):
+    def block():
+        return nn.Sequential(nn.ReLU(inplace=True), linear(4, 4, seed=1))
+
+    local = nn.Sequential(linear(4, 4, seed=2), block(), nn.ReLU(inplace=True))
+    layer = ranks.place(block, 1, optimizer=SGD, clients=[0])[0]
+    first = linear(4, 4, seed=2)
+    x = integers(5, 4)
+    found, due = nn.ReLU(inplace=True)(layer(first(x))), local(x)
+    assert torch.equal(found, due)
+    found.sum().backward()
+    due.sum().backward()
+    assert first.weight.grad.any()
+    assert torch.equal(first.weight.grad, local[0].weight.grad)
+
+
+def test_settings_of_a_step_are_numbers(ranks):
+    layer = ranks.place(linear, 1, optimizer=SGD, clients=[0])[0]
+    layer.optimizer.step(lr=torch.tensor(0.5))
+    with pytest.raises(TypeError, match=r"step\(\) sends settings as numbers.*betas.*optimizer=lambda parameters"):
+        layer.optimizer.step(betas=(0.9, 0.95))
+
+
 def test_no_grad_holds_nothing_and_forgotten_outputs_are_freed(ranks):
     layer = ranks.place(linear, 1, held=2)[0]
     x = integers(2, 4)

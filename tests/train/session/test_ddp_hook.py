@@ -10,6 +10,7 @@ from torch import nn
 from gossamer import events
 from gossamer.base.layout import FlatTensors
 from gossamer.comm.simulated import SimulatedGroup
+from gossamer.errors import AttachError
 from gossamer.train.session import ddp_hook as hooks
 
 
@@ -39,3 +40,24 @@ def test_the_state_of_the_hook_is_saved_and_loaded(monkeypatch: pytest.MonkeyPat
     assert second.memory.step == 7
     for state in (first, second):
         state.comm_thread.close()
+
+
+class Wrapper(nn.Module):
+    """A model with a parameter of the same name as that of its own part "module"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module, self.weight = nn.Linear(2, 2, bias=False), nn.Parameter(torch.ones(2, 2))
+
+
+def test_parameters_of_a_model_with_a_part_named_module_have_different_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "group_transport", lambda *_: SimulatedGroup(1).transports[0])
+    model = Wrapper()
+    state, _ = hooks.ddp_hook(model, "TopK(0.5)")
+    state.comm_thread.close()
+    assert [state.names[id(parameter)] for parameter in model.parameters()] == ["weight", "module.weight"]
+
+
+def test_sparse_gradients_are_refused() -> None:
+    with pytest.raises(AttachError, match=r"^0\.weight has sparse gradients.*sparse=False; or .*gossamer\.attach"):
+        hooks.ddp_hook(nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 2)), "Dense()")

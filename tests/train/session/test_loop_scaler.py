@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.sessions import sgd
-from support.virtual_workers import Worker, agree, cluster, loss_of, network, parameters
+from support.virtual_workers import Worker, agree, cluster, loss_of, network, notices, parameters
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
@@ -186,3 +187,61 @@ def test_it_does_not_keep_a_session() -> None:
     optimizer.zero_grad()
     scaler.scale(model(torch.ones(3, 2)).mean() * torch.inf).backward()
     scaler.step(optimizer)
+
+
+# -- state of one of several scalers, from a checkpoint
+
+
+def two_scalers(worker: Worker, folder: Path, *, load: bool, joint: bool = False) -> list[float]:
+    """Scales after one step of a second optimizer and one of the attached optimizer, with a scaler for each.
+
+    joint: the second loss is also computed by the attached model, as that of a GAN's generator by its discriminator.
+    """
+    model, optimizer, session = worker.start(network(dtype=torch.float32), sgd, "Dense()")
+    second = torch.nn.Linear(6, 6)
+    turns = [(GradScaler("cpu", init_scale=2.0 if load else 512.0), sgd(second))]
+    turns.append((GradScaler("cpu", init_scale=4.0 if load else 8.0), optimizer))
+    if load:
+        session.load(folder)
+        session.load(folder)
+    for number, (scaler, stepped) in enumerate(turns):
+        made = second(torch.ones(2, 6))
+        loss = model(made).sum() if number or joint else made.sum()
+        scaler.scale(loss).backward()
+        if number or not joint:
+            scaler.step(stepped)
+            scaler.update()
+        model.zero_grad()
+    if not load:
+        session.save(folder)
+    return [scaler.get_scale() for scaler, _ in turns]
+
+
+def test_of_two_scalers_that_of_the_attached_optimizer_is_restored(tmp_path: Path) -> None:
+    assert cluster(lambda worker: two_scalers(worker, tmp_path, load=False), 2) == 2 * [[512.0, 8.0]]
+    with notices() as said:
+        assert cluster(lambda worker: two_scalers(worker, tmp_path, load=True), 2) == 2 * [[2.0, 8.0]]
+    assert not [line for line in said if "GradScaler" in line]
+    with pytest.raises(LoopError, match=r"several GradScalers.*scaler=scaler"):
+        cluster(lambda worker: two_scalers(worker, tmp_path, load=True, joint=True), 1)
+
+
+def test_two_sessions_restore_the_scaler_that_they_share(tmp_path: Path) -> None:
+    def work(worker: Worker, load: bool) -> float:
+        scaler = GradScaler("cpu", init_scale=4.0 if load else 8.0)
+        models = [network(seed, torch.float32) for seed in (0, 1)]
+        started = [worker.start(model, sgd, "Dense()") for model in models]
+        for number, (_, _, session) in enumerate(started if load else ()):
+            session.load(tmp_path / str(number))
+        for model, optimizer, _ in started:
+            scaler.scale(loss_of(model, 0, worker.rank)).backward()
+            scaler.step(optimizer)
+        scaler.update()
+        for number, (_, _, session) in enumerate(() if load else started):
+            session.save(tmp_path / str(number))
+        return scaler.get_scale()
+
+    assert cluster(lambda worker: work(worker, False), 1) == [8.0]
+    with notices() as said:
+        assert cluster(lambda worker: work(worker, True), 1) == [8.0]
+    assert not [line for line in said if "GradScaler" in line]

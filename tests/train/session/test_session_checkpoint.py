@@ -12,8 +12,9 @@ import pytest
 import torch
 from support.sessions import sgd
 from support.virtual_workers import Worker, cluster, heard, loss_of, network, notices, parameters, train_step
+from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
+from torch.optim import ASGD, SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
 
 from gossamer import events
 from gossamer.errors import CheckpointError
@@ -63,6 +64,29 @@ def test_a_checkpoint_of_another_optimizer_is_refused(written: str, now: str, tm
     with pytest.raises(CheckpointError, match=says):
         cluster(lambda worker: loaded(worker, RULES[now], tmp_path), 2)
     cluster(lambda worker: loaded(worker, RULES[written], tmp_path), 2)
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+@pytest.mark.parametrize("rule", [NAdam, ASGD])
+def test_numbers_of_an_optimizer_are_loaded_in_their_dtype(rule: Rule, tracked: bool, tmp_path: Path) -> None:
+    """torch's own load_state_dict casts them to the parameters' dtype, here float64."""
+
+    def work(worker: Worker, resumes: bool) -> Tensor:
+        model = network(3 if resumes else 0)
+        optimizer, other = rule(model.parameters()), SGD(model.parameters(), 0.1)
+        session = worker.attach(model, other if tracked else optimizer, "Dense()")
+        if tracked:
+            session.track(second=optimizer)
+        if resumes:
+            session.load(tmp_path)
+        for step in range(2 if resumes else 0, 8):
+            train_step(model, optimizer, step, worker.rank)
+            if step == 1 and not resumes:
+                session.save(tmp_path)
+        return parameters(model)
+
+    whole, resumed = (cluster(lambda worker, r=r: work(worker, r), 2) for r in (False, True))
+    assert torch.equal(whole[0], resumed[0])
 
 
 def test_without_that_it_would_end_in_a_later_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """FSDP2, tensor parallelism and stages inside, recipes across: on four real workers; and what needs none."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from support.paths import ROOT
 from support.processes import succeed
 from torch import nn
 
-from gossamer.train.sharding.local_shards import WholeParameters, like, local_part, parameters_of
+from gossamer.train.sharding.local_shards import LocalModelState, WholeParameters, like, local_part, parameters_of
 
 CHECKS = ROOT / "tests" / "support" / "sharded_checks.py"
 SHARED = (
@@ -50,3 +51,23 @@ def test_a_whole_model_is_averaged_as_it_is() -> None:
     assert local_part(model.weight).data_ptr() == model.weight.data_ptr()
     part = torch.ones(2)
     assert like(part, model.bias) is part
+
+
+class Counting(nn.Linear):
+    def __init__(self, counted: Any) -> None:
+        super().__init__(2, 2)
+        self.counted = counted
+
+    def get_extra_state(self) -> Any:
+        return self.counted
+
+    def set_extra_state(self, state: Any) -> None:
+        self.counted = state
+
+
+@pytest.mark.parametrize("counted", [{"batches": 7}, torch.tensor([7, 8])], ids=["dict", "tensor"])
+def test_extra_state_of_a_module_is_loaded(counted: Any) -> None:
+    saved, loaded = (nn.Sequential(Counting(each)) for each in (counted, None))
+    LocalModelState(loaded, lambda: None).load_state_dict(LocalModelState(saved, lambda: None).state_dict())
+    assert str(loaded[0].counted) == str(counted)
+    assert torch.equal(loaded[0].weight, saved[0].weight)

@@ -144,11 +144,16 @@ def passes(worker: Worker, use: Callable[[nn.Module], Any], count: int = 4) -> t
     return torch.cat([tensor.flatten() for kept in remembered for tensor in kept.values()]).clone(), session.steps
 
 
+def by_data(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data -= 0.1 * parameter.grad
+
+
 def by_another_optimizer(model: nn.Module) -> None:
     torch.optim.SGD(model.parameters(), 0.1).step()
 
 
-@pytest.mark.parametrize("use", [by_hand, by_another_optimizer])
+@pytest.mark.parametrize("use", [by_hand, by_data, by_another_optimizer])
 def test_an_average_counts_as_used_whoever_uses_it(use: Callable[[nn.Module], Any]) -> None:
     for residual, steps in cluster(lambda worker: passes(worker, use), 2):
         assert steps == 4
@@ -158,9 +163,26 @@ def test_an_average_counts_as_used_whoever_uses_it(use: Callable[[nn.Module], An
 def test_unused_averages_are_reported_once() -> None:
     with notices() as said:
         results = cluster(lambda worker: passes(worker, lambda model: None, count=30), 2)
-    assert {steps for _, steps in results} == {1}  # the last one may be used yet
+    assert {steps for _, steps in results} == {0}
     assert [line for line in said if "without an optimizer step" in line] == said
     assert len(said) == 1
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_pending_average_of_a_generators_pass_is_no_step_of_the_discriminator(world: int) -> None:
+    def work(worker: Worker) -> tuple[int, int, int]:
+        model, optimizer, session = worker.start(network(0), lambda m: torch.optim.SGD(m.parameters(), 0.1), "Dense()")
+        made = 0
+        while session.steps < 3:
+            optimizer.zero_grad()
+            loss_of(model, made, worker.rank).backward()
+            optimizer.step()
+            made += 1
+            generator_pass(model, made, worker.rank)
+        state = session.state_dict()
+        return made, session.steps, state["step"]
+
+    assert cluster(work, world) == world * [(3, 3, 3)]
 
 
 def test_gradients_that_are_accumulated_upon_were_not_thrown_away() -> None:
@@ -415,7 +437,9 @@ def trained_reentrant(
                 model(inputs(50 + again, worker.rank), run).square().sum().backward()
         for again in range(2 if "accumulate" in recipe else 1):
             model(inputs(step + 10 * again, worker.rank), run).square().sum().backward()
-        assert session.steps == step + (recipe not in STEPS_COUNT_LATER), "backward() returned before the exchange"
+        assert session._synchronizer.step == step + (recipe not in STEPS_COUNT_LATER), (
+            "backward() returned before the exchange"
+        )
         optimizer.step()
     assert session.steps == STEPS
     return parameters(model)

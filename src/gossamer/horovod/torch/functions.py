@@ -13,6 +13,7 @@ from gossamer.horovod.basics import ProcessSet, context, global_process_set
 from gossamer.horovod.exchange import restart_holders
 from gossamer.horovod.objects import broadcast_object
 from gossamer.horovod.torch.ops import broadcast_call, synchronize
+from gossamer.train.checkpoint.state import load_optimizer
 
 
 def broadcast_parameters(
@@ -68,7 +69,7 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int, model: Any =
     here = context().rank == root_rank
     state = broadcast_object(optimizer.state_dict() if here else None, root_rank)
     if not here:
-        optimizer.load_state_dict(state)
+        load_optimizer(optimizer, state)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad and parameter.grad is None:

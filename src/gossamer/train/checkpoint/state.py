@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.algorithms.strategies import AGREED, FROM
@@ -49,6 +49,34 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     if state.get("numpy"):  # earlier versions did not save it
         name, keys, *rest = state["numpy"]
         np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+
+
+def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Restore an optimizer in the dtypes of the saved state. torch casts all but "step" to the parameter's dtype, such
+    as NAdam's float32 product of a float64 parameter, so that the next step would have other bits."""
+    optimizer.load_state_dict(dict(state))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for place, parameter in enumerate(parameters):
+        saved, loaded = state.get("state", {}).get(place), optimizer.state.get(parameter)
+        if not isinstance(saved, dict) or not isinstance(loaded, dict):
+            continue
+        for key, value in saved.items():
+            cast = loaded.get(key)
+            if isinstance(value, Tensor) and isinstance(cast, Tensor) and cast.dtype != value.dtype:
+                loaded[key] = value.to(cast.device)
+
+
+class OptimizerState:
+    """An optimizer as a part of a checkpoint."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
+        load_optimizer(self._optimizer, state_dict)
 
 
 MERGING_PREFIX = "merging."  # of the keys of a strategy's state, next to the compressor's

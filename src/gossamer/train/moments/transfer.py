@@ -25,7 +25,7 @@ Group = dict[str, Any]
 
 class MomentumTransfer(ABC):
     """Lets the compressor apply the momentum of the parameters in `owned`, by the rule of `owner`. Call `before` and
-    `after` around every optimizer step.
+    `after` around every optimizer step, and `after` before the optimizer's groups are saved: a step may have failed.
 
     warns: whether to print a notice, once, about gradients that were changed after averaging.
     """
@@ -37,7 +37,6 @@ class MomentumTransfer(ABC):
         self.names = {id(parameter): name for name, parameter in owned.items()}
         self._groups: list[Group] = []
         self._warns = warns
-        optimizer.register_state_dict_pre_hook(lambda _: self.after())  # restores groups after an error within a step
         self._refuse_unheld(owned)
         self.now()
 

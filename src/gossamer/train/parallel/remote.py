@@ -241,7 +241,15 @@ class RemoteOptimizer:
         Args:
             settings: values for all of the optimizer's parameter groups, such as lr=0.01; equal on all clients.
         """
-        self._layer.ask(OptimizerStep(settings=settings))
+        try:
+            numbers = {name: float(value) for name, value in settings.items()}
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"step() sends settings as numbers, but received {settings} ({error}). Write step(lr=0.01), and give "
+                "all others to the owner's optimizer: remote(..., optimizer=lambda parameters: "
+                "torch.optim.AdamW(parameters, betas=(0.9, 0.95)))."
+            ) from None
+        self._layer.ask(OptimizerStep(settings=numbers))
 
     def zero_grad(self) -> None:
         """Clear the gradients of this rank's backward passes since the last step; with one client, of all ranks."""
@@ -293,11 +301,12 @@ class _RemoteFunction(torch.autograd.Function):
     def forward(ctx: Any, call: _RemoteCall, anchor: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.call = call
-        outputs, records = call.forward([each.detach() for each in inputs], ctx.needs_input_grad[2:])
+        received, records = call.forward([each.detach() for each in inputs], ctx.needs_input_grad[2:])
+        outputs = tuple(each.clone() for each in received)  # torch refuses in-place operations on views of a message
         ctx.mark_non_differentiable(
             *[output for output, record in zip(outputs, records, strict=True) if not record.needs_gradient]
         )
-        return tuple(outputs)
+        return outputs
 
     @staticmethod
     @once_differentiable

@@ -160,7 +160,8 @@ class RemoteService:
         inputs = _present(self._coder.decode(request.tensors, call.payload, (call.client, call.number, "forward")))
         for tensor, record in zip(inputs, request.tensors, strict=True):
             tensor.requires_grad_(request.hold and record.needs_gradient)
-        args, kwargs = unflatten(request.tree, [tensor.to(self._device) for tensor in inputs])
+        used = [tensor.to(self._device, copy=tensor.requires_grad) for tensor in inputs]  # in-place: not on leaves
+        args, kwargs = unflatten(request.tree, used)
         if self.module.training != request.training:
             self.module.train(request.training)
         outputs: list[Tensor] = []

@@ -24,6 +24,7 @@ from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import Peer, Pull, Stamp
 from gossamer.errors import MalformedError
 from gossamer.train.checkpoint.files import MALFORMED
+from gossamer.train.checkpoint.state import load_optimizer
 from gossamer.train.parameter_server import shard_message
 from gossamer.train.parameter_server.deduplication import LATE, AnswerLog
 from gossamer.train.parameter_server.delta_chain import DeltaChain, PublicParameters, Snapshot
@@ -451,7 +452,7 @@ class FlatOptimizer:
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._optimizer.load_state_dict(state)
+        load_optimizer(self._optimizer, state)
 
 
 def _arguments(kind: Callable[..., Optimizer], options: Options) -> Options:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
 
 from gossamer import events
 from gossamer.algorithms.compressors import Compressor
@@ -16,7 +17,7 @@ from gossamer.comm.mesh.collective_selector import requested_collective
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.comm.tls_contexts import encrypts
 from gossamer.errors import AttachError
-from gossamer.train.engine.parameter_views import trainable
+from gossamer.train.engine.parameter_views import sparse_names, trainable
 from gossamer.train.moments.take_over import ownership
 from gossamer.train.session.average import AverageState
 from gossamer.train.session.recipe_choice import chosen_recipe, compressor_alone
@@ -35,13 +36,20 @@ class DdpState:
     """
 
     def __init__(self, model: nn.Module, compressor: Compressor) -> None:
+        model = model.module if isinstance(model, DistributedDataParallel) else model
         parameters = trainable(model)
+        if sparse := sorted(sparse_names(model)):
+            raise AttachError(
+                f"{', '.join(sparse)} has sparse gradients, which DDP passes to hooks as sparse tensors, and a "
+                "compressor reads dense ones. Build the module with sparse=False; or leave DDP out and call "
+                "gossamer.attach(model, optimizer, ...), which averages sparse gradients, too."
+            )
         if ownership(compressor, parameters):
             raise AttachError(
                 f"{compressor!r} applies momentum in the optimizer's place, and DDP's hooks know no optimizer. Leave "
                 "DDP out and call gossamer.attach(model, optimizer, ...)."
             )
-        self.names = {id(parameter): name.removeprefix("module.") for name, parameter in parameters.items()}
+        self.names = {id(parameter): name for name, parameter in parameters.items()}
         self.memory = AverageState(compressor, group_transport(current(), requested_collective()))
         self.comm_thread = CommThread([parameter.device for parameter in parameters.values()])
 
@@ -69,7 +77,7 @@ def ddp_hook(model: nn.Module, compressor: Compressor | str) -> tuple[DdpState, 
 
     Raises:
         RecipeError: the text has a strategy or a topology, which would be ignored.
-        AttachError: the compressor applies the optimizer's momentum.
+        AttachError: the compressor applies the optimizer's momentum, or gradients are sparse.
 
     Example:
         ddp.register_comm_hook(*gossamer.ddp_hook(model, "TopK(0.01)"))

@@ -270,7 +270,7 @@ class ManualUpdates(Extension):
 
     def settle(self) -> None:
         """Check for updates by hand, before the session writes parameters."""
-        self._look()
+        self.look()
         self.report_unsent()
         self.forget()
 
@@ -299,7 +299,7 @@ class ManualUpdates(Extension):
 
     def _pass_began(self) -> None:
         if self._monitor is not None:
-            self._begun = self._look()
+            self._begun = self.look()
 
     def _pass_over(self) -> None:
         begun, self._begun = self._begun, None
@@ -316,7 +316,7 @@ class ManualUpdates(Extension):
         if self._passes >= MOST_PASSES and not self._changes:
             self.remove()
 
-    def _look(self) -> list[str] | None:
+    def look(self) -> list[str] | None:
         """Current checksums. Raises LoopError if updates by hand would never reach the other ranks."""
         if self._monitor is None:
             return None

@@ -51,11 +51,39 @@ NOT_RESTORED = (
 )
 
 
+OTHER_RESTORED = (
+    "the loop has several GradScalers, and the checkpoint's loss scale was given to another one than that of the "
+    "attached optimizer: both scale losses of the same parameters. Pass the one of this optimizer before "
+    "session.load(): gossamer.attach(..., scaler=scaler)"
+)
+
+_restored: weakref.WeakSet[Scaler] = weakref.WeakSet()  # scalers with a loaded state, which sessions may share
+
+
+def _may_train(outputs: object, optimizer: Optimizer) -> bool:
+    """Whether the graph of these outputs reaches a parameter of the optimizer, or no parameter at all, as under
+    activation checkpointing."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    several = outputs if isinstance(outputs, list | tuple) else [outputs]
+    waiting, seen, others = [getattr(each, "grad_fn", None) for each in several], set[object](), False
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if id(variable) in own:
+            return True
+        others = others or isinstance(variable, Parameter)
+        waiting += [each for each, _ in node.next_functions]
+    return not others
+
+
 class LoopScaler:
     """Provides the scale of the gradients, and calls `skipped` after steps of `optimizer` that the scaler skips.
 
     Its state in checkpoints is that of the scaler. If the scaler is not known when a state is loaded, the next unused
-    GradScaler that scales an output on this thread takes the state.
+    GradScaler that scales an output of the optimizer's parameters on this thread takes the state.
 
     take_up: called with an optimizer before another scaler acts on its gradients. Returns whether these are averaged,
         so that it is the loop's scaler.
@@ -88,7 +116,9 @@ class LoopScaler:
     def _found(self, scaler: Scaler, optimizer: Optimizer) -> bool:
         if self.scaler is not None or not self._take_up(optimizer):
             return False
-        if self._loaded and scaler is not self._restored and self._gives_notice:
+        if self._loaded and self._restored is not None and scaler is not self._restored:
+            raise LoopError(OTHER_RESTORED)
+        if self._loaded and scaler not in _restored and self._gives_notice:
             notice(NOT_RESTORED)
         self.remove()
         self.scaler, self._loaded = scaler, {}
@@ -103,14 +133,17 @@ class LoopScaler:
             self.scaler.load_state_dict(state)
         elif state:
             self._loaded, self._restored = state, None
+            if self._restores is not None:
+                self._restores.remove()
             self._restores = ScalerWatch(self._restore, ("scale",))
 
-    def _restore(self, scaler: Scaler, _: object) -> bool:
-        """A scaler is about to scale an output."""
-        unused = getattr(scaler, "_scale", None) is None
-        if unused and self._restored is None and threading.get_ident() == self._thread:
+    def _restore(self, scaler: Scaler, outputs: object) -> bool:
+        """A scaler is about to scale outputs."""
+        unused = getattr(scaler, "_scale", None) is None and self._restored is None
+        if unused and threading.get_ident() == self._thread and _may_train(outputs, self._optimizer):
             scaler.load_state_dict(self._loaded)
             self._restored = scaler
+            _restored.add(scaler)
         return False
 
     def scale(self) -> float | None:

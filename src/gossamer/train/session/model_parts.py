@@ -14,7 +14,7 @@ from gossamer.base.transport import Transport
 from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import AttachError, CheckpointError
 from gossamer.train.checkpoint.coordinated import LoadedCheckpoint
-from gossamer.train.checkpoint.state import Stateful
+from gossamer.train.checkpoint.state import OptimizerState, Stateful
 from gossamer.train.engine.parameter_views import swapped_in
 from gossamer.train.engine.step_decision import Agreement, unchanged
 from gossamer.train.session.clipping_and_nonfinite import TotalNorm
@@ -72,7 +72,7 @@ class ModelParts:
         return own if self._group is None else GroupCalls(self._group.job, comm_thread)
 
     def optimizer_state(self, optimizer: Optimizer) -> Stateful:
-        return LocalOptimizerState(optimizer) if self.views.sharded else optimizer
+        return LocalOptimizerState(optimizer) if self.views.sharded else OptimizerState(optimizer)
 
     def saved(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Stateful]:
         """Model and optimizer as saved by this rank."""

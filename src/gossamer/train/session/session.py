@@ -181,6 +181,20 @@ class Session(LayoutChanges):
     # -- in the loop -----------------------------------------------------------------------------------------------
 
     @property
+    def steps(self) -> int:
+        """Number of steps, as far as an optimizer or the loop itself has used the averaged gradients; with local
+        training, steps of this worker. With balance=True in LocalSGD or DiLoCo, its position in the common schedule, in
+        which a step of a slow worker counts as several.
+
+        Example:
+            >>> session.steps
+            0
+        """
+        if self._synchronizer.steps != self._synchronizer.step:
+            self._step_hooks.manual_updates.look()
+        return super().steps
+
+    @property
     def scaler(self) -> Scaler | None:
         """The GradScaler of the loop, if any."""
         return self._loop_scaler.scaler
@@ -522,8 +536,6 @@ class Session(LayoutChanges):
                 self._step_hooks.manual_updates.report_unsent()
             for hook in (*self._hooks, self._parts):
                 hook.remove()
-            if self._step_hooks.momentum is not None:
-                self._step_hooks.momentum.after()
             self._metrics.finish()
             super()._close(how)
 

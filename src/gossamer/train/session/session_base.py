@@ -180,7 +180,7 @@ class SessionBase(ABC):
             >>> session.steps
             0
         """
-        return self._synchronizer.step
+        return self._synchronizer.steps
 
     @property
     def accumulating(self) -> bool:

@@ -62,7 +62,7 @@ def session_state(
         "recipe": repr(recipe),
         "layout": layout,
         "links": transport.links,
-        "step": synchronizer.step,
+        "step": synchronizer.steps,
         "passes": synchronizer.passes,
         "state": state,
         "progress": synchronizer.progress(),

@@ -22,6 +22,7 @@ from gossamer.train.engine.autograd_hooks import refuse_capture
 from gossamer.train.engine.extension import Extensions, GradientUse
 from gossamer.train.engine.parameter_check import ParameterCheck
 from gossamer.train.moments.take_over import share_second_moment, take_over
+from gossamer.train.moments.transfer import MomentumTransfer
 from gossamer.train.session import step_spans
 from gossamer.train.session.clipping_and_nonfinite import GradientClip, StepGuards
 from gossamer.train.session.foreign_optimizers import (
@@ -62,6 +63,7 @@ class StepHooks:
             extensions.add(self._clip)
         self.watch = ModelWatch(model)
         self._stepping = False  # whether the attached optimizer is within its step
+        self.momentum: MomentumTransfer | None = None
         self._attached_before = WeakParameters()  # all that were attached at some time
         self.pending_gradients = PendingGradients(extensions)
         self.manual_updates = ManualUpdates(
@@ -87,6 +89,7 @@ class StepHooks:
             gives_notice=transport.rank == 0,
         )  # fmt: skip
         compressor, norm = self._recipe.compressor, self._clip.norm
+        self._restore_groups()
         shared = share_second_moment(self._optimizer, self._recipe.strategy, self._parameters, transport)
         self.momentum = shared or take_over(self._optimizer, compressor, self._parameters, transport, norm)
 
@@ -108,6 +111,7 @@ class StepHooks:
 
     def remove(self) -> None:
         """Stop watching the model."""
+        self._restore_groups()
         self.watch.remove()
         self.manual_updates.remove()
 
@@ -121,6 +125,7 @@ class StepHooks:
         yield from step_spans.hooks(self._model, self._optimizer, self._before_step, self._after_step)
         self._worker = current_worker()  # other workers of a simulation are threads of the same process
         yield OPTIMIZER_STEP.subscribe(self._before_foreign_step)
+        yield self._optimizer.register_state_dict_pre_hook(self._restore_groups)
         yield self
         yield self.loop_scaler.install(gives_notice=group.transport.rank == 0)
 
@@ -214,10 +219,14 @@ class StepHooks:
         if os.getpid() != self._pid:
             return
         self._stepping = False
-        if self.momentum is not None:
-            self.momentum.after()
+        self._restore_groups()
         self._session._synchronizer.after_step()
         self._session._step_over()
+
+    def _restore_groups(self, *_: Any) -> None:
+        """End the temporary groups of a step, also of one that failed."""
+        if self.momentum is not None:
+            self.momentum.after()
 
     def _step_skipped(self) -> None:
         """The scaler has left out the optimizer's step, for which the optimizer calls no hook."""

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from gossamer import events
 from gossamer.errors import AttachError, LoopError, MismatchError
-from gossamer.train.checkpoint.state import Stateful
+from gossamer.train.checkpoint.state import Stateful, load_optimizer
 from gossamer.train.sampler import HubStreamShard, Shard, StreamShard
 from gossamer.train.session.foreign_optimizers import steps_through
 
@@ -95,7 +95,7 @@ class TrackedParts:
         self._loaded, parts = frozenset(saved), self._all()
         for name in saved.keys() & parts.keys():
             if not (resharded and isinstance(parts[name], RestoredLoader)):
-                parts[name].load_state_dict(saved[name])
+                _load(parts[name], saved[name])
         for name in sorted(saved.keys() - parts.keys()):
             self._notice_once(
                 f"the checkpoint has a state of {name}, which this run does not track, so it is lost. Before "
@@ -141,7 +141,7 @@ class TrackedParts:
     def _put_in(self, part: Stateful, state: Any) -> None:
         if isinstance(part, RestoredLoader):
             return  # loaders of other workers are at other positions; the world's shards have this one
-        part.load_state_dict(state)
+        _load(part, state)
         if _schedules(part, self._optimizer) and isinstance(state, Mapping):
             # A scheduler that was created after attach has set the initial rate
             for group, rate in zip(self._optimizer.param_groups, state.get("_last_lr", ()), strict=False):
@@ -213,6 +213,13 @@ def _stateful(part: Any) -> bool:
     """Whether it can be saved and loaded; a class cannot, only its instances."""
     methods = (getattr(part, name, None) for name in ("state_dict", "load_state_dict"))
     return not isinstance(part, type) and all(map(callable, methods))
+
+
+def _load(part: Stateful, state: Any) -> None:
+    if isinstance(part, Optimizer):
+        load_optimizer(part, state)
+    else:
+        part.load_state_dict(state)
 
 
 def _position_is_in_world(loader: DataLoader[Any]) -> bool:

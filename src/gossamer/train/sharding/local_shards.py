@@ -15,9 +15,9 @@ from typing import Any, TypeGuard, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.optim import Optimizer
 
 from gossamer.errors import CheckpointError, LayoutError
+from gossamer.train.checkpoint.state import OptimizerState
 from gossamer.train.engine.autograd_hooks import BackwardMonitor
 from gossamer.train.engine.extension import Extension, GradientUse
 from gossamer.train.engine.parameter_views import trainable
@@ -172,6 +172,9 @@ def _refuse_moved(name: str, leaf: Tensor, parameter: Parameter) -> None:
 # -- state dicts of local shards, for checkpoints ----------------------------------------------------------------------
 
 
+EXTRA_STATE = "_extra_state"  # torch's key for the state of a module with set_extra_state
+
+
 class LocalModelState:
     """The state of a sharded model, as this rank's part of each tensor."""
 
@@ -192,19 +195,19 @@ class LocalModelState:
                 f"this checkpoint and the model have different entries: {sorted(own.keys() ^ state_dict.keys())}. "
                 "Build the model as in the run that wrote it, or begin in an empty directory."
             )
+        extra = {name: value for name, value in state_dict.items() if name.rpartition(".")[2] == EXTRA_STATE}
         for name, value in state_dict.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and name not in extra:
                 local_part(own[name]).copy_(value)
+        if extra:
+            self._model.load_state_dict(extra, strict=False)
 
 
-class LocalOptimizerState:
+class LocalOptimizerState(OptimizerState):
     """The state of an optimizer of sharded parameters."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-
     def state_dict(self) -> dict[str, Any]:
-        state = self._optimizer.state_dict()
+        state = super().state_dict()
         kept = {place: {key: _local(value) for key, value in about.items()} for place, about in state["state"].items()}
         return {**state, "state": kept}
 
@@ -214,7 +217,7 @@ class LocalOptimizerState:
             place: {key: _as_sharded(key, value, parameters[place]) for key, value in about.items()}
             for place, about in state_dict["state"].items()
         }
-        self._optimizer.load_state_dict({**state_dict, "state": kept})
+        super().load_state_dict({**state_dict, "state": kept})
 
 
 def _local(value: Any) -> Any:

@@ -86,6 +86,11 @@ class Synchronizer(ABC):
         """Groups of parameters that are compressed and sent together."""
 
     @property
+    def steps(self) -> int:
+        """`step` without averages that no optimizer has used so far."""
+        return self.step
+
+    @property
     def landed(self) -> int:
         """Number of exchanges that changed the state that all workers have in common."""
         return self.step

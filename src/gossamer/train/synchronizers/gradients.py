@@ -141,6 +141,10 @@ class GradientSynchronizer(Synchronizer):
         return self._passes
 
     @property
+    def steps(self) -> int:
+        return self.step - self._unused if self._left_unused() else self.step
+
+    @property
     def accumulating(self) -> bool:
         return self._sums.made > 0
 
