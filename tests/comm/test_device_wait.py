@@ -73,14 +73,15 @@ def test_what_a_peer_had_done_before_it_left_is_waited_for() -> None:
     assert peers.broken == 0
 
 
-def test_time_in_which_this_process_was_stopped_does_not_count() -> None:
+@pytest.mark.parametrize("pause_seconds", [20.0, 3600.0])
+def test_time_in_which_this_process_was_stopped_does_not_count(pause_seconds: float) -> None:
     clock = Moments()
 
     def stopped_once(seconds: float) -> None:
-        clock.now += 3600.0 if clock.now == 0.0 else seconds
+        clock.now += pause_seconds if clock.now == 0.0 else seconds
 
     watched = DeviceWait(Leaving(clock), clock, stopped_once)
-    assert watched.until(lambda: clock.now >= 3601.0, 2.0)
+    assert watched.until(lambda: clock.now >= pause_seconds + 1.0, 2.0)
     assert not watched.until(lambda: False, 2.0)
 
 

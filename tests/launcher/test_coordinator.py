@@ -25,7 +25,7 @@ from gossamer.comm.membership.next_view import CoordinatorOptions
 from gossamer.comm.tls_contexts import Tls, tls_contexts
 from gossamer.errors import ConnectError, PeerLost
 from gossamer.launcher import coordinator as coordinator_module
-from gossamer.launcher.coordinator import LocalCoordinator, check_joinable
+from gossamer.launcher.coordinator import LocalCoordinator, joinable_run
 from gossamer.launcher.elastic_run import coordinate_run, journal_path
 from gossamer.launcher.job import Elasticity, Job, WorkerRange
 
@@ -51,19 +51,29 @@ def coordinator(tmp_path: Path) -> Iterator[LocalCoordinator]:
 def check_names_the_cause_within_two_seconds(address: tuple[str, int], cause: str) -> None:
     began = time.monotonic()
     with pytest.raises(ConnectError, match=cause):
-        check_joinable(address, TOKEN)
+        joinable_run(address, TOKEN)
     assert time.monotonic() < began + 2.5  # of a busy machine
 
 
 def test_a_run_with_the_same_token_can_be_joined(coordinator: LocalCoordinator) -> None:
-    check_joinable(coordinator.address, TOKEN)
+    joinable_run(coordinator.address, TOKEN)
     assert ask_status(coordinator.address, TOKEN) == "0 of 2 workers are connected"
+
+
+def test_two_runs_with_one_token_have_different_names_which_their_launchers_share(tmp_path: Path) -> None:
+    runs = []
+    for name in ("first", "second"):
+        coordinator = coordinator_at(tmp_path / name)
+        runs.append(coordinator.run)
+        assert joinable_run(coordinator.address, TOKEN) == coordinator.run
+        coordinator.close()
+    assert runs[0] != runs[1]
 
 
 def test_a_run_with_another_token_cannot(coordinator: LocalCoordinator) -> None:
     began = time.monotonic()
     with pytest.raises(ConnectError, match="not accept this token"):
-        check_joinable(coordinator.address, OTHER)
+        joinable_run(coordinator.address, OTHER)
     assert time.monotonic() < began + 2.5
 
 
@@ -106,9 +116,9 @@ def tls(tmp_path: Path) -> Tls:
 def test_an_encrypted_run_is_joined_encrypted(tmp_path: Path, tls: Tls) -> None:
     coordinator = coordinator_at(tmp_path / "journal", tls=tls)
     try:
-        check_joinable(coordinator.address, TOKEN, tls)
+        joinable_run(coordinator.address, TOKEN, tls)
         with pytest.raises(ConnectError, match="--tls"):
-            check_joinable(coordinator.address, TOKEN)
+            joinable_run(coordinator.address, TOKEN)
     finally:
         coordinator.close()
 

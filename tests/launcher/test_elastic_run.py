@@ -152,10 +152,16 @@ def test_workers_recognize_the_relay_on_their_machine(
     monkeypatch.setenv("GOSSAMER_RELAY", "5")  # of an outer run
     if joins:
         relay: Any = LaunchedRelay()
-        run.coordinate = lambda *given: RemoteCoordinator(("127.0.0.1", 9), relay)
+        run.coordinate = lambda *given: RemoteCoordinator(("127.0.0.1", 9), "run", relay)
     script = 'print(repr(os.environ["GOSSAMER_RELAY"]))'
     assert run(script, joins=joins, relays=relays, workers=1) == Outcome()
     assert run.lines == [(0, repr(number))]
+
+
+def test_workers_have_the_name_of_the_coordinators_run(run: MemberRun) -> None:
+    run.coordinator.run = "feedfeedfeedfeedfeed"
+    assert run('print(os.environ["GOSSAMER_RUN"])', workers=1) == Outcome()
+    assert run.lines == [(0, "feedfeedfeedfeed")]
 
 
 def test_others_find_the_run_by_a_card_without_a_secret_while_it_lasts(run: MemberRun) -> None:

@@ -18,6 +18,7 @@ from gossamer.algorithms.compressors import (
     Chain,
     Codec,
     Compressor,
+    Feedback,
     OneBit,
     PowerSGD,
     RandomK,
@@ -133,6 +134,14 @@ def test_what_is_merely_too_large_to_be_added_up_skips_the_step_and_shows_where(
     for staged in aggregate(codec, inputs, TWO):
         assert not staged.finite
         assert int(staged.mean.abs().argmax()) >= 64
+
+
+def test_a_too_large_number_skips_the_step_where_the_own_contribution_is_decoded_as_well() -> None:
+    compressor = Feedback(TopK(density=0.5), rule="ef21")
+    inputs = [torch.ones(128) for _ in range(4)]
+    inputs[2][100] = 3e38
+    states = [compressor.init(FlatTensors(x, TWO), AggregationContext(world=4)) for x in inputs]
+    assert not any(staged.finite for staged in aggregate(compressor, inputs, TWO, states))
 
 
 def test_a_message_names_its_sender() -> None:

@@ -59,6 +59,7 @@ class VirtualWorker:
 @dataclass
 class VirtualCoordinator:
     address: tuple[str, int] = ("127.0.0.1", 1)
+    run: str = "0123456789abcdef0123"
     members: set[int] = field(default_factory=set)
     buried: list[int] = field(default_factory=list)
     finishing: bool = False

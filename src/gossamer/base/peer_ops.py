@@ -141,5 +141,20 @@ class Elapsed(PeerEvent):
     """Nothing else happened until Await.until."""
 
 
+STOPPED_SECONDS = 2.0  # by which an event is late if this process was stopped
+
+
+def stopped_seconds(event: PeerEvent, since: float, until: float | None) -> float:
+    """Seconds by which a script moves its deadlines because this process was stopped, perhaps with its peers; 0 if not.
+
+    Args:
+        event: the answer of an Await.
+        since: moment of the event before.
+        until: of the Await.
+    """
+    is_late = until is not None and event.moment > until + STOPPED_SECONDS
+    return event.moment - since if is_late else 0.0
+
+
 PeerOp = Push | Pull | AtOnce | Await | Reply
 PeerScript = Generator[PeerOp, Any, Any]

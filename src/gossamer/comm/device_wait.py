@@ -11,7 +11,7 @@ from typing import NoReturn, Protocol
 
 GRACE_SECONDS = 1.0  # after a peer has disconnected: it may have finished its part, and ours may still complete
 SHORTEST_SECONDS, LONGEST_SECONDS = 2e-5, 1e-3  # between two polls
-PAUSED_SECONDS = 30.0  # between two polls: this process was stopped, and the time does not count
+PAUSED_SECONDS = 2.0  # between two polls: this process was stopped, and the time does not count
 
 
 class Peers(Protocol):

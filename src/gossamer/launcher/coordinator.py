@@ -18,7 +18,7 @@ from gossamer.base import bounded_file, system
 from gossamer.base.host_port import family_of, read_host_port
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.relay import RelayServer
-from gossamer.comm.elastic.remote_control import ask_status
+from gossamer.comm.elastic.remote_control import ask_identity
 from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import ConnectError
 from gossamer.launcher.process import POLL_SECONDS
@@ -38,6 +38,10 @@ class CoordinatorLink(Protocol):
 
     @property
     def address(self) -> tuple[str, int]: ...
+    @property
+    def run(self) -> str:
+        """Identity of the run, the same for all of its launchers. Read it after `settle`."""
+
     @property
     def members(self) -> Collection[int]:
         """Numbers of the members of the newest view; empty before the first view."""
@@ -80,10 +84,11 @@ class CoordinatorLink(Protocol):
 class RemoteCoordinator:
     """The coordinator of another launcher. It detects closed connections itself, so all reports are no-ops.
 
-    relay: relays connections of workers of that run.
+    run: identity of its run. relay: relays connections of workers of that run.
     """
 
     address: tuple[str, int]
+    run: str
     relay: RelayServer | None = None
     members: Collection[int] = ()
     finishing: bool = False
@@ -124,6 +129,10 @@ class LocalCoordinator:
         self._server = self._serve(port=listen[1])
         self.address = self._server.address
         self._resizes = 0  # number of requests that the launcher has handled
+
+    @property
+    def run(self) -> str:
+        return self._server.run
 
     @property
     def resumed(self) -> bool:
@@ -193,8 +202,9 @@ class LocalCoordinator:
         self._journal.unlink(missing_ok=True)
 
 
-def check_joinable(address: tuple[str, int], token: bytes, tls: Tls | None = None) -> None:
-    """Raise ConnectError, within two seconds, unless a coordinator with the same token listens at the address."""
+def joinable_run(address: tuple[str, int], token: bytes, tls: Tls | None = None) -> str:
+    """Return the identity of the run whose coordinator listens at the address. Raises ConnectError, within two seconds,
+    unless one with the same token does."""
     endpoint = f"{address[0]}:{address[1]}"
     try:
         socket.create_connection(address, REACH_SECONDS).close()
@@ -209,7 +219,7 @@ def check_joinable(address: tuple[str, int], token: bytes, tls: Tls | None = Non
             "it. An elastic run listens on loopback unless it is started with --listen HOST:PORT or --interface NAME."
         ) from None
     try:
-        ask_status(address, token, seconds=REACH_SECONDS, tls=tls)
+        return ask_identity(address, token, seconds=REACH_SECONDS, tls=tls)
     except ConnectError:
         raise ConnectError(OTHERS.format(endpoint=endpoint)) from None
 

@@ -27,7 +27,7 @@ from gossamer.comm.membership.invitations import Welcome
 from gossamer.comm.membership.messages import COORDINATOR
 from gossamer.comm.membership.next_view import CoordinatorOptions
 from gossamer.comm.tls_contexts import tls_contexts
-from gossamer.launcher.coordinator import CoordinatorLink, LocalCoordinator, RemoteCoordinator, RunCard, check_joinable
+from gossamer.launcher.coordinator import CoordinatorLink, LocalCoordinator, RemoteCoordinator, RunCard, joinable_run
 from gossamer.launcher.elastic_policy import ElasticOrders, ElasticPolicy
 from gossamer.launcher.failure import Outcome
 from gossamer.launcher.job import MOST_WORKERS, NO_SERVERS, SEALED, Elasticity, Job, Serving, Spawn, inherited
@@ -73,13 +73,13 @@ def coordinate_run(
     token = read_token(token_file)
     tls = tls_contexts(job.settings.get("GOSSAMER_TLS"))
     if elasticity.coordinator is not None:
-        check_joinable(elasticity.coordinator, token, tls)
+        run = joinable_run(elasticity.coordinator, token, tls)
         if not elasticity.relays:
-            return RemoteCoordinator(elasticity.coordinator)
+            return RemoteCoordinator(elasticity.coordinator, run)
         assert elasticity.listen is not None
         public = elasticity.invitation.addresses
         relay = RelayServer(elasticity.coordinator, token, elasticity.listen, public, note)
-        return RemoteCoordinator(elasticity.coordinator, relay)
+        return RemoteCoordinator(elasticity.coordinator, run, relay)
     assert elasticity.listen is not None
     journal = journal_path(job, elasticity, token) or directory / JOURNAL
     welcome = Welcome(
@@ -230,7 +230,7 @@ class ElasticRun(ElasticPolicy["MemberProcess"]):
         self._job, self._supervisor, self._show = _towards(job, coordinator.address), supervisor, show
         self._delayed, self._staffed, self._reported_staff = delayed, staffed, (-1, -1)
         shared = _shared_environment(
-            self._job, supervisor.files.directory, coordinator.address, str(elasticity.range), token_file
+            self._job, supervisor.files.directory, coordinator, str(elasticity.range), token_file
         )
         self._environment = {**shared, "GOSSAMER_RELAY": _relay(elasticity, coordinator)}
         self._standby = supervisor.standby(
@@ -387,16 +387,15 @@ def _shared_options(job: Job) -> Mapping[str, str | None]:
 
 
 def _shared_environment(
-    job: Job, directory: Path, address: tuple[str, int], range_: str, token_file: Path
+    job: Job, directory: Path, coordinator: CoordinatorLink, range_: str, token_file: Path
 ) -> Mapping[str, str]:
     """Environment of all workers. It contains the path of the token file, not the secret."""
-    host, port = address
-    name = hashlib.sha256(b"name of the run" + token_file.read_bytes()).hexdigest()
+    host, port = coordinator.address
     extended = inherited() | job.environment(directory)
     return {name: value for name, value in extended.items() if name not in FOREIGN} | {
         "GOSSAMER_COORDINATOR": f"{host}:{port}",
         "GOSSAMER_ELASTIC": range_,
-        "GOSSAMER_RUN": name[:16],  # the same in all launchers of the run
+        "GOSSAMER_RUN": coordinator.run[:16],
         "GOSSAMER_TOKEN_FILE": str(token_file),
     }  # fmt: skip
 

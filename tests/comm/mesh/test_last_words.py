@@ -22,7 +22,7 @@ from gossamer.base.kernels.library import library
 from gossamer.base.ops import AllReduceMean, NeighborAllGather
 from gossamer.comm.mesh import last_words, native_mesh
 from gossamer.comm.mesh.native_mesh import Mesh
-from gossamer.errors import PeerLost
+from gossamer.errors import MismatchError, PeerLost
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
 
@@ -126,6 +126,44 @@ def test_a_silent_rank_is_named_by_those_who_did_not_wait_for_it(monkeypatch):
 
         told = [ticket.result(30) for ticket in [group.pool.submit(talk, rank) for rank in (0, 1, 3)]]
         assert all("rank 2 sent nothing" in each for each in told)
+
+
+@pytest.mark.parametrize("kind", [Group, SharedGroup, SealedGroup])
+def test_a_mismatch_between_two_ranks_of_a_ring_is_raised_on_all(kind):
+    errors = []
+    with kind(5, RingAllReduce()) as group:
+
+        def talk(rank):
+            with pytest.raises(MismatchError, match="issued another collective"):
+                group.transports[rank].answer(AllReduceMean(torch.zeros(10 + (rank == 1))))
+            errors.append(rank)
+
+        wait([group.pool.submit(talk, rank) for rank in range(5)], 5)
+        assert sorted(errors) == [0, 1, 2, 3, 4]
+
+
+def test_a_mismatch_amid_large_messages_ends_the_waits_of_all_ranks():
+    errors = []
+    with Group(5, RingAllReduce()) as group:
+
+        def talk(rank):
+            with pytest.raises((MismatchError, PeerLost)):  # words cannot follow a message that was cut
+                group.transports[rank].answer(AllReduceMean(torch.zeros(5_000_000 + (rank == 1))))
+            errors.append(rank)
+
+        wait([group.pool.submit(talk, rank) for rank in range(5)], 5)
+        assert sorted(errors) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", [Group, SealedGroup])
+def test_later_collectives_repeat_the_mismatch(kind):
+    with kind(2) as group:
+        other = group.pool.submit(group.transports[1].answer, AllReduceMean(torch.zeros(11)))
+        for _ in range(3):
+            with pytest.raises(MismatchError, match="as operation 0"):
+                group.transports[0].answer(AllReduceMean(torch.zeros(10)))
+        assert not group.transports[0].make_progress()
+        assert isinstance(other.exception(10), MismatchError)
 
 
 def test_a_reason_is_told_to_the_peers():

@@ -185,6 +185,14 @@ def test_time_in_which_this_process_was_stopped_is_no_silence_of_its_peers(secon
             look(10)
 
 
+def test_a_pause_that_is_longer_than_a_short_timeout_is_no_silence():
+    silence = StallWatchdog(0, StallTimeouts(timeout_seconds=10.0, clock=Pauses(10.0, 20.0)))
+    for _ in range(11):
+        silence.look([-1, 7], [1])
+    with pytest.raises(PeerLost, match=r"rank 1 sent nothing for 10 s"):
+        silence.look([-1, 7], [1])
+
+
 def test_only_machines_that_the_operation_needs_are_asked():
     asked = []
     silence = StallWatchdog(0, StallTimeouts(clock=Time()), lambda rank: asked.append(rank) or 0.0)

@@ -14,10 +14,10 @@ from support.rpc_endpoints import wait_until
 from torch import nn
 
 from gossamer.algorithms.strategies.federated_rules.privacy.epsilon import gaussian_epsilon
-from gossamer.base.peer_ops import PeerOp, Push
-from gossamer.errors import CheckpointError, ConnectError, MismatchError, PeerLost
+from gossamer.base.peer_ops import Await, Elapsed, PeerEvent, PeerOp, Push
+from gossamer.errors import CheckpointError, ConnectError, GossamerError, MismatchError, PeerLost
 from gossamer.federated.client.functions import Round, ScriptFile, Update
-from gossamer.federated.deployment.device import DeviceOptions, FederationDevice
+from gossamer.federated.deployment.device import DeviceOptions, FederationDevice, ServerLink
 from gossamer.federated.messages import PART, REPORT
 from gossamer.federated.secure_aggregation.identities import Identity, IdentityRoster
 
@@ -242,3 +242,29 @@ def test_a_device_takes_part_by_the_recipe_that_it_agreed_to() -> None:
     assert served.rounds.model.version == 0
     assert join(served.address, recipe="TopK(0.5) + FedAvg(fraction=1.0)").ended() == 1
     served.close()
+
+
+class StoppedEndpoint:
+    """The device was stopped for long while it waited for its server. dues: of the waits."""
+
+    def __init__(self) -> None:
+        self.dues, self.ended = list[float](), threading.Event()
+
+    def answer(self, op: Await) -> PeerEvent:
+        assert op.until is not None
+        self.dues.append(op.until)
+        if len(self.dues) == 3:
+            self.ended.set()
+            raise PeerLost("closed")
+        return Elapsed(moment=op.until + (5000.0 if len(self.dues) == 2 else 0.0))
+
+    def close(self, why: GossamerError | None = None) -> None:
+        self.ended.set()
+
+
+def test_a_device_that_was_stopped_waits_for_its_server_again() -> None:
+    endpoint = StoppedEndpoint()
+    ServerLink(endpoint, "server", lambda line: None, give_up_seconds=600.0)
+    assert endpoint.ended.wait(10.0)
+    assert len(endpoint.dues) == 3
+    assert endpoint.dues[2] > endpoint.dues[1] + 5000.0

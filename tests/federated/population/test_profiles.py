@@ -152,6 +152,12 @@ def test_counts_give_the_first_devices(tmp_path: Path) -> None:
         read_profiles(path, 5)
 
 
+@pytest.mark.parametrize("lines", ['rate = "1gbit"\nup = "1mbit"', 'up = "1mbit"\nrate = "1gbit"'])
+def test_a_rate_of_one_direction_replaces_the_rate_of_both_in_any_order(tmp_path: Path, lines: str) -> None:
+    (found,) = read_profiles(written(tmp_path, f"[[devices]]\n{lines}"), 1)
+    assert (found.up_bits_per_second, found.down_bits_per_second) == (1e6, 1e9)
+
+
 def test_one_sort_is_everybody(tmp_path: Path) -> None:
     assert read_profiles(written(tmp_path, "[[devices]]"), 7) == [DeviceProfile()] * 7
 

@@ -38,7 +38,7 @@ from gossamer.errors import MalformedError
 from gossamer.train.parameter_server import ServerShard, StaleSynchronousPolicy, SynchronousPolicy, keep, restore
 from gossamer.train.parameter_server.client.requests import check
 from gossamer.train.parameter_server.deduplication import LATE
-from gossamer.train.parameter_server.update_policy import END, ENDS, GRADIENT, JOIN, LEAVE, SILENT
+from gossamer.train.parameter_server.update_policy import END, ENDS, GRADIENT, JOIN, LEAVE, SILENT, STOP
 
 COLUMNS = "ParameterServer('async', push=Route(Feedback(OneBit(columns=True)), smallest=0))"
 FAR = 2**40
@@ -287,6 +287,34 @@ def check_over(server: DirectServer, before: Tensor) -> None:
     assert torch.equal(answer.payload[0], before)
     assert '"missed": true' in answer.about
     assert server.shard.missed == set()
+
+
+def stopped(server: DirectServer) -> bool:
+    """Whether worker 1 is told to stop."""
+    (pulled,) = server.say(1, server.pull(1))
+    return '"stop": true' in pulled.about
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_session_after_one_that_was_stopped_is_not_stopped(mode: str, tmp_path: Path) -> None:
+    """A restarted server has not forgotten the request."""
+    server = DirectServer(f"ParameterServer({mode})")
+    keep(tmp_path, server.shard)
+    for worker in range(2):
+        said(server, worker, JOIN, 0, 1)
+    said(server, 0, STOP, 0, 0)
+    server.shard.journal.close()
+    shard = restore(tmp_path, 0)
+    assert shard is not None
+    server.shard = shard
+    assert stopped(server)
+    for worker in range(2):
+        said(server, worker, LEAVE, 0, 2, ENDS)
+    for worker in range(2):
+        asked(server, worker, END)
+    for worker in range(2):
+        said(server, worker, JOIN, 1, 3)
+    assert not stopped(server)
 
 
 def test_what_comes_after_the_end_is_late_and_its_sender_is_told_to_stop() -> None:

@@ -329,6 +329,20 @@ def test_a_part_that_is_too_large_names_how_many_servers_it_takes(
     check_large(monkeypatch, tmp_path)
 
 
+def test_a_part_whose_pulls_alone_are_too_large_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Servers keep parameters of half precision in float32 for compressed pulls."""
+    count = 2 * sum(parameter.numel() for parameter in network().parameters())
+    monkeypatch.setattr(peer_endpoints, "SLACK_BYTES", 1000)
+    monkeypatch.setattr(peer_endpoints, "LARGEST_FRAME_BYTES", peer_endpoints.SLACK_BYTES + count)
+
+    def attach(worker: Worker) -> None:
+        model = network().bfloat16()
+        worker.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "ParameterServer(pull=Int8())")
+
+    with dedicated(monkeypatch, tmp_path), pytest.raises(AttachError, match=rf"{2 * count:,} bytes.*--servers 3 "):
+        cluster(attach, 2)
+
+
 def test_a_count_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(served, "servers_for", lambda *_: 2)
     with pytest.raises(AssertionError, match="servers 2"):

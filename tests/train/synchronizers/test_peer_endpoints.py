@@ -14,7 +14,7 @@ from gossamer.base.spans import active
 from gossamer.base.spans.record_format import SpanKind, Untraced
 from gossamer.base.spans.step_range import StepRange
 from gossamer.comm.simulation import Trace, compute, simulate_peers
-from gossamer.comm.simulation.faulty_network import Cut, Fault, Kill, Restart, VirtualNetwork
+from gossamer.comm.simulation.faulty_network import Cut, Fault, Kill, Pause, Restart, VirtualNetwork
 from gossamer.errors import ConnectError, GossamerError, PeerLost
 from gossamer.observe.trace.span_files import read_run
 from gossamer.train.synchronizers import peer_endpoints
@@ -90,7 +90,15 @@ def check_a_server_that_was_there_has_a_patience_of_its_own() -> None:
     assert watched(back, 1000.0)[0].why == []
 
 
+def check_a_pause_of_the_worker_is_no_absence_of_a_server() -> None:
+    """The worker is stopped while a server is restarted, and when it waits for the first answer of one."""
+    late = [Kill(FIRST, 10.0), Pause(ME, 20.0, 3000.0), Restart(FIRST, 3050.0)]
+    assert watched(late, 4000.0)[0].why == []
+    assert watched([*away(SECOND, until=3300.0), Pause(ME, 20.0, 3000.0)], 4000.0)[0].why == []
+
+
 CHECKS = [
+    check_a_pause_of_the_worker_is_no_absence_of_a_server,
     check_says_for_whom_it_waits,
     check_gives_up,
     check_quiet_where_all_come_in_time,

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from gossamer.algorithms.compressors.decoding import decode_received
+from gossamer.algorithms.compressors.decoding import decode_in_range, decode_received
 from gossamer.algorithms.compressors.ownership import Ownership
 from gossamer.base.aggregation import FORM, Aggregation, AggregationContext, AggregationResult, State
 from gossamer.base.kernels import Residual, all_finite, scratch_for, scratch_like, widened
@@ -269,9 +269,9 @@ class Codec(GatheredCompressor):
         """
 
     def decoded(self, payload: Payload, layout: Layout, like: Tensor) -> Tensor:
-        """Decode one payload: (n,), at least float32."""
+        """Decode one payload: (n,), at least float32, not finite where its numbers exceed the range of that dtype."""
         out = scratch_for(layout.numel, accumulation_dtype(like.dtype), like.device)
-        self.decode([payload], layout, out)
+        decode_in_range(lambda payloads, into: self.decode(payloads, layout, into), [payload], out)
         return out
 
     def _gathered(

@@ -98,16 +98,22 @@ def decode_received(
     if out.is_meta:  # to count bytes nothing is added, possibly for ten thousand payloads
         return True
     try:
+        return decode_in_range(decode, received, out)
+    except MalformedError:
+        for rank, payload in zip(range(len(received)) if ranks is None else ranks, received, strict=True):
+            _blame(decode, payload, layout, torch.empty_like(out), rank, at)
+        raise
+
+
+def decode_in_range(decode: Decode, received: Sequence[Payload], out: Tensor) -> bool:
+    """As decode_received, without the sender in an error."""
+    try:
         decode(received, out)
     except OutOfRange:
         far = 2.0 * HEADROOM**2 * len(received)  # a codec may be wrapped in another
         decode([_scaled(payload, 1 / far) for payload in received], out)
         out.mul_(far)
         return False
-    except MalformedError:
-        for rank, payload in zip(range(len(received)) if ranks is None else ranks, received, strict=True):
-            _blame(decode, payload, layout, torch.empty_like(out), rank, at)
-        raise
     return True
 
 

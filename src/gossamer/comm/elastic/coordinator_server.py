@@ -102,6 +102,11 @@ class CoordinatorServer:
         self._endpoint.start(self._serving())
 
     @property
+    def run(self) -> str:
+        """Identity of the run."""
+        return self._coordinator.rule.run
+
+    @property
     def ended(self) -> str:
         """Why the run has ended; empty if it has not."""
         return self._coordinator.rule.ended

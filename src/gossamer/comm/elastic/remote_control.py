@@ -9,7 +9,7 @@ from typing import Any
 from gossamer.base.peer_ops import Peer, Pull, Pulled, Push, Receipt, Stamp
 from gossamer.comm.elastic.agent import LARGEST_FRAME_BYTES, RUN
 from gossamer.comm.membership.invitations import INVITE, REVOKE, JoinLink, read_answer, read_issued
-from gossamer.comm.membership.messages import COORDINATOR, RESIZE, STATUS
+from gossamer.comm.membership.messages import COORDINATOR, IDENTITY, RESIZE, STATUS
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc_protocol.credentials import Credentials
@@ -35,6 +35,13 @@ def ask_status(address: tuple[str, int], token: bytes, *, seconds: float = 10.0,
     pulled: Pulled = _ask(
         address, token, Pull(of=COORDINATOR, key=f"{STATUS}/{NO_WORKER}", within_seconds=seconds), seconds, tls
     )
+    return pulled.about
+
+
+def ask_identity(address: tuple[str, int], token: bytes, *, seconds: float = 10.0, tls: Tls | None = None) -> str:
+    """Return the identity of a run, which a restarted coordinator continues. Raises ConnectError as `resize`."""
+    pull = Pull(of=COORDINATOR, key=IDENTITY, within_seconds=seconds)
+    pulled: Pulled = _ask(address, token, pull, seconds, tls)
     return pulled.about
 
 

@@ -37,6 +37,7 @@ from gossamer.comm.elastic.recognition import InLockStep
 from gossamer.comm.elastic.value_transfer import broadcast_value
 from gossamer.comm.membership.view import View
 from gossamer.comm.mesh.collective_selector import settle_collectives
+from gossamer.comm.mesh.last_words import REPORTED_BY
 from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.runtime.transaction import Regrouped, resolve
 from gossamer.errors import GossamerError, MismatchError, PeerLost, Stopped
@@ -133,9 +134,10 @@ class ElasticTransport(InLockStep):
         try:
             return call()
         except MismatchError as mismatch:
-            if self.finished or self._mismatched == self._completed:
-                raise
-            self._mismatched = self._completed  # by a rank in `farewell`; a real mismatch occurs again
+            if REPORTED_BY not in str(mismatch):  # one between other ranks is the loss of these
+                if self.finished or self._mismatched == self._completed:
+                    raise
+                self._mismatched = self._completed  # by a rank in `farewell`; a real mismatch occurs again
             lost: GossamerError = mismatch
         except FAILURES as failure:
             lost = failure

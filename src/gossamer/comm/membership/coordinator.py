@@ -35,6 +35,7 @@ from gossamer.comm.membership.messages import (
     BROKEN,
     HERE,
     HERE_AGAIN,
+    IDENTITY,
     LEAVES,
     NEWS,
     OUT_VERSION,
@@ -139,6 +140,8 @@ class Coordinator:
 
     def _received(self, token: int, sender: Peer, op: Ask) -> None:
         match op:
+            case Pull(key=key) if key == IDENTITY:
+                self._reply(token, Pulled(version=0, about=self.rule.run))
             case Pull(key=key, known=known):
                 what, *numbers = key.split("/")
                 if what not in (NEWS, STATUS) or len(numbers) not in (1, 2) or not all(map(_is_number, numbers)):

@@ -9,6 +9,7 @@
                                                                      view: the newest one that the worker has, so that
                                                                      the next one can be sent as a difference to it
                             Pull STATUS/number                       answered at once: why the worker waits
+    launcher -> coordinator Pull IDENTITY                            answered at once: the identity of the run
 
 The news of view v has version 2 v while the view is active and 2 v + 1 once it has ended. A Pull with known = 2 v + 1
 confirms that the worker has closed the connections of view v, and so that it is alive. Versions, like view numbers,
@@ -36,6 +37,7 @@ ALL_LEFT = "all workers that had the parameters have left"
 BROKEN, LEAVES, RESIZE, RELAYS = "broken", "leaves", "resize", "relays"
 RELAY_SERVER = "relaying"  # kind of a peer that relays connections of workers
 NEWS, STATUS = "news", "status"  # keys of pulls, followed by a slash and the worker's number
+IDENTITY = "identity"  # key of a pull
 OUT_VERSION = 2**62  # version of the last news that a worker receives
 
 MOST_FINGERPRINT_CHARACTERS = 2**16

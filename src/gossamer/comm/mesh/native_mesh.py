@@ -48,6 +48,7 @@ def hung_up(connections: Sequence[socket.socket | None]) -> list[int]:
 
 FINISHED, NOT_YET, GONE, MISMATCH = 0, 1, -11, -12  # Ending in kernels-src/mesh.hpp
 CHANGED = -2  # of Gone in kernels-src/mesh.hpp
+MISMATCHED = " issued another collective than rank "
 NOT_ITS_OWN = (
     "the received data failed authentication: it was modified in transit, or the peer has other keys. The data was "
     "discarded, and the connection is closed"
@@ -116,6 +117,7 @@ class Mesh:
         self._kept: dict[int, object] = {}
         self._next = 0  # number of the next operation
         self._answered: set[int] = set()  # completed operations on which no thread has waited
+        self._mismatch = ""  # why no operation can complete any more, once a peer has issued another one
         self._why = (
             f"this session was closed on rank {rank} while a collective was pending; call session.close() after the "
             "last backward()"
@@ -176,7 +178,7 @@ class Mesh:
         return op
 
     def wait(self, op: int) -> None:
-        """Wait for an operation. Raises PeerLost, and MismatchError if a peer issued another operation."""
+        """Wait for an operation. Raises PeerLost, or MismatchError on all ranks if two operations differ."""
         answer = FINISHED if op in self._answered else self._run(op, TURN_MILLISECONDS)
         if answer == NOT_YET:
             answer = self._wait_long(op)
@@ -185,17 +187,17 @@ class Mesh:
             and not self.sealed
             and (events_seen := last_words.waiting(self._sockets, self._peer.value))
         ):
-            raise PeerLost(events_seen)
+            self._raise_lost(events_seen)
         if answer == MISMATCH:
             self._refuse_closed()  # closed by another thread before the last words were read
-            raise MismatchError(
-                f"rank {self._peer.value} issued another collective than rank {self.rank} as operation {op}: other "
-                "tensors, other sizes, or another order. All ranks must run the same program with the same recipe. "
+            self._end_by_mismatch(
+                f"rank {self._peer.value}{MISMATCHED}{self.rank} as operation {op}: other tensors, other sizes, or "
+                "another order. All ranks must run the same program with the same recipe. "
                 "Check for code before attach that depends on the rank, and for steps that only some ranks make."
             )
         if answer == GONE:
             self._refuse_closed()
-            raise PeerLost(self._cause(self._peer.value, self._error.value))
+            self._raise_lost(self._cause(self._peer.value, self._error.value))
         if answer != FINISHED:
             raise AssertionError(f"operation {op} is not pending: it was awaited before")
         self._kept.pop(op, None)
@@ -209,7 +211,7 @@ class Mesh:
         for op in list(self._kept):
             if op in self._answered:
                 continue
-            with suppress(PeerLost):  # closed meanwhile
+            with suppress(PeerLost, MismatchError):  # closed meanwhile, or broken before
                 answer = self._run(op, MOMENT_MILLISECONDS)
                 if answer == FINISHED:
                     self._answered.add(op)
@@ -244,6 +246,24 @@ class Mesh:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise PeerLost(self._why)
+        if self._mismatch:
+            raise MismatchError(self._mismatch)
+
+    def _raise_lost(self, why: str) -> NoReturn:
+        if MISMATCHED in why:
+            self._end_by_mismatch(why)
+        raise PeerLost(why)
+
+    def _end_by_mismatch(self, why: str) -> NoReturn:
+        """Notify all ranks, which may wait for each other only, and raise MismatchError, as all later calls do.
+
+        The connections stay open: closing one that has unread data would discard the words.
+        """
+        self._mismatch = why
+        for each in self._send_last_words(why):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_WR)
+        raise MismatchError(why)
 
     def hung_up(self) -> list[int]:
         """Return the ranks that have disconnected, even if no operation needs them. Raises PeerLost if closed."""
@@ -275,18 +295,19 @@ class Mesh:
         opened = _OPEN_WORDS(self._handle, peer, room, len(words) - TAG_BYTES) == SEALED
         return room.raw[:-TAG_BYTES] if opened else b""
 
-    def _send_last_words(self, why: str) -> None:
+    def _send_last_words(self, why: str) -> list[socket.socket]:
+        """Send the words, and return the connections that cannot carry them within a message."""
         if not self._running.acquire(blocking=False):
-            return  # the loops run in another thread, so the message boundary is unknown
+            return []  # the loops run in another thread, so the message boundary is unknown
         try:
-            peers = [(peer, each) for peer, each in enumerate(self._sockets) if each is not None]
-            reached = [(peer, each) for peer, each in peers if _IS_BETWEEN_MESSAGES(self._handle, peer)]
-            for peer, each in reached:
-                last_words.send_words(each, why, self._next, partial(self._seal_words, peer) if self.sealed else None)
+            peers = {peer: each for peer, each in enumerate(self._sockets) if each is not None}
+            reached = [peer for peer in peers if _IS_BETWEEN_MESSAGES(self._handle, peer)]
+            for peer in reached:
+                seal = partial(self._seal_words, peer) if self.sealed else None
+                last_words.send_words(peers.pop(peer), why, self._next, seal)
+            return [*peers.values()]
         finally:
             self._running.release()
-        if len(reached) < len(peers):
-            time.sleep(NEWS_SECONDS)  # no event to wait for: it happens on other machines
 
     def round_trips(self) -> list[float]:
         """Seconds to each rank and back as estimated by the kernel; 0 if unknown."""
@@ -306,8 +327,8 @@ class Mesh:
                 return
             self._why = why or self._why
             self._closed = True
-        if why:
-            self._send_last_words(why)
+        if why and not self._mismatch and self._send_last_words(why):
+            time.sleep(NEWS_SECONDS)  # no event to wait for: it happens on other machines
         for each in filter(None, self._sockets):
             with suppress(OSError):  # the peer has disconnected before
                 each.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in the compiled loops

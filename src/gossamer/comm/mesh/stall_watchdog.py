@@ -14,6 +14,7 @@ from gossamer.errors import PeerLost, require
 NOTICE_SECONDS = 60.0
 UNREACHABLE_SECONDS = 30.0
 PAUSED_SECONDS = 30.0
+SHORTEST_PAUSE_SECONDS = 2.0  # between two looks: a loaded machine may delay them
 
 Unanswered = Callable[[int], float]  # seconds for which a rank's machine has not acknowledged data
 
@@ -49,6 +50,7 @@ class StallWatchdog:
         self._since = self._looked = patience.clock()
         self._moved: Sequence[int] = ()
         self._warned = False
+        self._paused_seconds = min(patience.paused_seconds, max(SHORTEST_PAUSE_SECONDS, patience.timeout_seconds / 2))
 
     def look(self, moved: Sequence[int], waited_for: Sequence[int]) -> None:
         """Check the silence. Raises PeerLost if it has lasted too long.
@@ -58,7 +60,7 @@ class StallWatchdog:
             waited_for: Ranks to name in messages.
         """
         now, patience = self._patience.clock(), self._patience
-        if (gap := now - self._looked) > patience.paused_seconds:
+        if (gap := now - self._looked) > self._paused_seconds:
             self._since += gap  # peers are not silent while this process cannot receive
         self._looked = now
         if moved != self._moved:

@@ -15,7 +15,18 @@ from typing import Any, Protocol
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies.federated_rules import LocalPrivacy
 from gossamer.base.host_port import Address
-from gossamer.base.peer_ops import Await, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft, Push, Receipt, Stamp
+from gossamer.base.peer_ops import (
+    Await,
+    Elapsed,
+    Peer,
+    PeerEvent,
+    PeerJoined,
+    PeerLeft,
+    Push,
+    Receipt,
+    Stamp,
+    stopped_seconds,
+)
 from gossamer.base.units import seconds_text
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
@@ -109,10 +120,14 @@ class ServerLink:
 
     def _watch(self) -> None:
         lost_at, notified = time.monotonic(), False
+        since = lost_at
         try:
             while True:
                 due = lost_at + (self._give_up if notified else min(FIRST_WORD_SECONDS, self._give_up))
-                match self._endpoint.answer(Await(until=due)):
+                event = self._endpoint.answer(Await(until=due))
+                lost_at += stopped_seconds(event, since, due)
+                since = event.moment
+                match event:
                     case PeerJoined():
                         if notified:
                             self._print(f"connected to {self._name}")

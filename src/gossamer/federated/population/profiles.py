@@ -334,7 +334,7 @@ def _first(sorts: Sequence[Mapping[str, Any]], count: int, file: Path) -> list[i
 
 def _profile(base: DeviceProfile, lines: Mapping[str, Any], where: str) -> DeviceProfile:
     fields: dict[str, float] = {}
-    for key, value in lines.items():
+    for key, value in sorted(lines.items(), key=lambda line: line[0] != "rate"):  # `up` and `down` replace its ways
         if key not in LINES:
             raise DeviceProfileError(f"{where} has {shown(key)}; devices have {', '.join(LINES)}, and count or share")
         names, read = LINES[key]

@@ -23,6 +23,7 @@ from gossamer.base.peer_ops import (
     Pulled,
     Push,
     Reply,
+    stopped_seconds,
 )
 from gossamer.base.spans import active
 from gossamer.base.spans.record_format import SpanKind
@@ -88,11 +89,17 @@ def serve(
     yield from policy.settle(shard)  # work that was due when the server stopped
     events = deque(queued or [(yield Await(until=-inf))])
     present, silent = set[Peer](), {Peer(WORKER, worker) for worker in {*shard.members, *shard.leaving, *shard.left}}
-    until = events[-1].moment + absent_after_seconds
+    since = events[-1].moment
+    until = since + absent_after_seconds
     while keep_serving or present or shard.members:
         deadlines = [*([until] if silent and until < inf else []), policy.wake_at(shard)]
         wake = min((each for each in deadlines if each is not None), default=None)
-        event = events.popleft() if events else (yield Await(until=wake))
+        if events:
+            event = events.popleft()
+        else:
+            event = yield Await(until=wake)
+            until += stopped_seconds(event, since, wake)
+        since = event.moment
         match event:
             case PeerLeft(peer=peer):
                 present.discard(peer)

@@ -210,10 +210,16 @@ class ServerShard:
         self.left |= self.leaving
         self.leaving = set()
 
+    def stop(self) -> None:
+        """Record that a worker requested the end of the run."""
+        self.journal.write(Entry(command="stop"))
+        self.stopping = True
+
     def finish(self) -> None:
         """End the run for all connected workers, which receive the parameters; the others have missed the end."""
         self.journal.write(Entry(command="finish"))
         self.released, self.missed = set(self.ended), {*range(self.spec.world), *self.announced} - self.ended
+        self.stopping = False
 
     def miss(self, worker: int) -> None:
         """Record that a worker came after the end of an elastic run, and contributes nothing."""
@@ -254,6 +260,8 @@ class ServerShard:
                 self.lose(stamp.worker)
             case "meet":
                 self.all_left()
+            case "stop":
+                self.stop()
             case "finish":
                 self.finish()
             case "miss":
@@ -358,6 +366,7 @@ class ServerShard:
             "weights": dict(self.weights),
             "leaving": sorted(self.leaving),
             "met": sorted(self.left),
+            "stopping": self.stopping,
             "end": [sorted(self.ended), sorted(self.released), sorted(self.missed)],
             "pending": {v: {w: tuple(each) for w, each in due.items()} for v, due in self.pending.items()},
             "staleness": dict(self.staleness),
@@ -378,6 +387,7 @@ class ServerShard:
         self.merged, self._changed = float(state.get("merged", 0.0)), set(state.get("changed", [None]))
         self.staleness = Counter(state["staleness"])
         self.leaving, self.left = set(state["leaving"]), set(state["met"])
+        self.stopping = bool(state.get("stopping", False))
         self.ended, self.released, self.missed = map(set, state.get("end", [[], [], []]))
         self.pending = {v: {w: Contribution(*each) for w, each in due.items()} for v, due in state["pending"].items()}
         self.public.load_state_dict(state["public"])

@@ -182,7 +182,7 @@ class UpdatePolicy(ABC):
 
     def stop(self, shard: ServerShard, push: Push) -> Receipt:
         """Record a stop request; all workers receive it with their next parameters."""
-        shard.stopping = True
+        shard.stop()
         return Receipt(version=shard.version)
 
     def restore(self, shard: ServerShard, push: Push) -> Receipt:

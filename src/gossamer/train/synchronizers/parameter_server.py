@@ -302,11 +302,16 @@ class ServerSynchronizer(Synchronizer):
 
 
 def _refuse_large(parameters: Mapping[str, Tensor], shard_clients: Sequence[ShardClient], part_bytes: int) -> None:
-    """Raise AttachError if a server's shard does not fit into one message."""
-    largest = max(sum(block.flat.nbytes for block in each.gradients) for each in shard_clients)
+    """Raise AttachError if a server's shard does not fit into one message. Pull compression widens half precision."""
+    largest = max(
+        sum(block.flat.nbytes for block in blocks)
+        for each in shard_clients
+        for blocks in (each.gradients, each.replica.values)
+    )
     if largest <= part_bytes:
         return
-    itemsizes = {name: parameter.element_size() for name, parameter in parameters.items()}
+    narrowest = min(value.flat.element_size() for each in shard_clients for value in each.replica.values)
+    itemsizes = {name: max(parameter.element_size(), narrowest) for name, parameter in parameters.items()}
     servers = servers_for(
         Layout.of({name: tuple(each.shape) for name, each in parameters.items()}), part_bytes, itemsizes
     )

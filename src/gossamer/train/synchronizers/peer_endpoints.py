@@ -12,7 +12,18 @@ from math import inf
 from typing import Protocol
 
 from gossamer.base.host_port import Address
-from gossamer.base.peer_ops import SERVER, WORKER, Await, Elapsed, Peer, PeerEvent, PeerJoined, PeerLeft, PeerScript
+from gossamer.base.peer_ops import (
+    SERVER,
+    WORKER,
+    Await,
+    Elapsed,
+    Peer,
+    PeerEvent,
+    PeerJoined,
+    PeerLeft,
+    PeerScript,
+    stopped_seconds,
+)
 from gossamer.base.spans import active
 from gossamer.base.spans.record_format import Untraced
 from gossamer.comm.environment.run_settings import (
@@ -266,7 +277,11 @@ def watch_servers(endpoint: Watched, addresses: Mapping[Peer, Address], patience
                     notice(_not_joined_yet(endpoint.me, missing, moment - began))
                     notice_at = moment + NOTICE_SECONDS if endpoint.me.number == 0 else inf
         deadlines = [*lost_until.values(), *((notice_at, refuse_at) if missing else ())]
-        event = yield Await(until=min(deadlines, default=None))
+        since, until = event.moment, min(deadlines, default=None)
+        event = yield Await(until=until)
+        if stopped := stopped_seconds(event, since, until):
+            notice_at, refuse_at = notice_at + stopped, refuse_at + stopped
+            lost_until = {peer: moment + stopped for peer, moment in lost_until.items()}
 
 
 def _not_joined_yet(me: Peer, missing: Mapping[Peer, Address], seconds: float) -> str:

@@ -51,6 +51,15 @@ def numel_of(factoring: Factoring) -> int:
     return sum(place.numel for place in factoring.places)
 
 
+def test_buffers_of_more_than_two_to_the_31_entries_are_left_to_plain_torch() -> None:
+    factoring = factoring_of([(2**16, 2**15), (8, 8)], rank=1)
+    first, q, out = (
+        torch.empty(numel, device="meta") for numel in (factoring.first_numel, factoring.right_numel, 2**31 + 64)
+    )
+    factors.expand(factoring, first, q, out)
+    assert factors.project(out, factoring, q, TERMS).shape == first.shape
+
+
 @every_mix
 @every_rank
 def test_products_and_what_they_leave(mix: str, rank: int) -> None:

@@ -49,7 +49,8 @@ class FactorTable:
         starts = list(accumulate(sizes, initial=0))
         plain = all(place.is_row_major for place in factoring.matrices)
         numbers = [(each.at, each.columns if each.rows else 0, each.left, each.right) for each in places]
-        ats, columns, lefts, rights = torch.tensor(numbers, dtype=torch.int32).view(-1, 4).t().contiguous().to(device)
+        each = torch.tensor(numbers, dtype=torch.int64).view(-1, 4).t().contiguous()
+        ats, columns, lefts, rights = each.to(device, torch.int32)  # kernels serve fewer than 2^31 entries
         return cls(
             factoring=factoring,
             blocks=block_table(sizes, BLOCK, device),
