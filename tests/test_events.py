@@ -34,6 +34,20 @@ def test_a_listener_without_steps_is_called_with_all_other_events() -> None:
     assert others == [logged]
 
 
+def test_ending_a_subscription_again_does_nothing() -> None:
+    heard: list[events.Event] = []
+    listener = heard.append
+    first, second = events.subscribe(listener, takes_steps=False), events.subscribe(listener)
+    first()
+    first()
+    step = events.StepEnded(step=1, seconds=0.1)
+    events.emit(step)
+    second()
+    second()
+    events.emit(step)
+    assert heard == [step]
+
+
 def test_an_unknown_event_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="Partet"):
         _ = events.Partet  # type: ignore[attr-defined]

@@ -6,8 +6,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from gossamer.base.former_names import warn_former_name
@@ -493,7 +493,7 @@ def subscribe(
         takes_steps: whether it uses StepEnded, which is emitted in every step; if not, it is not called with it.
 
     Returns:
-        A function that ends the subscription.
+        A function that ends the subscription; further calls do nothing.
 
     Example:
         >>> def listener(event):
@@ -502,14 +502,13 @@ def subscribe(
         >>> unsubscribe = gossamer.events.subscribe(listener)
         >>> unsubscribe()
     """
-    _listeners.append(listener)
-    if takes_samples:
-        _samplers.append(listener)
-    if not shows_notices:
-        _silent.append(listener)
-    if not takes_steps:
-        _stepless.append(listener)
-    return partial(_unsubscribe, listener)
+    ending = ExitStack()  # closing it again does nothing
+    kinds = ((_samplers, takes_samples), (_silent, not shows_notices), (_stepless, not takes_steps), (_listeners, True))
+    for listeners, belongs in kinds:
+        if belongs:
+            listeners.append(listener)
+            ending.callback(listeners.remove, listener)
+    return ending.close
 
 
 def report_sessions(begin: Callable[[AttachRequest], str]) -> None:
@@ -524,13 +523,6 @@ def report_sessions(begin: Callable[[AttachRequest], str]) -> None:
 def begin_reports(request: AttachRequest) -> str:
     """Start reporting the session that is about to be attached. Returns the path of its record, or ""."""
     return "" if _begin_reports is None else _begin_reports(request)
-
-
-def _unsubscribe(listener: Listener) -> None:
-    _listeners.remove(listener)
-    for some in (_silent, _samplers, _stepless):
-        if listener in some:
-            some.remove(listener)
 
 
 def observed() -> bool:

@@ -341,7 +341,8 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         checkpoint: a folder that all ranks write to after each epoch, and continue from when fit begins. The model
             must be built before fit.
         keep: how many checkpoints stay.
-        average_metrics: whether logs are averaged. Every rank must then have the same metrics.
+        average_metrics: whether logs are averaged. A metric that only some ranks have, such as that of a validation on
+            rank 0, is their mean, and all ranks receive it.
 
     Example:
         >>> model.fit(x, y, epochs=3, callbacks=[GossamerCallback(checkpoint="runs/1")])
@@ -442,10 +443,10 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._end_epoch()
-        if logs and self.average_metrics:
+        logs = {} if logs is None else logs
+        if self.average_metrics:
             logs.update(self._mean({name: float(value) for name, value in logs.items()}))
-        session = self.optimizer.session
-        session.log(**{name: float(value) for name, value in (logs or {}).items()})
+        self.optimizer.session.log(**{name: float(value) for name, value in logs.items()})
         if self.folder is not None:
             self._save(epoch)
 
@@ -492,7 +493,11 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def _mean(self, logs: Mapping[str, float]) -> dict[str, float]:
         gather_text = self.optimizer.session._group.all_gather_text
         logs_of_ranks = [json.loads(text) for text in gather_text(json.dumps(dict(logs)))]
-        return {name: sum(each[name] for each in logs_of_ranks) / len(logs_of_ranks) for name in logs}
+        values: dict[str, list[float]] = {}
+        for logs_of_rank in logs_of_ranks:
+            for name, value in logs_of_rank.items():
+                values.setdefault(name, []).append(value)
+        return {name: sum(found) / len(found) for name, found in values.items()}
 
     # -- checkpoints
 

@@ -198,6 +198,23 @@ def test_what_a_full_disk_refused_comes_in_order_once_there_is_room(
     assert (tmp_path / "log").read_text().splitlines() == [f"line {number}" for number in range(6)]
 
 
+def test_a_line_of_a_signal_handler_repeats_no_other(
+    tmp_path: Path, file: io.FileIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, write, handled = PatientFile(file), os.write, []
+
+    def interrupted(number: int, data: bytes) -> int:
+        written = write(number, data)
+        if not handled:
+            handled.append(True)
+            raw.write(b"handler\n")
+        return written
+
+    monkeypatch.setattr(os, "write", interrupted)
+    raw.write(b"line\n")
+    assert (tmp_path / "log").read_text().splitlines() == ["line", "handler"]
+
+
 def test_what_is_too_much_is_counted_in_its_place(
     tmp_path: Path, file: io.FileIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:

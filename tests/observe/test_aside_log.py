@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.processes import SOON_SECONDS
 
 from gossamer import events
 from gossamer.base import flight_recorder
@@ -40,6 +41,21 @@ def test_what_no_record_has_is_reported_with_its_moment() -> None:
     assert [entry["kind"] for entry in told] == ["noticed", "skipped", "group changed", "vitals"]
     assert {entry["moment"] for entry in told} == {12.5}
     assert json.loads(json.dumps(told[2]))["lost"] == [1]
+
+
+def test_a_signal_handler_that_logs_while_an_entry_is_written_blocks_nothing() -> None:
+    told: list[Entry] = []
+
+    def put(entry: Entry) -> None:
+        if not told:
+            told.append(entry)
+            log.warned("UserWarning", "from the handler", "train.py:3")
+
+    log = AsideLog(put)
+    thread = threading.Thread(target=log, args=[Noticed(message="slow")], daemon=True)
+    thread.start()
+    thread.join(SOON_SECONDS)
+    assert not thread.is_alive()
 
 
 def test_a_loop_that_warns_in_every_step_fills_no_disk() -> None:

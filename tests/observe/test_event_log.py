@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +80,23 @@ def test_lines_are_there_before_the_file_is_closed(tmp_path: Path) -> None:
     file.append({"number": 1})
     assert numbered(tmp_path / "events") == [1]
     file.close()
+
+
+def test_a_line_of_a_signal_handler_repeats_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, write, handled = LineFile(tmp_path / "events", pytest.fail), os.write, []
+
+    def interrupted(number: int, data: bytes) -> int:
+        written = write(number, data)
+        if not handled:
+            handled.append(True)
+            file.append({"number": 2})
+        return written
+
+    monkeypatch.setattr(os, "write", interrupted)
+    for number in (1, 3):
+        file.append({"number": number})
+    file.close()
+    assert numbered(tmp_path / "events") == [1, 2, 3]
 
 
 def test_a_full_disk_is_reported_once_and_nothing_is_lost_when_there_is_room_again(

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from support.elastic_groups import ElasticRun, Join
+from support.keras_data import batches
 from support.paths import ROOT
 from support.virtual_workers import Worker, cluster, heard
 
@@ -36,6 +37,19 @@ def joined_in_second_epoch(
     alone(work)
     operations = alone.members.operations[0, 2]
     return ElasticRun(2, newcomers=1, join=Join(op=operations * 3 // 4))(work)
+
+
+def one_validates(fitted: Callable[..., Any], callbacks: Callable[[], list[Any]]) -> list[dict[str, list[float]]]:
+    """The histories of two ranks, of which only rank 0 validates. fitted: fits a model; callbacks: of fit."""
+
+    def work(worker: Worker) -> dict[str, list[float]]:
+        check = None if worker.rank else batches("network", 7, 2)
+        model = fitted(worker, "Dense()", epochs=2, validation_data=check, callbacks=callbacks)
+        model.optimizer.session.close()
+        history: dict[str, list[float]] = model.history.history
+        return history
+
+    return cluster(work, 2)
 
 
 def examples(name: str) -> dict[str, Any]:

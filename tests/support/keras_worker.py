@@ -36,14 +36,14 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from support import keras_statistics  # noqa: E402
 from support.keras_data import BATCH, RATES, batches, joined, weights  # noqa: E402
-from support.keras_runs import Broadcasts, examples, failure, joined_in_second_epoch, sent  # noqa: E402
+from support.keras_runs import Broadcasts, examples, failure, joined_in_second_epoch, one_validates, sent  # noqa: E402
 from support.virtual_workers import Worker, cluster, heard  # noqa: E402
 
 from gossamer import events  # noqa: E402
 from gossamer import keras as adapter  # noqa: E402
 
 warnings.simplefilter("ignore")
-SCENARIOS: dict[str, Callable[[], Any]] = {}
+SCENARIOS: dict[str, Callable[[], Any]] = {"metrics_of_one_rank": lambda: one_validates(fitted, callback)}
 
 
 def scenario(function: Callable[[], Any]) -> Callable[[], Any]:

@@ -40,6 +40,7 @@ class PatientFile(io.RawIOBase):
         self._file, self.name = file, name
         self._waiting = b""
         self._lost = 0  # bytes after the waiting ones
+        self._writes = False
         self._lock = threading.RLock()  # a signal's handler may print, too
 
     def write(self, data: Any, /) -> int:
@@ -67,12 +68,18 @@ class PatientFile(io.RawIOBase):
         return LOST.format(count=lost).encode() if lost else b""
 
     def _flush(self) -> None:
+        if self._writes:  # a signal's handler interrupted the loop below, which also writes its bytes
+            return
+        self._writes = True
         try:
             while self._waiting:
-                self._waiting = self._waiting[os.write(self._file.fileno(), self._waiting) :]
+                written = os.write(self._file.fileno(), self._waiting)
+                self._waiting = self._waiting[written:]
         except OSError as problem:
             if problem.errno not in DISK:
                 raise
+        finally:
+            self._writes = False
 
 
 class LineReader:

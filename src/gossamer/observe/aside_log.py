@@ -177,7 +177,7 @@ class AsideLog:
 
     def __init__(self, put: Callable[[Entry], None], clock: Callable[[], float] = time.time) -> None:
         self._put, self._clock = put, clock
-        self._lock, self._pid = threading.Lock(), os.getpid()  # notices and warnings come from any thread
+        self._lock, self._pid = threading.RLock(), os.getpid()  # any thread, and a signal's handler within `_append`
         self._warnings, self._watch = 0, LinkWatch()
         self._takes: Mapping[type[Event], Callable[[Any], Entry]] = {
             Joined: lambda event: {"kind": "joined"},

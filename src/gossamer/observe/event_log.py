@@ -210,7 +210,7 @@ class LineFile:
 
     def __init__(self, path: Path, complain: Callable[[str], None], *, truncate: bool = False) -> None:
         self._path, self._complain = path, complain
-        self._complained = self._given_up = False
+        self._complained = self._given_up = self._writes = False
         self._pending = b"" if truncate or _ends_whole(path) else b"\n"
         how = os.O_TRUNC if truncate else os.O_APPEND
         self._file = system.open_file(path, os.O_WRONLY | os.O_CREAT | how, 0o666)
@@ -218,7 +218,8 @@ class LineFile:
     def append(self, entry: Entry) -> None:
         if self._file.closed or self._given_up:
             return
-        self._pending += json_text(entry).encode() + b"\n"
+        line = json_text(entry).encode() + b"\n"
+        self._pending += line
         self._write()
 
     def close(self) -> bool:
@@ -229,11 +230,17 @@ class LineFile:
         return not self._pending and not self._given_up
 
     def _write(self) -> None:
+        if self._writes:  # a signal's handler interrupted the loop below, which also writes its line
+            return
+        self._writes = True
         try:
             while self._pending:
-                self._pending = self._pending[os.write(self._file.fileno(), self._pending) :]
+                written = os.write(self._file.fileno(), self._pending)
+                self._pending = self._pending[written:]
         except OSError as error:
             self._refused(error)
+        finally:
+            self._writes = False
 
     def _refused(self, error: OSError) -> None:
         if len(self._pending) > PENDING_BYTES:

@@ -34,6 +34,21 @@ def test_numbers_stand_in_their_order() -> None:
     assert [*pictures._names([10, 9, 2, 2.5]).values()] == ["2", "2.5", "9", "10"]
 
 
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (
+            ["Homo sapiens sapiens 1", "Homo sapiens sapiens 2"],
+            ["'Homo sapiens sapiens 1'", "'Homo sapiens sapiens 2'"],
+        ),
+        ([1000001, 1000002, 3], ["3", "1000001", "1000002"]),
+        (["others", "cat"], ["cat", "'others'"]),
+    ],
+)
+def test_labels_with_the_same_short_name_stay_apart(labels: list[object], names: list[str]) -> None:
+    assert [*pictures._names(labels).values()] == names
+
+
 def test_parts_of_other_data_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(ValueError, match="sample 599, but there are 5 labels"):

@@ -95,6 +95,12 @@ def test_logs_are_means_and_validation_uses_the_averaged_parameters(result: Resu
     assert history["val_loss"][-1] == pytest.approx(after, abs=1e-6)
 
 
+def test_a_metric_of_one_rank_reaches_all_ranks(result: Results) -> None:
+    first, second = result["metrics_of_one_rank"]
+    assert first == second
+    assert {name: len(values) for name, values in first.items()} == {"loss": 2, "val_loss": 2}
+
+
 def test_a_rank_with_fewer_batches_takes_over_parameters_and_moments(result: Results) -> None:
     (steps, moments, parameters), (steps_there, moments_there, parameters_there) = result["uneven"]
     assert steps == steps_there == 6

@@ -12,10 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.exporting import MANY, ODD, ODD_POINT, attached, disk_with_room_for, logged, step
+from support.exporting import MANY, ODD, ODD_POINT, attached, disk_with_room_for, logged, noticed, step
 from support.processes import eventually
 
 from gossamer.events import Event, GroupChanged
+from gossamer.observe.exporters.destination import ExportQueue
 from gossamer.observe.exporters.points import (
     CurveExporter,
     JsonLinesWriter,
@@ -42,6 +43,10 @@ class Kept:
         self.closed = True
 
 
+def disk_full(points: Sequence[Point]) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def exported(*happened: Event) -> list[Point]:
     tool = Kept()
     exporter = CurveExporter(tool)
@@ -50,6 +55,42 @@ def exported(*happened: Event) -> list[Point]:
     exporter.close()
     assert tool.closed
     return tool.points
+
+
+def test_steps_of_a_failed_write_are_counted_as_missing_and_later_ones_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tool = Kept()
+    queue = ExportQueue("tensorboard:x", lambda: CurveExporter(tool))
+
+    def give(*numbers: int) -> bool:
+        for number in numbers:
+            queue(step(number, seconds=0.25))
+        return queue.pump()
+
+    assert give(1, 2, 3, 4)  # the first step is a point, the others wait for a second to pass
+    with monkeypatch.context() as full:
+        full.setattr(tool, "write", disk_full)
+        assert not give(5, 6)
+    assert give(7, 8)
+    with noticed() as said:
+        queue.finish()
+        queue.report_dropped()
+    assert [point.step for point in tool.points] == [1, 8]  # the second one has steps 6 to 8
+    assert said == ["4 of 8 events of this worker did not reach tensorboard:x."]
+
+
+def test_steps_that_the_last_write_refuses_are_counted_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = Kept()
+    queue = ExportQueue("tensorboard:x", lambda: CurveExporter(tool))
+    for number in range(1, 4):
+        queue(step(number, seconds=0.25))
+    assert queue.pump()
+    monkeypatch.setattr(tool, "write", disk_full)
+    with noticed() as said:
+        queue.finish()
+        queue.report_dropped()
+    assert said[-1] == "2 of 3 events of this worker did not reach tensorboard:x."
 
 
 def test_metrics_are_points_as_the_user_named_them() -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from support.processes import per_rank, run_workers
+from support.processes import SOON_SECONDS, per_rank, run_workers
 
+from gossamer.base.host_port import LOOPBACK
 from gossamer.comm.network import read_network
 from gossamer.plan import doctor
-from gossamer.plan.doctor import read_report, verdict
+from gossamer.plan.doctor import PairReport, read_report, verdict, worker
+from gossamer.plan.doctor.ping_link import PingListener
 from gossamer.plan.emulation import EmulatedNetwork, plan
 
 WORKER = str(Path(doctor.__file__).with_name("worker.py"))
@@ -51,6 +56,50 @@ def test_hosts_that_cannot_reach_each_other_are_named_and_the_others_measured(tm
         assert verdict(report).endswith("pair 1-2 cannot communicate")
         assert report.backend is None
         assert [host.clock_offset_seconds for host in report.hosts] == pytest.approx([0, 0, 0], abs=0.05)
+
+
+class Texts:
+    """A rendezvous store that threads share."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._changed = threading.Condition()
+
+    def pin(self, topic: str, text: str) -> None:
+        with self._changed:
+            self._texts[topic] = text
+            self._changed.notify_all()
+
+    def read(self, topic: str, seconds: float) -> str:
+        with self._changed:
+            assert self._changed.wait_for(lambda: topic in self._texts, SOON_SECONDS)
+            return self._texts[topic]
+
+
+def test_an_address_of_another_machine_is_a_problem_of_this_pair_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1's address leads rank 0 to another machine, as addresses of container networks do."""
+    monkeypatch.setattr(worker, "CALL_SECONDS", 0.1)
+    token = b"sixteen letters!"
+    store = Texts()
+    with ExitStack() as listeners:
+        first, second, other = (listeners.enter_context(closing(PingListener(LOOPBACK, token))) for _ in range(3))
+
+        def measure(rank: int) -> list[PairReport]:
+            probe = worker.Probe(
+                rank=rank,
+                store=store,  # type: ignore[arg-type]
+                listener=(first, second)[rank],
+                token=token,
+                addresses=[(LOOPBACK, first.port), (LOOPBACK, other.port)],
+                seconds=0.01,
+            )
+            return probe.measure([(0, 1)])
+
+        with ThreadPoolExecutor(2) as ranks:
+            (found,), (found_there,) = ranks.map(measure, range(2))
+    assert found == found_there
+    assert [problem.split(" (")[0] for problem in found.problems] == ["rank 0 reached 127.0.0.1, but not rank 1 there"]
+    assert found.median_round_trip_seconds is not None  # of the connection that rank 1 opened
 
 
 @pytest.mark.processes

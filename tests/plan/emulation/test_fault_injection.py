@@ -107,6 +107,7 @@ def test_servers_are_numbered_after_workers() -> None:
     [
         ("cut(2)", "(cut() missing 1 required keyword-only argument: 'at')"),
         ("cut(at=3)", "host"),
+        ("cut(1, 1, at=2)", "cut needs two different hosts, got 1 twice; cut(1, at=2) cuts it from all"),
         ("cut(4, at=1)", "there is no 4; 4 workers are numbered from 0 to 3"),
         ("cut(-1, at=1)", "there is no -1"),
         ("cut(0.5, at=1)", "whole numbers, got 0.5"),

@@ -167,6 +167,8 @@ def test_hosts_that_are_not_there_are_refused() -> None:
     with EmulatedNetwork(read_network("100mbit", 2)) as lab:
         with pytest.raises(ValueError, match="hosts are numbered from 0 to 1, got 2"):
             lab.cut(0, 2)
+        with pytest.raises(ValueError, match="no link to itself, got 1 twice"):
+            lab.cut(1, 1)
         with pytest.raises(ValueError, match="hosts are numbered from 0 to 1, got -1"):
             lab.slow(-1, 2)
         with pytest.raises(ValueError, match="positive factor"):

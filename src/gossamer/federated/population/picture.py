@@ -58,11 +58,14 @@ def plot_partition(parts: Sequence[Sequence[int]], dataset_or_labels: Any, path:
 
 
 def _names(every: Sequence[Any]) -> dict[Any, str]:
-    """Names of the most frequent labels, in order."""
+    """Names of the most frequent labels, in order: short ones where these differ."""
     frequent = [label for label, _ in Counter(every).most_common(MOST_LABELS)]
     if all(isinstance(label, int | float) for label in frequent):
-        return {label: f"{label:g}" for label in sorted(frequent)}
-    return {label: str(label)[:20] for label in sorted(frequent, key=str)}
+        names = {label: f"{label:g}" for label in sorted(frequent)}
+    else:
+        names = {label: str(label)[:20] for label in sorted(frequent, key=str)}
+    labels_of = Counter([*names.values(), OTHERS])
+    return {label: name if labels_of[name] == 1 else repr(label) for label, name in names.items()}
 
 
 def _bubbles(axes: Any, held: Sequence[Counter[str]], rows: Sequence[str]) -> None:

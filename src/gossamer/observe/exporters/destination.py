@@ -40,8 +40,8 @@ CLOSE_SECONDS = 10.0  # for all tools together to take the rest
 class Exporter(Protocol):
     """A tool, called by one thread. Both methods may raise any error.
 
-    An exporter of totals also has `unsent`, the number of events that it took and that its tool lacks: the next call
-    sends them, so an error of `take` loses none.
+    An exporter that keeps events between calls also has `unsent`, the number of events that it took and that its tool
+    lacks.
     """
 
     def take(self, events: Sequence[Event], /) -> None: ...
@@ -122,7 +122,7 @@ class ExportQueue:
 
     @property
     def _unsent(self) -> int | None:
-        """Events in the totals of the exporter that its tool lacks; None if the exporter has no totals."""
+        """Events that the exporter took and its tool lacks; None if the exporter keeps none."""
         return getattr(self._exporter, "unsent", None)
 
     def _next(self) -> list[Event]:

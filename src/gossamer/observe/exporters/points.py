@@ -59,16 +59,22 @@ class CurveExporter:
         self._writer = writer
         self._steps: list[StepEnded] = []
         self._written = -float("inf")  # time of the last point of steps
+        self.unsent = 0  # events that it took and the tool lacks, of failed writes or waiting for the next point
 
     def take(self, events: Sequence[Event]) -> None:
+        self.unsent += len(events)
+        held = len(self._steps) + len(events)
         points = [point for event in events for point in self._points(event)]
         if points:
             self._writer.write(points)
+            self.unsent -= held - len(self._steps)
 
     def close(self) -> None:
         try:
             if self._steps:
+                held = len(self._steps)
                 self._writer.write([self._merged()])
+                self.unsent -= held
         finally:
             self._writer.close()
 

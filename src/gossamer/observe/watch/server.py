@@ -183,9 +183,9 @@ def _span(query: Query) -> tuple[float, float] | None:
 # -- news --------------------------------------------------------------------------------------------------------------
 # A stream of server-sent events with the news of runs. It resumes after a broken connection.
 #
-# `tick` means that a run's store has changed, and has its summary; `news` has the failures and stragglers that were not
-# sent yet, and the numbers of log lines and events. An event's id is the position in every run up to which all was
-# sent, so the browser's Last-Event-ID is sufficient to resume.
+# `tick` means that a run's store has changed, and has its summary and metric names; `news` has the failures and
+# stragglers that were not sent yet, and the numbers of log lines and events. An event's id is the position in every run
+# up to which all was sent, so the browser's Last-Event-ID is sufficient to resume.
 
 WAKE_SECONDS = 1.0
 ALIVE_SECONDS = 15.0  # between comments that keep a silent connection open
@@ -220,6 +220,7 @@ class RunNews:
         self._db: sqlite3.Connection | None = None
         self._seen: int | None = None
         self._problem: str | None = None
+        self._file: int | None = None  # number of the open store's file
 
     def look(self) -> list[tuple[str, dict[str, Any]]]:
         """(event, content) of each event since the last call."""
@@ -236,8 +237,12 @@ class RunNews:
         self._db = self._seen = None
 
     def _look(self) -> list[tuple[str, dict[str, Any]]]:
+        file = _file_number(self.run.store)
+        if self._db is not None and file != self._file:  # the next run with these logs has a store of its own
+            self.close()
+            self.place = NewsPlace()
         if self._db is None:
-            self._db = self.run.open()
+            self._db, self._file = self.run.open(), file
         version = self._db.execute("PRAGMA data_version").fetchone()[0]
         if version == self._seen:
             return []
@@ -245,7 +250,7 @@ class RunNews:
         now = NewsPlace(
             tuple(self._db.execute(f"SELECT coalesce(max(rowid), 0) FROM {each}").fetchone()[0] for each in TABLES)
         )
-        events = [("tick", {"key": self.run.key, **summarize(self._db)})]
+        events = [("tick", {"key": self.run.key, "metrics": metric_names(self._db), **summarize(self._db)})]
         if self.place is not None and now != self.place:
             events.append(("news", {"key": self.run.key, **self._rows_between(self.place, now)}))
         self.place = now
@@ -263,6 +268,13 @@ class RunNews:
                 dict(row) for row in self._db.execute(asked, (row_ids.row_ids[place], now.row_ids[place]))
             ]
         return content
+
+
+def _file_number(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
 
 
 async def stream(

@@ -33,6 +33,9 @@ class PingLink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._connection.close()
 
     def ping(self) -> Ping:

@@ -141,13 +141,30 @@ class Probe:
 
     def _link(self, caller: int, callee: int) -> tuple[PingLink | None, str]:
         """The link that `caller` opened, or why it failed."""
-        topic = f"call/{caller}-{callee}"
-        if self.rank == caller:
-            link, problem = self._call(callee)
-            self.store.pin(topic, problem)
+        called, accepted = f"call/{caller}-{callee}", f"accept/{caller}-{callee}"
+        link: PingLink | None = None
+        if self.rank == callee:
+            problem = self.store.read(called, PATIENCE_SECONDS)
+            if not problem:
+                link, problem = self._accept(caller)
+                self.store.pin(accepted, problem)
             return link, problem
-        problem = self.store.read(topic, PATIENCE_SECONDS)
-        return (None if problem else self.listener.open(CALL_SECONDS)), problem
+        link, problem = self._call(callee)
+        self.store.pin(called, problem)
+        if link is not None and (problem := self.store.read(accepted, PATIENCE_SECONDS)):
+            link.close()
+            return None, problem
+        return link, problem
+
+    def _accept(self, caller: int) -> tuple[PingLink | None, str]:
+        address, _ = self.addresses[self.rank]
+        try:
+            return self.listener.open(CALL_SECONDS), ""
+        except OSError as error:
+            return None, (
+                f"rank {caller} reached {address}, but not rank {self.rank} there ({error}): another machine has this "
+                "address, too, or a firewall drops its messages"
+            )
 
     def _call(self, callee: int) -> tuple[PingLink | None, str]:
         address, port = self.addresses[callee]

@@ -59,6 +59,7 @@ class Fault:
 
 
 def _cut(host: int, other: int | None = None, *, at: float, for_seconds: float = inf) -> Fault:
+    require(host != other, f"cut needs two different hosts, got {host} twice; cut({host}, at={at:g}) cuts it from all")
     return Fault(
         kind="cut",
         at=at,

@@ -135,6 +135,7 @@ class EmulatedNetwork:
         self._fabric.set_line(host, slower)
 
     def _pairs(self, host: int, other: int | None) -> Iterator[tuple[int, int]]:
+        require(host != other, f"a host has no link to itself, got {host} twice")
         others = range(len(self.hosts)) if other is None else (self._checked(other),)
         return ((self._checked(host), each) for each in others if each != host)
 

@@ -15,7 +15,7 @@ function failure(each, others) {
     others.length ? h("p", { className: "note" }, `${count(others.length)} further failure${others.length > 1 ? "s" : ""} without a known cause: rank${others.length > 1 ? "s" : ""} ${ranksOf(others.map((other) => other.rank))}.`) : null, each.traceback ? h("pre", {}, each.traceback) : h("p", { className: "note" }, "It has no traceback: a signal or the system ended it."));
 }
 
-const line = (each) => h("div", { className: "line", data: { level: each.level ?? "info" } }, h("span", {}, clock(each.at)), h("span", {}, each.rank === null ? each.stream ?? "launcher" : `rank ${each.rank}`), h("p", {}, each.text, each.more ? h("em", {}, ` … and ${bytes(each.more)} more`) : null));
+const line = (each) => h("div", { className: "line", data: { level: each.level ?? "info", id: each.id } }, h("span", {}, clock(each.at)), h("span", {}, each.rank === null ? each.stream ?? "launcher" : `rank ${each.rank}`), h("p", {}, each.text, each.more ? h("em", {}, ` … and ${bytes(each.more)} more`) : null));
 
 function happened(each) {
   if (each.kind === "stacks" && Array.isArray(each.content?.lines)) return h("div", { className: "line" }, h("span", {}, clock(each.at)), h("span", {}, "run"), h("div", {}, h("b", {}, "stacks"), ` ${each.content.why}`, h("details", {}, h("summary", {}, "show"), h("pre", {}, each.content.lines.join("\n")))));
@@ -42,7 +42,9 @@ export function make({ run, get }) {
   const query = () => ({ rank: rank.value, level: level.value, text: text.value, limit: PAGE });
   async function before() {
     if (oldest === null) return;
+    const mine = asked;
     const more = await get(`${run().key}/log`, { ...query(), before: oldest });
+    if (mine !== asked) return; // the filter has changed
     earlier.disabled = more.length < PAGE;
     if (!more.length) return;
     oldest = Math.min(...more.map((each) => each.id));
@@ -55,8 +57,22 @@ export function make({ run, get }) {
     newest = Math.max(newest ?? 0, ...found.map((each) => each.id));
     oldest ??= Math.min(...found.map((each) => each.id));
     lines.append(...found.map(line));
-    while (lines.childElementCount > KEPT) lines.firstElementChild.remove();
+    if (lines.childElementCount > KEPT) {
+      while (lines.childElementCount > KEPT) lines.firstElementChild.remove();
+      oldest = Math.min(...[...lines.children].map((each) => Number(each.dataset.id)));
+      earlier.disabled = false;
+    }
     if (follow.checked) lines.scrollTop = lines.scrollHeight;
+  }
+  // There may be more new lines than one answer has, and no news after them.
+  async function later() {
+    const mine = asked;
+    let found;
+    do {
+      found = await get(`${run().key}/log`, { ...query(), after: newest });
+      if (mine !== asked) return; // the filter has changed
+      append(found);
+    } while (found.length === PAGE);
   }
   async function again() {
     const mine = (asked += 1);
@@ -80,7 +96,7 @@ export function make({ run, get }) {
     settle(first, root ? failure(root, others.filter((other) => other.caused_by === null)) : h("p", { className: "fine" }, "No failure so far."));
     settle(events, told.events.length ? told.events.map(happened) : empty("No event so far."));
     if (newest === null) await again();
-    else append(await get(`${each.key}/log`, { ...query(), after: newest }));
+    else await later();
   }
   return { element, show };
 }

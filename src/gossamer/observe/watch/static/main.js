@@ -77,8 +77,8 @@ function heard(kind, content) {
     for (const each of content.findings) note(`Rank ${each.rank} is a straggler (${each.cause}): ${each.evidence}`, "warn");
     return;
   }
-  const isNew = !told.summary && content.problem === undefined;
-  if (content.problem === undefined) { delete told.problem; told.summary = content; } else told.problem = content.problem;
+  const isNew = content.problem === undefined && (!told.summary || told.summary.run.started !== content.run.started);
+  if (content.problem === undefined) { delete told.problem; told.summary = content; told.metrics = content.metrics; } else told.problem = content.problem;
   if (isNew) start(); else { drawHead(); refresh(); }
 }
 
