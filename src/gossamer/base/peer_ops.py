@@ -115,7 +115,10 @@ class PeerEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrived(PeerEvent):
-    """`sender` requests `op` and waits for the Reply to `token`. Tokens are unique, also of repeated messages."""
+    """`sender` requests `op` and waits for the Reply to `token`. Tokens are unique, also of repeated messages.
+
+    It comes after PeerJoined of the sender and before PeerLeft, so a server never adds a worker that has left.
+    """
 
     token: int
     sender: Peer

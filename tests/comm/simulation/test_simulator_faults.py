@@ -28,7 +28,7 @@ from support.simulated_peers import (
 from gossamer.base.peer_ops import Arrived, Await, Peer, PeerScript, Receipt, Reply
 from gossamer.comm.simulation import compute, simulate_peers
 from gossamer.comm.simulation import simulator as simulator_module
-from gossamer.comm.simulation.faulty_network import Cut, Kill, Pause, Restart, VirtualNetwork
+from gossamer.comm.simulation.faulty_network import Cut, Fault, Kill, Pause, Restart, VirtualNetwork
 from gossamer.comm.simulation.simulator import Delivery, Membership
 from gossamer.errors import MismatchError
 
@@ -70,17 +70,34 @@ def check_who_ends_says_goodbye_and_who_fails_does_not() -> None:
 
 
 def check_what_was_not_sent_dies_with_its_sender() -> None:
-    """16 bytes take 2 seconds to leave and 10 to arrive: killed at 1 none arrives, at 5 half do."""
+    """16 bytes take 2 seconds to leave and 10 to arrive: killed after 1 none arrives, after 5 half do."""
 
-    def heard(killed_at: float) -> int:
+    def heard(seconds: float) -> int:
         log: list[Any] = []
-        net = over([Kill(ONE, killed_at)], round_trip_seconds=20.0, bits_per_second=64.0)
+        net = over([Kill(ONE, 12.0 + seconds)], round_trip_seconds=20.0, bits_per_second=64.0, dead_after_seconds=20.0)
         for seed in range(100):
-            simulate_peers({SERVER: server(log), ONE: saying(push()), TWO: idle(20.0)}, net, seed)
+            simulate_peers({SERVER: server(log), ONE: saying(12.0, push()), TWO: idle(30.0)}, net, seed)
         return len(arrivals(log))
 
     assert heard(1.0) == 0
     assert abs(heard(5.0) - 50) < 4.5 * 5
+
+
+def check_a_request_arrives_only_while_its_sender_is_present() -> None:
+    """One that arrives after PeerLeft, or without PeerJoined, would add a killed worker to a server again."""
+
+    def heard(fault: Fault, seconds: float, seed: int = 0) -> list[Any]:
+        log: list[Any] = []
+        with fates((seconds,)):
+            scripts = {SERVER: server(log), ONE: saying(push()), TWO: idle(30.0)}
+            simulate_peers(scripts, over([fault], dead_after_seconds=2.0), seed)
+        return [entry[:2] for entry in log if entry[2] == ONE]
+
+    for seed in range(10):
+        assert heard(Kill(ONE, 1.0), 9.0, seed) == [(0.25, "PeerJoined"), (3.0, "PeerLeft")]
+        assert heard(Kill(ONE, 0.125), 0.25, seed) == []
+    paused = heard(Pause(ONE, 1.0, 11.0), 9.0)
+    assert paused[:4] == [(0.25, "PeerJoined"), (3.0, "PeerLeft"), (12.25, "PeerJoined"), (14.0, "Arrived")]
 
 
 def check_what_a_killed_server_held_is_said_again() -> None:
@@ -181,6 +198,7 @@ TWINS: list[Twin] = [
     (Delivery, "ask_again", nothing, check_what_a_killed_server_held_is_said_again),
     (Delivery, "retry", nothing, check_cuts),
     (Delivery, "_is_lost", lambda *_: False, check_what_was_not_sent_dies_with_its_sender),
+    (Delivery, "_is_lost", lambda *_: False, check_a_request_arrives_only_while_its_sender_is_present),
     (Delivery, "_is_lost", lambda *_: False, check_words_do_not_reach_the_next_life),
     (Membership, "_leave", nothing, check_a_killed_peer_leaves_and_joins),
     (Membership, "_leave", nothing, check_a_long_stop_counts_as_leaving),

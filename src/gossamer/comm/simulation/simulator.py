@@ -57,7 +57,9 @@ class Delivery:
     """Delivers requests and answers between actors. wake(actor): resumes its script if possible.
 
     Like TCP, the network knows which messages it lost, so only those are resent, resend_seconds after they were sent.
-    Nothing is sent to a peer that is down or behind a cut: such a request is stranded until a fault ends.
+    Nothing is sent to a peer that is down or behind a cut: such a request is stranded until a fault ends. A request
+    arrives only while its sender is present at the receiver: as over one connection, after PeerJoined and before
+    PeerLeft.
     """
 
     def __init__(
@@ -137,8 +139,10 @@ class Delivery:
             self._wake(receiver)
 
     def _is_lost(self, sender: Actor, receiver: Actor, message: QueuedMessage) -> bool:
-        """Whether it is lost because its receiver is down, or because its sender was killed."""
+        """Whether it is lost because its receiver is down, or because its sender was killed or is not present."""
         if receiver.script is None or receiver.incarnation != message.receiver_incarnation:
+            return True
+        if message.answer is None and receiver.present.get(sender.peer) != message.sender_incarnation:
             return True
         if sender.incarnation == message.sender_incarnation:
             return False

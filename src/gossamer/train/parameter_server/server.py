@@ -107,8 +107,6 @@ def serve(
             case PeerJoined(peer=peer) if peer.kind == WORKER:
                 present.add(peer)
                 silent.discard(peer)
-            case Arrived(sender=peer):  # a worker that has left may have sent it much earlier
-                silent.discard(peer)
         began = time.perf_counter()
         yield from policy.react(shard, event)
         if active.recorder is not None and isinstance(event, Arrived):
