@@ -50,6 +50,7 @@ WORKERS = 4
 DENSE, AUTO = "Dense()", "auto"
 STATIC = "DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5) + Float4()"
 MILD = "LocalSGD(period=8) + Int8()"
+ONE_BIT = "LocalSGD(period=4, optimizer_state='align') + OneBit()"  # no rung: it needs more rounds
 PATIENCE = 3  # times the steps of others, within which auto, and recipes that train apart, may come to the target
 SLICE = 10  # steps between two looks at the target
 ADVISED = 5  # pairs, of a seed's, on which advise is asked: each takes it minutes
@@ -352,7 +353,7 @@ def page(args: argparse.Namespace, trainings: Sequence[SimulatedCurves], found: 
     yield markdown(
         [
             {"recipe": f"`{recipe}`", **{task: needs([longer], recipe, task) for task in (*TASKS, *UNSEEN)}}
-            for recipe in (STATIC, MILD)
+            for recipe in (STATIC, MILD, ONE_BIT)
         ]
     )
 
