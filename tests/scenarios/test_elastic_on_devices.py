@@ -19,7 +19,7 @@ from support.stand_in_nccl import Incarnation, StandInGroup
 from support.standalone_group import StandaloneGroup, connected
 
 from gossamer.algorithms.collectives import DirectAllReduce
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.base.ops import AllGather, AllReduceMean, Coalesced
 from gossamer.comm.elastic import interrupted_operations
 from gossamer.comm.elastic.interrupted_operations import handed_out
@@ -34,7 +34,7 @@ from gossamer.comm.mesh.staged_operations import StagedOperations
 from gossamer.comm.mesh.standalone import MeshFallback
 from gossamer.comm.mesh.transport import MeshTransport
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 
 
 class StagedView:

@@ -13,7 +13,7 @@ import torch
 from support.mesh_group import keys_of
 from support.standalone_group import connected
 
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.comm.elastic import joined_run as module
 from gossamer.comm.elastic.joined_run import JoinedRun
 from gossamer.comm.membership import Member, View
@@ -77,7 +77,7 @@ def combine(kinds: Sequence[str], wish: str = "auto", **options: bool) -> set[bo
         return set(pool.map(connect, range(len(kinds))))
 
 
-@pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+@pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 @pytest.mark.parametrize(
     ("asked", "forms"),
     [
@@ -97,7 +97,7 @@ def test_where_all_have_a_device_and_nothing_else_is_asked_for_an_engine_is_form
     assert combine(**asked) == {forms}
 
 
-@pytest.mark.skipif(library() is None, reason="the compiled loops are missing")
+@pytest.mark.skipif(not are_built(), reason="the compiled loops are missing")
 @pytest.mark.parametrize("options", [{"relays": True}, {"seals": True}, {"encrypts": True}, {}], ids=str)
 def test_connections_carry_no_readable_tensors_if_the_run_seals_them(
     options: dict[str, bool], monkeypatch: pytest.MonkeyPatch

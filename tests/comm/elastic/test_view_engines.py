@@ -16,7 +16,7 @@ from support.standalone_group import StandaloneGroup
 from torch import Tensor
 
 from gossamer import events
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.base.ops import AllGather, AllReduceMean
 from gossamer.comm import communicator, device_wait
 from gossamer.comm.communicator import Communicator
@@ -27,7 +27,7 @@ from gossamer.comm.mesh.link_measurement import Links
 from gossamer.comm.mesh.native_mesh import Mesh
 from gossamer.errors import PeerLost
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 
 CPU = torch.device("cpu")
 

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from support.standalone_group import StandaloneGroup
 from torch import Tensor
 
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.base.op_semantics import answer_all
 from gossamer.base.ops import AllGather, AllReduceMean, AllToAll
 from gossamer.comm.elastic.view_engines import ViewEngine, ViewEngines
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 
 
 class Averaged:

@@ -13,12 +13,12 @@ from contextlib import ExitStack
 import pytest
 from support.processes import SOON_SECONDS, environment
 
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.comm.membership import Member, View
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.skipif(library() is None, reason="the compiled loops are not there"),
+    pytest.mark.skipif(not are_built(), reason="the compiled loops are not there"),
 ]
 
 WORLD, TOKEN = 4, bytes(range(32))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from support.mesh_group import Group
 
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.comm.mesh.collective_selector import CollectiveSelector
 from gossamer.comm.mesh.link_measurement import Links
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 
 
 def test_a_run_that_is_resumed_picks_as_the_one_that_it_continues():

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.mesh_group import both
 
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.comm.environment.run_token import run_token
 from gossamer.comm.handshake import HEADER_BYTES, NONCE_BYTES, PROOF_BYTES, Dialer
 from gossamer.comm.mesh import connect as connecting
@@ -22,7 +22,7 @@ from gossamer.comm.mesh.transport import MeshTransport, mesh_transport
 from gossamer.comm.simulated import SimulatedGroup
 from gossamer.errors import ConnectError, MismatchError
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 
 
 def test_strangers_are_hung_up_on():

@@ -16,7 +16,7 @@ from support.staged_group import stage
 from gossamer.algorithms.collectives import DirectAllReduce
 from gossamer.algorithms.compressors import TopK
 from gossamer.algorithms.compressors.hierarchical import Hierarchical
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.base.layout import FlatTensors
 from gossamer.base.op_semantics import answer_all
 from gossamer.base.ops import AllGather, AllReduceMean, Coalesced, CollectiveOp, InGroup
@@ -30,7 +30,7 @@ from gossamer.comm.mesh.transport import MeshTransport, mesh_transport
 from gossamer.comm.simulated import SimulatedGroup
 from gossamer.errors import PeerLost
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 
 FAST, SLOW = (0.001, 0.002), (0.5, 0.6)
 NODES = ("a", "a", "b", "b")

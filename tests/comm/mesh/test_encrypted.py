@@ -16,7 +16,7 @@ from support.proxy import Proxy
 from support.standalone_group import connected, near
 
 from gossamer.base.host_port import Address
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.base.ops import AllGather, AllReduceMean
 from gossamer.base.transport import Transport
 from gossamer.comm.mesh import encrypted
@@ -29,7 +29,7 @@ from gossamer.comm.tls_contexts import Tls
 from gossamer.errors import ConnectError, MismatchError, PeerLost
 from gossamer.train.session import transport_setup
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 
 HERE = "127.0.0.1"
 

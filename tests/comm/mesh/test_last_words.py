@@ -18,13 +18,13 @@ from support.nightly import once_each
 from support.standalone_group import StandaloneGroup, connected
 
 from gossamer.algorithms.collectives import DirectAllReduce, HalvingDoubling, RingAllReduce, TreeAllReduce
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.base.ops import AllReduceMean, NeighborAllGather
 from gossamer.comm.mesh import last_words, native_mesh
 from gossamer.comm.mesh.native_mesh import Mesh
 from gossamer.errors import MismatchError, PeerLost
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 
 WORLD = 4
 

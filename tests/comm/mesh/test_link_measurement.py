@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.mesh_group import Group
 
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.base.ops import AllReduceMean
 from gossamer.comm.mesh.bandwidth_probe import Rates
 from gossamer.comm.mesh.collective_selector import CollectiveSelector
@@ -26,7 +26,7 @@ TRIPS = tuple(tuple(0.0 if a == b else 0.001 if a % 2 == b % 2 else FAR for b in
 LOST = tuple(tuple(0.01 * ((a - b) % 2) for b in range(4)) for a in range(4))
 LINKS = Links(TRIPS, (1e6, 2e6, 3e6, 4e6), (5e6, 6e6, 7e6, 8e6), LOST)
 
-compiled = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+compiled = pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 
 
 def check_text(of):

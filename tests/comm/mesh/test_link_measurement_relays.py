@@ -15,7 +15,7 @@ from support.standalone_group import StandaloneGroup
 from support.virtual_meetings import Meeting, network_of
 
 from gossamer.algorithms.collectives import HubAllReduce
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.base.op_semantics import answer_all
 from gossamer.base.ops import AllGather, AllReduceMean, InGroup
 from gossamer.comm.mesh import link_measurement
@@ -27,7 +27,7 @@ from gossamer.comm.mesh.tcp_info import transferred_bytes
 from gossamer.comm.network import Host, Network, Path
 from gossamer.comm.network.cost.cheapest_collective import candidates, table_seconds
 
-compiled = pytest.mark.skipif(library() is None, reason="the compiled loops are missing")
+compiled = pytest.mark.skipif(not are_built(), reason="the compiled loops are missing")
 RELAY, OTHER = 0, 7  # numbers of relays
 NBYTES = 400_000
 

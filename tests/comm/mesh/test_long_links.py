@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.mesh_group import Group
 
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.comm.elastic.view_listener import settle as settle_of_views
 from gossamer.comm.mesh import long_links
 from gossamer.comm.mesh.connect import settle
@@ -54,7 +54,7 @@ def test_connections_of_fixed_and_elastic_groups_use_the_requested_congestion_co
     assert settle_of_views is settle
 
 
-@pytest.mark.skipif(library() is None, reason="the compiled loops are missing")
+@pytest.mark.skipif(not are_built(), reason="the compiled loops are missing")
 def test_every_connection_of_a_mesh_uses_the_requested_congestion_control(monkeypatch):
     name = another_congestion()
     monkeypatch.setenv(CONGESTION, name)

@@ -19,11 +19,11 @@ from gossamer.algorithms.collectives import (
     RingAllReduce,
     TreeAllReduce,
 )
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.base.op_semantics import answer_all
 from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, Coalesced, NeighborAllGather
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 
 
 COLLECTIVES = [

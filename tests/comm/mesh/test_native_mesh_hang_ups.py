@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.mesh_group import Group, whole_numbers
 
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.base.ops import AllReduceMean
 from gossamer.comm.mesh.native_mesh import hung_up
 from gossamer.errors import PeerLost
@@ -32,7 +32,7 @@ def test_a_peer_that_has_ended_is_seen_behind_what_it_has_sent() -> None:
             end.close()
 
 
-@pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+@pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 def test_a_mesh_names_who_hung_up_and_refuses_once_it_has_itself() -> None:
     with Group(3) as group:
         first, second, third = group.meshes
@@ -48,7 +48,7 @@ def test_a_mesh_names_who_hung_up_and_refuses_once_it_has_itself() -> None:
             group.transports[0].peers.hung_up()
 
 
-@pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+@pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 def test_looking_takes_nothing_from_what_comes() -> None:
     with Group(2) as group:
         numbers = whole_numbers(2, 1000)

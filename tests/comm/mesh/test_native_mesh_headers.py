@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.comm.mesh import last_words
 from gossamer.comm.mesh.native_mesh import Mesh
 from gossamer.comm.mesh.program import CODES, FORMATS, Does, Program, Row
 from gossamer.comm.mesh.stall_watchdog import StallTimeouts
 from gossamer.errors import MismatchError, PeerLost
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 
 MESSAGE_BYTES = 2**18
 FORM, TAG = 7, 5

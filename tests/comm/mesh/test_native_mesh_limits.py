@@ -10,13 +10,13 @@ from support.limited_machines import limited
 from support.mesh_group import Group, SealedGroup, whole_numbers
 
 from gossamer.algorithms.collectives import DirectAllReduce, RingAllReduce
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.base.ops import AllReduceMean
 from gossamer.comm.bandwidth.shared_buckets import DOWN, UP
 from gossamer.comm.mesh.link_measurement import meet
 from gossamer.comm.network.tcp_model import ETHERNET
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are missing")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are missing")
 MBIT = 1e6
 
 

@@ -14,7 +14,7 @@ from support.mesh_group import MESSAGE, Group, SealedGroup, link_keys, whole_num
 from support.mesh_programs import FORM, End, one_way
 from support.mesh_programs import TAG as NAME
 
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.base.ops import AllReduceMean
 from gossamer.comm.libcrypto import AES, CHACHA, CIPHERS, FUNCTIONS, cipher_functions
 from gossamer.comm.mesh import native_mesh
@@ -23,7 +23,7 @@ from gossamer.comm.mesh.program import Does
 from gossamer.comm.mesh.sealing import LinkKeys
 from gossamer.errors import MismatchError, PeerLost
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 
 HEADER, TAG = 16, 16
 CHANGED = "rank 1 is gone .the received data failed authentication"

@@ -22,7 +22,7 @@ from gossamer.algorithms.collectives import (
     TreeAllReduce,
     bounds,
 )
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.base.op_semantics import answer_all
 from gossamer.base.ops import (
     AllGather,
@@ -42,7 +42,7 @@ from gossamer.comm.staging.device_copies import Way
 from gossamer.comm.staging.pinned_arena import PinnedArena
 from gossamer.comm.staging.staging_area import StagingArea
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 
 TABLES = [
     DirectAllReduce(),

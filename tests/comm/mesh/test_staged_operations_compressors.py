@@ -14,12 +14,12 @@ from support.staged_group import small_chunks, stage, watched
 from torch import Tensor
 
 from gossamer.algorithms.compressors import Compressor
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.base.layout import FlatTensors
 from gossamer.base.ops import CollectiveOp
 from gossamer.base.runner import run_script
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 
 
 class Both:

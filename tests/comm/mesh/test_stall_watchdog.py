@@ -21,7 +21,7 @@ from gossamer.algorithms.collectives import (
     RingAllReduce,
     TreeAllReduce,
 )
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.base.ops import AllReduceMean
 from gossamer.comm.mesh import native_mesh as loops
 from gossamer.comm.mesh.native_mesh import Mesh
@@ -29,7 +29,7 @@ from gossamer.comm.mesh.program import straight_program
 from gossamer.comm.mesh.stall_watchdog import StallTimeouts, StallWatchdog, requested_timeouts
 from gossamer.errors import PeerLost
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 
 STEP_SECONDS = 25.0
 

@@ -10,7 +10,7 @@ from support.mesh_group import same
 from support.standalone_group import StandaloneGroup, connected, near
 
 from gossamer.algorithms.collectives import DirectAllReduce, RingAllReduce
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.base.op_semantics import answer_all
 from gossamer.base.ops import AllGather, AllReduceMean, AllToAll, Coalesced, InGroup, NeighborAllGather
 from gossamer.comm.mesh import standalone
@@ -21,7 +21,7 @@ from gossamer.comm.mesh.operations import MeshOperations
 from gossamer.comm.mesh.standalone import standalone_mesh
 from gossamer.errors import GossamerError, MalformedError, MismatchError, PeerLost
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.complex64]
 

@@ -13,7 +13,7 @@ import torch
 from support.mesh_group import Group, SealedGroup, SealedSharedGroup, SharedGroup
 
 from gossamer.algorithms.collectives import RingAllReduce
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.base.ops import AllGather, AllReduceMean, NeighborAllGather
 from gossamer.comm.mesh import native_mesh
 from gossamer.comm.mesh.program import broadcast_program, segments
@@ -21,7 +21,7 @@ from gossamer.comm.runtime.comm_thread import CommThread
 from gossamer.errors import MismatchError, PeerLost
 from gossamer.train.session.group_calls import leave
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are not there")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are not there")
 
 
 def tensors(rank):

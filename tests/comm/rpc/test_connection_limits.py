@@ -9,14 +9,14 @@ import torch
 from support.limited_machines import limited
 from support.rpc_endpoints import HERE, THERE, TOKEN, counting, push
 
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 from gossamer.comm.bandwidth.shared_buckets import DOWN, UP
 from gossamer.comm.network.tcp_model import ETHERNET
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc_protocol.credentials import Credentials
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled loops are missing")
+pytestmark = pytest.mark.skipif(not are_built(), reason="the compiled loops are missing")
 LARGEST = 2**24
 
 

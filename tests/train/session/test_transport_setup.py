@@ -9,11 +9,11 @@ from support.certificates import certificates
 from support.paths import TESTS
 from support.processes import findings, succeed
 
-from gossamer.base.kernels.library import library
+from gossamer.base.kernels.library import are_built
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.skipif(library() is None, reason="the compiled loops are not there"),
+    pytest.mark.skipif(not are_built(), reason="the compiled loops are not there"),
 ]
 
 TRAINING = TESTS / "support" / "encrypted_training.py"
