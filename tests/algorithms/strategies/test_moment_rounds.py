@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.resumed_training import adamw, check_resume
 from support.training_loops import LR, START, Trace, close, gradient, heard, mean_of, run, sgd
-from support.virtual_workers import Worker, cluster, network
+from support.virtual_workers import Worker, cluster, loss_of, network, parameters
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
@@ -364,6 +364,25 @@ def test_aligned_moments_send_no_bytes() -> None:
         for state in ("align", "keep")
     )
     assert one == other
+
+
+def test_aligned_moments_stay_finite_if_all_steps_so_far_were_skipped() -> None:
+    """A fused optimizer then has state that counts no step."""
+
+    def work(worker: Worker) -> bool:
+        model = network(0, torch.float32)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01, fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        worker.attach(model, optimizer, "LocalSGD(period=2, optimizer_state='align')", scaler=scaler)
+        for step in range(4):
+            optimizer.zero_grad()
+            overflows = worker.rank == 0 and step < 2
+            scaler.scale(loss_of(model, step, worker.rank) * (float("inf") if overflows else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return bool(parameters(model).isfinite().all())
+
+    assert cluster(work, 2) == [True, True]
 
 
 def test_aligned_moments_resume_bit_for_bit() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,13 @@ def test_a_tree_survives(tree):
 def test_the_comparison_tells_apart_what_looks_alike(a, b):
     assert not alike(a, b)
     assert alike(a, a)
+
+
+def test_a_counter_stays_one():
+    found = unflatten(*flatten({"milestones": Counter([3, 3, 5]), "named": Counter("aab")}))
+    assert [type(each) for each in found.values()] == [Counter, Counter]
+    assert sorted(found["milestones"].elements()) == [3, 3, 5]
+    assert found["named"] == Counter(a=2, b=1)
 
 
 def test_tensors_are_not_copied_and_named_by_their_place():

@@ -18,7 +18,15 @@ from support.sessions import sgd
 from support.tracked_training import BATCHES, EPOCHS, Training
 from support.virtual_workers import Worker, cluster, loss_of, network, notices, train_step
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, MultiplicativeLR, SequentialLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    MultiplicativeLR,
+    MultiStepLR,
+    SequentialLR,
+)
 from torch.utils.data import DataLoader
 
 import gossamer.train.session.attach as attaching
@@ -288,6 +296,28 @@ def test_a_scheduler_that_hangs_on_the_optimizer_is_saved(tmp_path: Path) -> Non
 
     cluster(lambda worker: work(worker, load=False), 1)
     assert cluster(lambda worker: work(worker, load=True), 1) == [1]
+
+
+def test_milestones_that_follow_a_warm_up_resume(tmp_path: Path) -> None:
+    """torch reads the Counter of MultiStepLR where SequentialLR begins it, here after the load."""
+
+    def work(worker: Worker, resumes: bool) -> list[float]:
+        model, optimizer, session = worker.start(network(0), sgd, "Dense()")
+        scheduler = SequentialLR(optimizer, [LinearLR(optimizer), MultiStepLR(optimizer, [1, 2])], milestones=[3])
+        session.track(scheduler=scheduler)
+        if resumes:
+            session.load(tmp_path)
+        rates = []
+        for step in range(2 if resumes else 0, 7):
+            train_step(model, optimizer, step, worker.rank)
+            scheduler.step()
+            rates.append(optimizer.param_groups[0]["lr"])
+            if step == 1 and not resumes:
+                session.save(tmp_path)
+        return rates
+
+    (whole,), (resumed,) = (cluster(lambda worker, r=r: work(worker, r), 1) for r in (False, True))
+    assert resumed == whole[2:]
 
 
 def test_attach_takes_a_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -85,7 +86,8 @@ class _Writer:
             case Tensor():
                 return self._tensor(value, path)
             case dict():
-                return {"dict": [[self._key(key, path), self._at(item, path, key)] for key, item in value.items()]}
+                kind = "counter" if isinstance(value, Counter) else "dict"  # milestones of MultiStepLR
+                return {kind: [[self._key(key, path), self._at(item, path, key)] for key, item in value.items()]}
             case tuple():
                 return {"tuple": self._items(value, path)}
             case list():
@@ -151,6 +153,8 @@ def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
             return [_decode(item, tensors) for item in node]
         case {"dict": pairs}:
             return {key: _decode(item, tensors) for key, item in pairs}
+        case {"counter": pairs}:
+            return Counter({key: _decode(item, tensors) for key, item in pairs})
         case {"tuple": items}:
             return tuple(_decode(item, tensors) for item in items)
         case {"float": text}:
@@ -169,8 +173,8 @@ def flatten(tree: Any) -> tuple[str, dict[str, Tensor]]:
     """Convert a tree to JSON and its tensors by name; the tensors are not copied.
 
     Args:
-        tree: nested dicts (str or int keys), lists and tuples of None, bool, int, float, str and tensors; objects with
-            state_dict() are replaced by its result.
+        tree: nested dicts and Counters (str or int keys), lists and tuples of None, bool, int, float, str and tensors;
+            objects with state_dict() are replaced by its result.
 
     Raises:
         CheckpointError: another value is in the tree; the message names its place.

@@ -40,7 +40,7 @@ def align_first_moments(optimizer: Optimizer, shifts: Mapping[Parameter, Tensor]
             with the decompressed mean. Positive entries: the other workers moved further downhill.
         steps: number of local steps that caused these differences, 1 or more.
 
-    Parameters without a gradient so far, and those with learning rate 0, are left out.
+    Parameters without a step so far, and those with learning rate 0, are left out.
     """
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     for parameter, shift in shifts.items():
@@ -56,7 +56,7 @@ def _moments(state: Mapping[str, Tensor], group: Group) -> Iterable[tuple[Tensor
     """First moments, and the factor from a step per learning rate to each."""
     if state.get("momentum_buffer") is not None:
         yield state["momentum_buffer"], 1.0
-    if "exp_avg" in state:
+    if "exp_avg" in state and float(state["step"]):  # 0 if a fused optimizer has skipped all steps so far
         of_first, of_second = corrections(dict(state), group)
         second = state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"]
         yield state["exp_avg"], (second / of_second).sqrt().add_(group["eps"]).mul_(of_first)

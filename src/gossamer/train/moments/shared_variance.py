@@ -58,7 +58,7 @@ def share_variance(optimizer: Optimizer, parameters: Iterable[Parameter], *, kee
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     for parameter in parameters:
         state = optimizer.state.get(parameter)
-        if not state:  # no gradient yet
+        if not state or not float(state["step"]):  # no step yet
             continue
         _, of_second = corrections(state, groups[id(parameter)])
         agreed = state["exp_avg_sq"] / of_second
