@@ -36,6 +36,7 @@ PAYLOADS = [
     (torch.empty(0),),
     (torch.arange(12.0).view(3, 4).T,),
     (torch.arange(12.0)[::2],),
+    (torch.arange(3.0)[1::2],),  # one element
     (torch.arange(12.0)[::3], torch.arange(6, dtype=torch.int16)[1::2]),
     (torch.tensor(2.0).expand(5),),
     (torch.tensor([True, False]), torch.arange(2, dtype=torch.int16)),

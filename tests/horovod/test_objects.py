@@ -53,6 +53,13 @@ def test_tensors_and_arrays_come_back() -> None:
     assert found["parameter"].shape == ()
 
 
+@pytest.mark.parametrize("first", [np.arange(3), np.zeros((2, 0)), torch.arange(3)], ids=repr)
+def test_a_list_may_begin_with_an_array(first: Any) -> None:
+    found = decode(encode({"weights": [first, "horovod"]}))["weights"]
+    assert np.array_equal(found[0], first)
+    assert found[1:] == ["horovod"]
+
+
 @dataclass
 class Custom:
     """A class of a script."""

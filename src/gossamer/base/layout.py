@@ -247,6 +247,11 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def bytes_of(tensor: Tensor) -> Tensor:
+    """View a contiguous tensor as uint8: (nbytes,). A tensor of one element is contiguous with any stride."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 T = TypeVar("T")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gossamer.base.layout import bytes_of
 from gossamer.base.ops import Payload
 
 
@@ -32,11 +33,6 @@ def _order(payload: Payload) -> list[int]:
 def dense(tensor: Tensor) -> Tensor:
     """Return a contiguous tensor with the same elements; the tensor itself if possible."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
-
-
-def bytes_of(tensor: Tensor) -> Tensor:
-    """View a contiguous tensor as uint8 of shape (n,)."""
-    return tensor.view(-1).view(torch.uint8)
 
 
 def join(payload: Payload) -> Tensor:

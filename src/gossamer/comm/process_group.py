@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gossamer.base.kernels import half_decode, scratch_like
+from gossamer.base.layout import bytes_of
 from gossamer.base.op_semantics import rank_order_mean
 from gossamer.base.ops import (
     AllGather,
@@ -378,7 +379,7 @@ class ProcessGroupTransport:
                 if not tensor.numel():
                     continue
                 dense = (tensor if tensor.is_cpu or self.takes_devices else tensor.cpu()).contiguous()
-                outgoing, sender = dense.view(-1).view(torch.uint8), self._ranks[source]
+                outgoing, sender = bytes_of(dense), self._ranks[source]
                 self._begun(outgoing, partial(self._broadcast, outgoing, sender))()
                 if dense is not tensor:
                     tensor.copy_(dense)

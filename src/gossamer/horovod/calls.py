@@ -64,7 +64,8 @@ def described(tensor: Tensor, shape: Sequence[int]) -> list[Any]:
 
 def flat(tensor: Tensor) -> Tensor:
     """The entries in one dimension, on the CPU; in the tensor's own memory where it has them so."""
-    return tensor.detach().cpu().contiguous().view(-1)
+    own = tensor.detach().cpu().contiguous()
+    return own.as_strided((own.numel(),), (1,))  # one element is contiguous with any stride
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def _plain(value: Any, place: str) -> Any:
     kind = type(value)
     if kind in (list, tuple):
         items = [_plain(each, f"{place}[{number}]") for number, each in enumerate(value)]
-        return items if kind is list and not (items and items[0] == TAG) else [TAG, kind.__name__, items]
+        return items if kind is list and not _is_tagged(items) else [TAG, kind.__name__, items]
     if kind in (set, frozenset):
         return [TAG, kind.__name__, [_plain(each, f"an entry of {place}") for each in sorted(value, key=repr)]]
     if kind in (dict, OrderedDict):
@@ -100,10 +100,14 @@ def _plain(value: Any, place: str) -> Any:
     return value
 
 
+def _is_tagged(items: list[Any]) -> bool:
+    return bool(items) and isinstance(items[0], str) and items[0] == TAG  # an array compares by entries
+
+
 def _rebuilt(value: Any) -> Any:
     if not isinstance(value, list):
         return value
-    if not value or value[0] != TAG:
+    if not _is_tagged(value):
         return [_rebuilt(each) for each in value]
     _, kind, about = value
     match kind:

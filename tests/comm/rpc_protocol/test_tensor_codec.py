@@ -42,6 +42,12 @@ def test_every_dtype_and_shape_comes_back_bit_for_bit(dtype: torch.dtype) -> Non
     assert received.numel() % 8 == 0
 
 
+def test_a_column_of_one_row_comes_back() -> None:
+    column = torch.rand(1, 3)[:, 1]
+    (heard,) = decode_tensors(*carried((column,)))
+    assert torch.equal(heard, column)
+
+
 def test_nan_and_signed_zero_keep_their_bits() -> None:
     strange = torch.tensor([float("nan"), -0.0, float("-inf")])
     strange.view(torch.int32)[0] ^= 0x80001234 - 2**32

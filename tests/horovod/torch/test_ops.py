@@ -117,6 +117,18 @@ def test_in_place_and_asynchronous_calls() -> None:
         assert part.tolist() == [2]
 
 
+def test_a_column_of_one_row_is_reduced_gathered_and_overwritten() -> None:
+    def work(rank: int) -> list[Tensor]:
+        first, second = (torch.full((1, 3), float(rank + 1))[:, 1] for _ in range(2))
+        gathered = hvd.allgather(first)
+        assert hvd.broadcast_(first, 1) is first
+        assert hvd.allreduce_(second, op=hvd.Sum) is second
+        return [first, second, gathered]
+
+    for first, second, gathered in horovod(work):
+        assert (first.tolist(), second.tolist(), gathered.tolist()) == ([2.0], [3.0], [1.0, 2.0])
+
+
 def test_a_broadcast_leaves_its_input_alone() -> None:
     def work(rank: int) -> Tensor:
         mine = torch.tensor([float(rank)])

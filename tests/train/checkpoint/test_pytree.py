@@ -60,7 +60,9 @@ def test_the_order_of_dimensions_in_memory_survives(tensor):
         assert found.stride() == tensor.stride()
 
 
-@pytest.mark.parametrize("tensor", [torch.randn(4, 6)[:, ::2], torch.randn(3, 1).expand(3, 4), torch.randn(6)[::2]])
+@pytest.mark.parametrize(
+    "tensor", [torch.randn(4, 6)[:, ::2], torch.randn(3, 1).expand(3, 4), torch.randn(6)[::2], torch.randn(3)[1::2]]
+)
 def test_tensors_with_gaps_are_read_without_them(tensor):
     text, tensors = flatten([tensor])
     (found,) = unflatten(text, {name: each.contiguous() for name, each in tensors.items()})

@@ -94,6 +94,7 @@ VALUES = [
     [1, [2.5, "a"], ()],
     {"loss": 0.5, "shape": (2, 3), "none": None, "dict": {"b": b""}},
     torch.arange(6.0).view(2, 3).t(),
+    torch.rand(1, 3)[:, 1],
     torch.tensor([True, False]),
     torch.tensor(2 + 1j).conj(),
     torch.ones(0, 3, dtype=torch.bfloat16),
@@ -163,6 +164,11 @@ def test_reductions_are_rounded_once_and_have_the_same_bits_on_every_rank(dtype:
     found = together(lambda world: [world.all_reduce(each, op) for each in given[world.rank]])
     expected = [reduced_in_float64(list(each), op) for each in zip(*given, strict=True)]
     assert all(same(each, expected) for each in found)
+
+
+def test_a_column_of_one_row_is_reduced() -> None:
+    for found in together(lambda world: world.all_reduce(torch.full((1, 3), 1.0 + world.rank)[:, 1])):
+        assert same(found, torch.tensor([2.0]))
 
 
 def test_a_sum_in_the_dtype_of_the_tensors_would_lose_small_terms() -> None:

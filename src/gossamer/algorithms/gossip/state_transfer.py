@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gossamer.base.kernels import all_finite
+from gossamer.base.layout import bytes_of
 from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import WORKER, Peer, PeerScript, Pull, Pulled
 from gossamer.errors import ConnectError, GossamerError, MalformedError, PeerLost
@@ -141,4 +142,4 @@ def hash_of(payload: Payload) -> str:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return bytes_of(tensor.detach().cpu().contiguous()).numpy().data

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gossamer.base.json_text import read_json
-from gossamer.base.layout import dtype_name
+from gossamer.base.layout import bytes_of, dtype_name
 from gossamer.comm.elastic.change import Group
 from gossamer.errors import MalformedError
 
@@ -196,7 +196,7 @@ def _pieces(tensors: Sequence[Tensor], ends: Sequence[int], begin: int, end: int
     for tensor, start, stop in zip(tensors, ends, ends[1:], strict=False):
         low, high = max(begin, start), min(end, stop)
         if low < high:
-            found.append(tensor.view(-1).view(torch.uint8)[low - start : high - start])
+            found.append(bytes_of(tensor)[low - start : high - start])
     return found
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gossamer.algorithms.collectives import Collective
 from gossamer.base.kernels import scratch_for
+from gossamer.base.layout import bytes_of
 from gossamer.base.op_semantics import rank_order_mean
 from gossamer.base.ops import (
     AllGather,
@@ -28,7 +29,7 @@ from gossamer.base.ops import (
 )
 from gossamer.comm.mesh.operations import MeshOperations, Wait, is_here
 from gossamer.comm.mesh.program import FORMATS, Ranks, broadcast_program, form_of, mean_program, straight_program
-from gossamer.comm.packing import bytes_of, dense
+from gossamer.comm.packing import dense
 from gossamer.comm.staging.chunk_tables import Range, byte_chunks, mean_chunks, spans
 from gossamer.comm.staging.pinned_arena import ALIGNED_BYTES
 from gossamer.comm.staging.staging_area import Chunk, Move, StagedOp, StagingArea

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gossamer.base.kernels import buffer_pool
+from gossamer.base.layout import bytes_of
 from gossamer.base.ops import Payload
 from gossamer.errors import MalformedError
 
@@ -95,7 +96,7 @@ def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
             f"{MOST_DIMENSIONS} dimensions of {', '.join(str(dtype).removeprefix('torch.') for dtype in DTYPES)}. "
             "Send tensor.flatten(), or convert the dtype."
         )
-    array: npt.NDArray[np.uint8] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    array: npt.NDArray[np.uint8] = bytes_of(tensor.detach().cpu().contiguous()).numpy()
     return array
 
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
-
+from gossamer.base.layout import bytes_of
 from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import Answer, Ask, Elapsed, Peer, PeerEvent, PeerOp, PeerScript, Pull, Push
 from gossamer.comm.simulation.faulty_network import Link
@@ -40,7 +39,7 @@ def payload_checksum(payload: Payload) -> int:
     checksum = NO_CHECKSUM
     for tensor in payload:
         if tensor.device.type != "meta":
-            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            flat = bytes_of(tensor.detach().cpu().contiguous())
             checksum = zlib.crc32(flat.numpy().data, checksum)
     return checksum
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gossamer.base.json_text import read_json
-from gossamer.base.layout import dtype_name, dtype_of
+from gossamer.base.layout import bytes_of, dtype_name, dtype_of
 from gossamer.errors import CheckpointError
 
 CHUNK_BYTES = 1 << 24
@@ -38,7 +38,7 @@ FORMAT_DTYPES = {
 def flat_bytes(tensor: Tensor) -> Tensor:
     """The elements in row-major order as uint8, (nbytes,), without a copy if the tensor is contiguous."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return plain.reshape(-1).view(torch.uint8)
+    return bytes_of(plain)
 
 
 def chunks(tensor: Tensor) -> Iterator[memoryview]:

@@ -15,12 +15,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
 from gossamer.base.kernels.checks import crc32
-from gossamer.base.layout import dense_stride
+from gossamer.base.layout import bytes_of, dense_stride
 from gossamer.base.units import ranks_text
 from gossamer.errors import AttachError, LayoutError, LoopError, MismatchError, require
 from gossamer.events import ParametersDiffer, emit, notice
@@ -306,7 +305,7 @@ def _checksums(parts: Iterable[Tensor]) -> int:
     """Checksum of the concatenated parts; 0 without parts."""
     found = 0
     for part in parts:
-        for chunk in part.view(torch.uint8).split(CHUNK_BYTES):
+        for chunk in bytes_of(part).split(CHUNK_BYTES):
             found = crc32(memoryview(chunk.cpu().numpy()), found)
     return found
 

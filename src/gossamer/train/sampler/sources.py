@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler, Subset, TensorDataset
 
+from gossamer.base.layout import bytes_of
+
 Labels = Iterable[Hashable] | Tensor
 MOST_SAMPLED = 2**28  # entries of a sampler, which are drawn as one list for each epoch
 FIRST_ROWS = 16  # of a TensorDataset's tensors, which are compared between ranks
@@ -66,7 +68,7 @@ def digest_of(source: Any) -> str:
 def _bytes(entries: Tensor) -> bytes:
     """entries: (n,), of any dtype and device."""
     plain = entries.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return repr(plain.dtype).encode() + plain.view(torch.uint8).numpy().tobytes()
+    return repr(plain.dtype).encode() + bytes_of(plain).numpy().tobytes()
 
 
 def classes_of(labels: Labels, source: object) -> Tensor:

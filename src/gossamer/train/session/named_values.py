@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.base.layout import dtype_name, dtype_of
+from gossamer.base.layout import bytes_of, dtype_name, dtype_of
 from gossamer.comm.environment.roll_call import RollCall, process_calls
 from gossamer.errors import MismatchError
 from gossamer.train.session.group_calls import newest_group
@@ -75,7 +75,7 @@ def _header(value: Scalar | Tensor) -> Any:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.cpu().contiguous().view(-1).view(torch.uint8)
+    return bytes_of(tensor.cpu().contiguous())
 
 
 def form_of(header: Header) -> dict[str, Any]:

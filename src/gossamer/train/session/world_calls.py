@@ -385,7 +385,8 @@ def unpacked(content: bytes, device: torch.device) -> Any:
 
 def _flat(tensor: Tensor) -> Tensor:
     """tensor.flatten(), on the CPU and without views that defer a computation."""
-    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
+    own = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return own.as_strided((own.numel(),), (1,))  # one element is contiguous with any stride
 
 
 def bytes_of(tensor: Tensor) -> bytes:
