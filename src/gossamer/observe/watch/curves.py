@@ -27,6 +27,10 @@ RANKS = """
         WHERE known.rank IS NOT NULL
     ) SELECT rank FROM known WHERE rank IS NOT NULL
 """
+ENDS = """
+    SELECT (SELECT min(step) FROM metric WHERE name = :name AND rank = :rank),
+    (SELECT max(step) FROM metric WHERE name = :name AND rank = :rank)
+"""  # of one rank, by one seek each
 CELLS = """
     SELECT CAST((step - :first) * :scale AS INTEGER) AS cell, max(step), max(at), min(value), avg(value), max(value),
     avg(value * :small), count(*) - count(value)
@@ -65,9 +69,11 @@ def read_curve(db: sqlite3.Connection, name: str, cells: int) -> MetricCurve:
         return MetricCurve(
             name=name, step=[], at=[], least=[], mean=[], greatest=[], not_finite=0, ranks=0, logged_by=0
         )
-    ends = "SELECT min(step), max(step), count(*) FROM metric WHERE name = ? AND rank = ?"
-    first, last, count = db.execute(ends, (name, ranks[0])).fetchone()
+    ends = {rank: db.execute(ENDS, {"name": name, "rank": rank}).fetchone() for rank in ranks}
+    longest = max(ranks, key=lambda rank: ends[rank][1] - ends[rank][0])
+    (count,) = db.execute("SELECT count(*) FROM metric WHERE name = ? AND rank = ?", (name, longest)).fetchone()
     shown = ranks[: max(1, WHOLE_ROWS // count)]
+    first, last = min(ends[rank][0] for rank in shown), max(ends[rank][1] for rank in shown)
     place = {"lowest": shown[0], "highest": shown[-1], "first": first, "last": last, "name": name}
     scale = clamped(cells) / (last - first + 1)
     found = [tuple(row) for row in db.execute(CELLS, {**place, "scale": scale, "small": SMALL})]

@@ -20,7 +20,8 @@ LATEST = """
     sum(bytes_sent) AS bytes_sent FROM (SELECT * FROM step WHERE rank = ? ORDER BY step DESC LIMIT ?)
 """
 BY_SPEED = ("share", "local_steps")  # metrics of ranks that divide the work by speed: of a step, or per period
-LAST_METRIC = "SELECT value FROM metric WHERE name = ? AND rank = ? ORDER BY step DESC LIMIT 1"
+GONE = ("lost", "left", "failed")  # states of ranks that an elastic run continues without
+LAST_METRIC = "SELECT value, step FROM metric WHERE name = ? AND rank = ? ORDER BY step DESC LIMIT 1"
 PACE = ("seconds", "compute", "encode", "wire", "decode", "waiting", "data", "bytes_sent")
 VITAL_NAMES = """
     WITH RECURSIVE known(name) AS (
@@ -101,11 +102,9 @@ def summarize(db: sqlite3.Connection) -> Row:
     run, ranks = read_run(db), read_ranks(db)
     paces = [rank["pace"] for rank in ranks if rank["pace"]]
     means = {name: float(np.mean([pace[name] for pace in paces])) for name in PACE} if paces else None
-    loss = db.execute(
-        "SELECT value, step FROM metric WHERE name = 'loss' "
-        "AND rank = (SELECT min(rank) FROM metric WHERE name = 'loss')"
-        " ORDER BY step DESC LIMIT 1"
-    ).fetchone()
+    lowest = sorted(ranks, key=lambda rank: (rank["state"] in GONE, rank["rank"]))
+    losses = (db.execute(LAST_METRIC, ("loss", rank["rank"])).fetchone() for rank in lowest)
+    loss = next((row for row in losses if row is not None), None)
     (failures,) = db.execute("SELECT count(*) FROM failure WHERE caused_by IS NULL AND kind != 'stopped'").fetchone()
     (findings,) = db.execute("SELECT count(*) FROM (SELECT DISTINCT rank, cause FROM finding)").fetchone()
     moments = [rank["at"] for rank in ranks if rank["at"] is not None]

@@ -22,7 +22,7 @@ export function headline(run) {
   return [
     h("h1", {}, recipe, h("small", {}, [Array.isArray(told.script) ? told.script.join(" ") : told.script, `${told.workers ?? ranks.length} workers`, told.started ? `began ${day(told.started)}` : null].filter(Boolean).join(" · "))),
     h("div", { className: "facts" },
-      fact("state", state, kind), fact("step", count(step)), fact("loss", loss && loss.value === null ? "not finite" : short(loss?.value), loss && loss.value === null ? "bad" : "", "latest value of the lowest rank that logs it"),
+      fact("state", state, kind), fact("step", count(step)), fact("loss", loss && loss.value === null ? "not finite" : short(loss?.value), loss && loss.value === null ? "bad" : "", "latest value of the lowest rank that trains and logs it"),
       fact("running for", seconds(passed)), fact("step time", seconds(pace?.seconds), "", "mean over ranks and their latest steps"),
       fact("waiting", pace ? share(pace.waiting / pace.seconds) : "–", "", "share of a step in which the training loop waits"),
       fact("sent per step and rank", bytes(pace?.bytes_sent)),
