@@ -134,7 +134,7 @@ def test_invalid_calls_of_track_are_refused(tmp_path: Path) -> None:
         session = session_of(worker)
         for call, message in (
             (lambda: session.track(), "one object by its name"),
-            (lambda: session.track(a=Average(), b=Average()), "one object by its name"),
+            (lambda: session.track(a=Average(), b=Average()), r"got 2.*session.track\(a=a\); session.track\(b=b\)"),
             (
                 lambda: session.track(step=3),
                 r"step is a int.*session\.save\(directory, name=value\)",

@@ -42,9 +42,10 @@ class TrackedParts:
         """Add one part. Returns the object that the loop must use. Raises AttachError and LoopError."""
         given = len(parts) + (loader is not None)
         if given != 1:
+            lines = "; ".join(f"session.track({name}={name})" for name in parts) or "session.track(scheduler=scheduler)"
             raise AttachError(
-                "session.track takes one loader, or one object by its name. Write loader = session.track(loader), or "
-                "session.track(scheduler=scheduler)."
+                f"session.track takes one loader, or one object by its name, in a call of its own, got {given}. Write "
+                f"loader = session.track(loader), or {lines}."
             )
         if loader is not None:
             parts = {f"loader {sum(name.startswith('loader ') for name in self._parts)}": loader}
