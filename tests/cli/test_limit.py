@@ -60,3 +60,5 @@ def test_an_invalid_change_is_refused_and_changes_nothing(change):
 
 def test_a_run_without_limits_cannot_be_limited():
     assert "--upload-limit none" in refusal("limit", "logs", "--upload", "2mbit")
+    Path("train.py").touch()
+    assert "--upload-limit none" in refusal("limit", "train.py", "--upload", "2mbit")

@@ -213,7 +213,7 @@ def read_limits(logs: Path) -> MachineLimits:
     try:
         content = json.loads(bounded_file.read_text(path))
         return MachineLimits().changed({name: str(content[name]) for name in MachineLimits().texts()})
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise GossamerError(
             f"there is no {path}: no run with these logs is in progress here, or it was started without limits. A run "
             "that begins with --upload-limit none can be limited later."
