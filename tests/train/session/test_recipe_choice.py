@@ -187,7 +187,8 @@ def test_an_untold_scaler_is_refused_also_alone(world: int) -> None:
     def work(worker: Worker) -> None:
         model, optimizer, session = worker.start(nn.Linear(3, 2), sgd, "EveryStep(global_batch=4, batch=2)")
         scaler = torch.amp.GradScaler("cpu")
-        while not session.steps:
+        scaler.scale(model(torch.ones(2, 3)).sum()).backward()
+        while session.accumulating:
             scaler.scale(model(torch.ones(2, 3)).sum()).backward()
         with pytest.raises(LoopError, match=r"GradScaler scales the loss, but was not passed to gossamer.attach"):
             scaler.step(optimizer)
