@@ -219,7 +219,8 @@ class StepHooks:
         if os.getpid() != self._pid:
             return
         self._stepping = False
-        self._restore_groups()
+        if self.momentum is not None:
+            self.momentum.after()
         self._session._synchronizer.after_step()
         self._session._step_over()
 
