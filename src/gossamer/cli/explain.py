@@ -347,13 +347,11 @@ def _training_lines(period: int, steps: int, known: Sequence[retained_benefit.Ro
     yield f"A training of {steps:,} steps has {steps / period:,.4g} rounds of {period:,} steps. By rounds, measured"
     yield "recipes retained this benefit of communication:"
     yield f"  {'rounds':<12}  {'retained':<13} period of this training"
-    mine = None
+    mine = retained_benefit.band_of(period, steps)
     for band in known:
-        if not (periods := band.periods(steps)):
-            continue
-        mine = band if period in periods else mine
-        to = f" to {periods[-1]:,}" if len(periods) > 1 else ""
-        yield f"  {band.rounds:<12}  {band.retained:<13} {periods[0]:,}{to}{'   this recipe' * (mine is band)}"
+        if periods := band.periods(steps):
+            to = f" to {periods[-1]:,}" if len(periods) > 1 else ""
+            yield f"  {band.rounds:<12}  {band.retained:<13} {periods[0]:,}{to}{'   this recipe' * (band == mine)}"
     if period > steps:
         yield f"  warning: the training ends before its first round. Write {retained_benefit.with_many_rounds(steps)}"
     elif mine is not None and mine.is_low:

@@ -267,7 +267,7 @@ def rounds_remark(recipe: Recipe, steps: int) -> str | None:
     period = averaging_period(recipe)
     if period > steps:
         return f"{steps:,} steps end before the first round of {period:,}. Write {with_many_rounds(steps)}"
-    band = _band(period, steps)
+    band = band_of(period, steps)
     if period <= 1 or band is None:
         return None
     few = "" if steps >= MANY_ROUNDS * period else f". For more, write {with_many_rounds(steps)}"
@@ -280,11 +280,13 @@ def rounds_remark(recipe: Recipe, steps: int) -> str | None:
 def low_rounds_remark(recipe: Recipe, steps: int) -> str | None:
     """The remark, if all measured recipes with as many rounds retained less than half, or there is no round."""
     period = averaging_period(recipe)
-    band = _band(period, steps)
+    band = band_of(period, steps)
     return rounds_remark(recipe, steps) if period > steps or (band is not None and band.is_low) else None
 
 
-def _band(period: int, steps: int) -> RoundsBand | None:
+def band_of(period: int, steps: int) -> RoundsBand | None:
+    """The measured band with as many rounds as a training of `steps` steps; None if it has no round, or none was
+    measured."""
     return next((band for band in measured_bands() if period in band.periods(steps)), None)
 
 
