@@ -15,7 +15,7 @@ def test_it_is_written_in_python_and_as_text(written: str | Auto) -> None:
 
 
 def test_its_repr_builds_it_again() -> None:
-    auto = Auto(most_steps=1.1, local_steps=False)
+    auto = Auto(most_steps=1.1, local_steps=False, steps=20_000)
     assert automatic(repr(auto)) == auto
     assert automatic("Auto(1.1)") == Auto(most_steps=1.1)
 
@@ -36,6 +36,7 @@ def test_it_is_no_part_of_a_recipe(written: str) -> None:
     [
         ("Auto(0.5)", "1 or more"),
         ("Auto(local_steps=1)", "True or False"),
+        ("Auto(steps=0)", r"Write Auto\(steps=20000\)"),
         ("Auot", "Write one of: Auto"),
         ("Chain(auto, Int8())", "no auto"),
     ],

@@ -13,12 +13,17 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from gossamer.algorithms.recipes.auto import Auto
 from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.plan.retained_benefit import averaging_period, low_rounds_remark
 from gossamer.train.auto.decision import ladder_text
 from gossamer.train.auto.ladder import RUNGS, admitted, is_adaptive
 from gossamer.train.auto.measurement import Measurement, StepSeconds, common_steps
 from gossamer.train.auto.rung_cost import rung_costs
 from gossamer.train.traffic.traffic import estimate_traffic
 
+LOCAL_STEPS = "LocalSGD(period=8) + Int8()"
+DILOCO = "DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5) + Float4()"
+ONE_BIT = "LocalSGD(period=4, optimizer_state='align') + OneBit()"
+ONE_BIT_SELDOM = "DiLoCo(period=16, outer_learning_rate=1.5, outer_momentum=0.0, optimizer_state='align') + OneBit()"
 PAGE = (ROOT / "docs/benchmarks/recipes.md").read_text(encoding="utf-8")
 
 
@@ -32,7 +37,7 @@ def test_every_rung_is_a_recipe_whose_workers_move_in_step(rung) -> None:
 
 def test_each_rung_sends_less_than_the_ones_before_or_needs_fewer_steps() -> None:
     """Else nothing would speak for it."""
-    costs = ladder(adaptive=True)
+    costs = rung_costs(RUNGS, MODEL, WORKERS, adaptive=True)
     for place, cost in enumerate(costs):
         assert not any(
             other.bytes_sent <= cost.bytes_sent and other.steps <= cost.steps and other.trips <= cost.trips
@@ -42,7 +47,7 @@ def test_each_rung_sends_less_than_the_ones_before_or_needs_fewer_steps() -> Non
 
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_bytes_are_those_of_the_estimate(adaptive: bool) -> None:
-    for rung, cost in zip(RUNGS, ladder(adaptive=adaptive), strict=True):
+    for rung, cost in zip(RUNGS, rung_costs(RUNGS, MODEL, WORKERS, adaptive=adaptive), strict=True):
         assert cost.bytes_sent == estimate_traffic(rung.recipe(WORKERS), MODEL, workers=WORKERS).bytes_sent
         assert cost.steps == (rung.steps_adaptive if adaptive else rung.steps_sgd)
 
@@ -70,8 +75,32 @@ def test_buffers_are_messages_of_every_step_and_of_every_merge() -> None:
 
 def test_what_the_user_closes_is_closed() -> None:
     assert [rung.name for rung in admitted(Auto(most_steps=1.0), adaptive=True)] == [rung.name for rung in RUNGS[:3]]
-    assert admitted(Auto(local_steps=False), adaptive=False) == RUNGS[:-2]
-    assert admitted(Auto(), adaptive=True) == RUNGS
+    assert admitted(Auto(local_steps=False, steps=20_000), adaptive=True) == RUNGS[:6]
+    assert admitted(Auto(steps=20_000), adaptive=True) == RUNGS
+
+
+@pytest.mark.parametrize(
+    ("steps", "local"),
+    [
+        (300, []),
+        (500, [LOCAL_STEPS]),
+        (None, [LOCAL_STEPS, DILOCO]),
+        (2_000, [LOCAL_STEPS, ONE_BIT, DILOCO]),
+        (8_000, [LOCAL_STEPS, ONE_BIT, DILOCO, ONE_BIT_SELDOM]),
+    ],
+)
+def test_a_recipe_of_local_steps_needs_a_training_with_enough_rounds(steps: int | None, local: list[str]) -> None:
+    names = [rung.name for rung in admitted(Auto(steps=steps), adaptive=True)]
+    assert names[6:] == local
+    assert "OneBit()" not in "".join(rung.name for rung in admitted(Auto(steps=steps), adaptive=False))
+
+
+@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
+def test_with_its_fewest_steps_a_rung_is_not_known_to_retain_less_than_half(rung) -> None:
+    recipe = rung.recipe(WORKERS)
+    assert low_rounds_remark(recipe, rung.least_steps) is None
+    if averaging_period(recipe):
+        assert low_rounds_remark(recipe, rung.least_steps // 2) is not None or "OneBit" in rung.name
 
 
 @pytest.mark.parametrize(("rule", "adaptive"), [(SGD, False), (Adam, True), (AdamW, True), (RMSprop, True)])
@@ -99,8 +128,9 @@ def test_steps_follow_from_the_measured_table(recipe: str) -> None:
 def test_what_is_explained_names_every_rung() -> None:
     text = "\n".join(ladder_text(Auto(most_steps=1.2, local_steps=False)))
     assert all(rung.name in text for rung in RUNGS)
-    assert text.count("never") == 6  # TopK, LocalSGD and DiLoCo, each for both
-    assert max(map(len, text.splitlines())) <= 120
+    assert text.count("never") == 10  # TopK and the four of local steps, each for both
+    assert all(len(line) <= 120 for line in text.splitlines() if not line.endswith(RUNGS[-1].name))
+    assert "This one has 20,000." in "\n".join(ladder_text(Auto(steps=20_000)))
 
 
 def test_measurements_travel_as_text() -> None:

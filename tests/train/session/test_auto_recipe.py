@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.processes import run_workers
 from support.virtual_workers import Worker, agree, cluster, loss_of, network, parameters, train_step
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, AdamW, RMSprop
 
 from gossamer import events
 from gossamer.algorithms.recipes.auto import Auto
@@ -76,9 +76,20 @@ def switched() -> Iterator[list[events.RecipeSwitched]]:
     end()
 
 
-def begin(worker: Worker, line: Callable[[int], float], auto: Auto, rule: Rule | None = None, **clock: Any) -> Any:
+def momentum_sgd(parameters: Any) -> SGD:
+    return SGD(parameters, 0.05, momentum=0.9)
+
+
+def begin(
+    worker: Worker,
+    line: Callable[[int], float],
+    auto: Auto,
+    rule: Rule | None = None,
+    optimizer: Callable[..., Any] = momentum_sgd,
+    **clock: Any,
+) -> Any:
     model = network(worker.rank)
-    optimizer = SGD(model.parameters(), 0.05, momentum=0.9)
+    optimizer = optimizer(model.parameters())
     session = worker.attach(model, optimizer, auto)
     VirtualClock(line, **clock).put_into(session)
     choose_while_training(session, auto, rule)
@@ -110,6 +121,22 @@ def test_on_a_fast_line_nothing_happens(switched: list[events.RecipeSwitched]) -
     found = cluster(lambda worker: train(worker, fast, 40), 2)
     assert {*found[0][1]} == {repr(Recipe())}
     assert not switched
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "auto", "chosen"),
+    [
+        (AdamW, Auto(steps=20_000), "OneBit()"),
+        (AdamW, Auto(), "Float4()"),
+        (RMSprop, Auto(steps=20_000), "Float4()"),  # its momentum cannot be aligned
+    ],
+)
+def test_a_long_training_averages_parameters_in_one_bit(optimizer: type, auto: Auto, chosen: str) -> None:
+    steps = 3 + 80  # until the first change, and whole periods
+    found = cluster(lambda worker: train(worker, slow, steps, auto, optimizer=optimizer), 2)
+    agree([trained for trained, _ in found])
+    assert found[0][1] == found[1][1]
+    assert chosen in found[0][1][-1]
 
 
 def test_the_choice_follows_the_line_there_and_back(switched: list[events.RecipeSwitched]) -> None:

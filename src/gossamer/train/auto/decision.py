@@ -29,7 +29,7 @@ from math import ceil
 from gossamer.algorithms.recipes.auto import Auto
 from gossamer.base.units import rate_text, seconds_text, share_text
 from gossamer.train.auto import loss_guard
-from gossamer.train.auto.ladder import RUNGS, LadderRung, admitted
+from gossamer.train.auto.ladder import RUNGS, UNKNOWN_STEPS, LadderRung, admitted
 from gossamer.train.auto.measurement import MOST_STEPS, Measurement
 from gossamer.train.auto.network_fit import Equation, FittedLine, StepWindow, fit, observe
 from gossamer.train.auto.pricing import RungPrice, price
@@ -216,13 +216,15 @@ def change_text(window: StepWindow, line: FittedLine, before: RungPrice, after: 
 
 def ladder_text(auto: Auto) -> Iterator[str]:
     """The rungs, the rule and the limits that protect the loss, line by line."""
-    rule, wide = Rule(), max(len(rung.name) for rung in RUNGS)
-    kinds = {"Adam": True, "SGD": False}
+    rule, kinds = Rule(), {"Adam": True, "SGD": False}
     yield f"{auto!r}: one of these recipes at a time, from weak to strong"
-    yield f"  {'steps to a loss, relative to Dense():':>{wide}}" + "".join(f"{kind:>7}" for kind in kinds)
+    yield "".join(f"{kind:>7}" for kind in kinds) + f"{'from':>8}"
     for rung in RUNGS:
         shown = (_steps(rung, auto, adaptive=adaptive) for adaptive in kinds.values())
-        yield f"  {rung.name:<{wide}}" + "".join(f"{steps:>7}" for steps in shown)
+        least = f"{rung.least_steps:,}" if rung.least_steps else ""
+        yield "".join(f"{steps:>7}" for steps in shown) + f"{least:>8}  {rung.name}"
+    yield "Adam, SGD: steps to a loss, relative to Dense(), with optimizers of this kind."
+    yield f"from: only in trainings with at least so many steps. {_training(auto)}"
     worth, close, moved = share_text(rule.worth), share_text(rule.close), share_text(loss_guard.MOST_MOVED)
     yield f"All ranks change between the same two steps: to a stronger recipe if the best saves {worth} of the"
     dearest = rule.change_steps * 2**rule.most_doublings
@@ -233,6 +235,12 @@ def ladder_text(auto: Auto) -> Iterator[str]:
     yield f"While the learning rate rises or the gradient's norm changes by {moved} in {loss_guard.WINDOW_STEPS} steps,"
     yield f"the additional steps of compressed gradients count {loss_guard.CAUTION:g} times. A recipe is left if its"
     yield f"residuals exceed {loss_guard.MOST_RESIDUAL_GRADIENTS:g} gradients."
+
+
+def _training(auto: Auto) -> str:
+    if auto.steps is None:
+        return f"{UNKNOWN_STEPS:,} are assumed; for more, write Auto(steps=20000)."
+    return f"This one has {auto.steps:,}."
 
 
 def _steps(rung: LadderRung, auto: Auto, *, adaptive: bool) -> str:

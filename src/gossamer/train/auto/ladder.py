@@ -8,11 +8,11 @@ from math import inf
 
 from torch.optim import Optimizer
 
-from gossamer.algorithms.compressors import Compressor, Dense, Float4, PowerSGD, TopK
+from gossamer.algorithms.compressors import Compressor, Dense, Float4, OneBit, PowerSGD, TopK
 from gossamer.algorithms.compressors.int8 import Int8
 from gossamer.algorithms.recipes.auto import Auto
 from gossamer.algorithms.recipes.recipe import Recipe, resolve
-from gossamer.algorithms.strategies import DiLoCo, LocalSGD
+from gossamer.algorithms.strategies import ALIGN, DiLoCo, LocalSGD
 from gossamer.base.term import Terms
 
 
@@ -27,7 +27,8 @@ class LadderRung:
 
     written: Compressor | Terms
     steps_adaptive: float  # with Adam and similar optimizers, which move all entries about equally far
-    steps_sgd: float
+    steps_sgd: float  # inf: not measured, so never used
+    least_steps: int = 0  # of a training in which the recipe is used; with fewer rounds it retained too little
     #: Of gradients, encoded and decoded by one core, used before this rung was tried: half of the rate in
     #: docs/reference/trade-offs.md for encoding alone
     codec_bytes_per_second: float = inf
@@ -39,17 +40,29 @@ class LadderRung:
     def steps(self, *, adaptive: bool) -> float:
         return self.steps_adaptive if adaptive else self.steps_sgd
 
+    @property
+    def period(self) -> int:
+        """Steps between two rounds; 1: gradients are averaged in every step."""
+        stage = resolve(self.written).strategy.steady_stage
+        return stage.schedule.period if stage.local_parameters else 1
+
     def recipe(self, workers: int) -> Recipe:
         return resolve(self.written, workers)
 
 
 _APART = DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5)
+_ALIGNED = LocalSGD(period=4, optimizer_state=ALIGN)
+_SELDOM = DiLoCo(period=16, outer_learning_rate=1.5, outer_momentum=0.0, optimizer_state=ALIGN)
+UNKNOWN_STEPS = 1000  # of a training whose length is not given
 
 #: From weak to strong. Sources: docs/benchmarks/recipes.md (Int8; PowerSGD and TopK with AdamW),
 #: docs/reference/trade-offs.md (Float4; PowerSGD and TopK with SGD), docs/benchmarks/advice.md (local steps: five tasks
 #: in 150 steps and seven in 450, where the median of all ratios is 1.27 for LocalSGD and 1.16 for DiLoCo; 1.25 for
 #: DiLoCo is assumed, since its ratio is larger if each recipe has its own learning rate, as in
-#: docs/benchmarks/ladder.md).
+#: docs/benchmarks/ladder.md). Parameters in one bit: docs/benchmarks/ladder.md, with 550 rounds or more. Their final
+#: losses are converted by the loss of lock step there, which falls by 0.25 for every factor e of steps: every 4 steps
+#: 0.99, 1.15 and 1.05 with 57, 113 and 237 thousand parameters, every 16 steps 1.07 and 1.04 with 57 and 237 thousand.
+#: Fewest steps: 50 rounds (fewer retained less than half of the benefit of communication), in one bit 500 rounds.
 RUNGS: tuple[LadderRung, ...] = (
     LadderRung(written=Dense(), steps_adaptive=1.0, steps_sgd=1.0),
     LadderRung(written=Dense(dtype="bfloat16"), steps_adaptive=1.0, steps_sgd=1.0, codec_bytes_per_second=11.2e9),
@@ -57,8 +70,30 @@ RUNGS: tuple[LadderRung, ...] = (
     LadderRung(written=Float4(), steps_adaptive=1.07, steps_sgd=1.03, codec_bytes_per_second=5.5e9),
     LadderRung(written=PowerSGD(rank=4), steps_adaptive=1.18, steps_sgd=1.08, codec_bytes_per_second=0.29e9),
     LadderRung(written=TopK(density=0.01), steps_adaptive=2.3, steps_sgd=1.24, codec_bytes_per_second=5.3e9),
-    LadderRung(written=LocalSGD(period=8) + Int8(), steps_adaptive=1.3, steps_sgd=1.3, codec_bytes_per_second=6.4e9),
-    LadderRung(written=_APART + Float4(), steps_adaptive=1.25, steps_sgd=1.25, codec_bytes_per_second=5.5e9),
+    LadderRung(
+        written=LocalSGD(period=8) + Int8(),
+        steps_adaptive=1.3,
+        steps_sgd=1.3,
+        least_steps=400,
+        codec_bytes_per_second=6.4e9,
+    ),
+    LadderRung(
+        written=_ALIGNED + OneBit(),
+        steps_adaptive=1.06,
+        steps_sgd=inf,
+        least_steps=2000,
+        codec_bytes_per_second=5.4e9,
+    ),
+    LadderRung(
+        written=_APART + Float4(), steps_adaptive=1.25, steps_sgd=1.25, least_steps=1000, codec_bytes_per_second=5.5e9
+    ),
+    LadderRung(
+        written=_SELDOM + OneBit(),
+        steps_adaptive=1.06,
+        steps_sgd=inf,
+        least_steps=8000,
+        codec_bytes_per_second=5.4e9,
+    ),
 )
 
 
@@ -69,20 +104,21 @@ def is_adaptive(optimizer: Optimizer) -> bool:
 
 
 def beginning(rungs: Sequence[LadderRung]) -> LadderRung:
-    """The initial rung: the strongest with local steps, otherwise the weakest of all.
+    """The initial rung: the one with the longest period of local steps, otherwise the weakest of all.
 
     The network is not known yet. Twenty local steps cost little loss on any network, while twenty steps of Dense() may
     take an hour; the first merge also measures the network.
     """
-    apart = [rung for rung in rungs if resolve(rung.written).strategy.steady_stage.local_parameters]
-    return apart[-1] if apart else rungs[0]
+    return max(rungs, key=lambda rung: rung.period)
 
 
 def admitted(auto: Auto, *, adaptive: bool) -> Sequence[LadderRung]:
     """The rungs that the recipe text allows; Dense() is always included."""
+    training = UNKNOWN_STEPS if auto.steps is None else auto.steps
     return tuple(
         rung
         for rung in RUNGS
         if rung.steps(adaptive=adaptive) <= auto.most_steps
-        and (auto.local_steps or not resolve(rung.written).strategy.steady_stage.local_parameters)
+        and rung.least_steps <= training
+        and (auto.local_steps or rung.period == 1)
     )

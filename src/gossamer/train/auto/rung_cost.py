@@ -48,9 +48,7 @@ def rung_costs(
 
 def _cost(rung: LadderRung, model: Attached, workers: int, steps: float, buffers: Sequence[int]) -> RungCost:
     recipe = rung.recipe(workers)
-    stage = recipe.strategy.steady_stage
-    local = stage.local_parameters
-    period = stage.schedule.period if local else 1
+    period, local = rung.period, rung.period > 1
     model = replace(
         model,
         fragments=(0,) * len(model.layouts),

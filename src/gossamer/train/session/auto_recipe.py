@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from gossamer.algorithms.recipes.auto import Auto
 from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.strategies import ALIGN, AveragingStage
 from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.errors import AttachError
 from gossamer.train.auto.decision import RungChange, decide
@@ -25,6 +26,7 @@ from gossamer.train.auto.measurement import Measurement, asks_for_look, slow_ste
 from gossamer.train.auto.rule import Rule, RuleState
 from gossamer.train.auto.rung_cost import rung_costs
 from gossamer.train.engine.model_buffers import moving_buffers
+from gossamer.train.moments.aligned_moment import check_alignable
 from gossamer.train.session import lifecycle_events
 from gossamer.train.session.group_calls import GroupCalls
 from gossamer.train.session.session_status import SessionStatus
@@ -180,6 +182,9 @@ def _serves(recipe: Recipe, model: nn.Module, optimizer: Optimizer) -> bool:
     try:
         refuse_sparse_gradients(model, recipe)
         refuse_swapping(optimizer, recipe)
+        stage = recipe.strategy.steady_stage
+        if isinstance(stage, AveragingStage) and stage.strategy.on_merge == ALIGN:
+            check_alignable(optimizer)
     except AttachError:
         return False
     return True
