@@ -42,9 +42,13 @@ def _git(root: Path, *arguments: str) -> str:
 def provenance(command: Sequence[str] = ()) -> str:
     """A line for the page. command: what wrote it; by default how this process was started."""
     from gossamer.comm.environment.host_info import machine  # torch, which takes seconds and not every import needs
+    from gossamer.comm.network import read_network
+    from gossamer.plan.emulation import plan
 
     about = ", ".join(f"{name} {value}" for name, value in machine().items())
-    return f"Written from commit `{commit()}` by `{shlex.join(command or ['python', *sys.argv])}`; {about}."
+    only = plan(read_network("100mbit,1ms", 2)).reason
+    networks = f" Networks of `gossamer` commands were only approximated here: {only}." if only else ""
+    return f"Written from commit `{commit()}` by `{shlex.join(command or ['python', *sys.argv])}`; {about}.{networks}"
 
 
 def scratch(page: Path) -> Path:

@@ -148,6 +148,19 @@ def test_the_rate_that_hides_a_recipe_has_a_column(tmp_path: Path, monkeypatch: 
     assert "10.0 Mbit/s" in said
 
 
+@pytest.mark.parametrize("emulation", ["switch", "paced"])
+def test_it_says_how_the_network_was_emulated(emulation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    how = {"network": "10mbit,20ms", "emulation": emulation}
+    monkeypatch.setattr(compare, "train_for_record", lambda recipe, *_: {**_record(recipe), **how})
+    (tmp_path / "train.py").write_text("")
+    page = tmp_path / "page.html"
+    options = ["--network", "10mbit,20ms", "--no-estimate", "--page", str(page), "--recipe", "Int8()"]
+    code, said = run(*options, str(tmp_path / "train.py"))
+    assert code == 0, said
+    assert f"network: 10mbit,20ms (emulated: {emulation})" in said
+    assert f"on 10mbit,20ms (emulated: {emulation})" in page.read_text()
+
+
 ENDS = {"Dense()": 1.0, "Silent()": 2.0, "Int8()": 1.25, "TopK(density=0.01)": 2.5}
 
 

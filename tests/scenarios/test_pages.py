@@ -25,6 +25,7 @@ from gossamer.base.layout import FlatTensors, Layout
 from gossamer.base.runner import price
 from gossamer.base.units import bytes_text
 from gossamer.plan.bench import KERNELS, case_texts, with_feedback
+from gossamer.plan.emulation import EmulationPlan
 from gossamer.plan.profile.user_script import attached_by
 from gossamer.plan.rehearse import worker
 from gossamer.plan.rehearse.model_shapes import find_shapes
@@ -79,6 +80,12 @@ def test_every_part_says_from_which_commit_it_is(page: str) -> None:
 
 def test_what_programs_write_is_seen() -> None:
     assert MEASURED.search(provenance(["make"]))
+
+
+def test_a_page_says_that_networks_were_only_approximated(monkeypatch: pytest.MonkeyPatch) -> None:
+    paced = EmulationPlan(emulation="paced", reason="missing commands: tc")
+    monkeypatch.setattr("gossamer.plan.emulation.plan", lambda network: paced)
+    assert provenance(["make"]).endswith("only approximated here: missing commands: tc.")
     assert not MEASURED.search("Written by `make`.")
 
 

@@ -6,6 +6,8 @@ from typing import Any
 def record(busy_seconds: float = 0.0, late_seconds: float = 0.0) -> dict[str, Any]:
     return {
         "workers": 4,
+        "network": "1gbit,1ms",
+        "emulation": "switch",
         "seconds_per_step": {"median": 0.2},
         "compute_seconds_per_step": 0.15,
         "waiting_seconds_per_step": 0.05,

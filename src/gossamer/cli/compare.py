@@ -46,7 +46,7 @@ from gossamer.observe.comparison import (
 )
 from gossamer.observe.pages.page import write_page
 from gossamer.observe.plot import plot
-from gossamer.observe.record import MOST_RECORD_BYTES, Record, write
+from gossamer.observe.record import MOST_RECORD_BYTES, Record, network_text, write
 from gossamer.observe.target import Target, read_target
 from gossamer.plan import retained_benefit
 from gossamer.plan.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
@@ -213,6 +213,9 @@ def compare_command(
     }
     header, lines = table_text(found, recipes, columns)
     _show(found, header, lines, max(map(len, rows)), console)
+    emulated = network_text(records[0]) if records else None
+    if emulated is not None:
+        console.print(f"network: {emulated}", markup=False)
     for each, rate in zip(recipes, chosen, strict=True):
         if len(rates) > 1 and rate in (rates[0], rates[-1]):
             console.print(
@@ -233,7 +236,7 @@ def compare_command(
         files.csv_file.write_text(csv_text(found, recipes, columns), encoding="utf-8")
     if files.latex_file:
         files.latex_file.write_text(latex_text(header, lines), encoding="utf-8")
-    _draw(header, lines, recipes, records, workers, network, files)
+    _draw(header, lines, recipes, records, workers, emulated, files)
     if failed is not None:
         console.print()
         raise failed

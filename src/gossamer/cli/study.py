@@ -41,7 +41,7 @@ from gossamer.cli.worker import SECONDS as SECONDS_LIMIT
 from gossamer.comm.network import read_network
 from gossamer.comm.runtime.signal_handlers import handling
 from gossamer.observe.plot import plot_metrics
-from gossamer.observe.record import Record, write
+from gossamer.observe.record import Record, network_text, write
 from gossamer.observe.target import Target
 from gossamer.plan import retained_benefit
 from gossamer.plan.profile.profile_runs import profile_script
@@ -170,6 +170,8 @@ def study_command(
         summary = summarize(finished, workers, target)
         header, lines = table_text(summary)
         _show(summary, header, lines, seeds, console)
+        if real_time and (emulated := network_text(next(iter(finished.values())))):
+            console.print(f"network: {emulated}", markup=False)
         console.print(f"runs: {kept.folder}", markup=False, style="dim")
         _write(summary, header, lines, finished, csv_file, tex_file, plot_file)
     if failures:

@@ -23,6 +23,11 @@ MOST_RECORD_BYTES = 2**31  # of a record to read: a run of months
 NO_NETWORK: Record = {"network": None, "emulation": None}
 
 
+def network_text(record: Record) -> str | None:
+    """For example: "100mbit,20ms (emulated: switch)". None without an emulated network."""
+    return f"{record['network']} (emulated: {record['emulation']})" if record.get("network") else None
+
+
 def read_ranks(directory: Path) -> list[RankRecord]:
     """The records of this machine's ranks, in order, for any end of the run; empty if no rank had a session.
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from gossamer.base.units import bytes_text, count_text, ranks_text, seconds_text, share_text, short
 from gossamer.observe.control_sequences import in_one_line, without_controls
 from gossamer.observe.live import LiveView
-from gossamer.observe.record import Record
+from gossamer.observe.record import Record, network_text
 
 RANK_STYLES = ("cyan", "magenta", "green", "yellow", "blue", "red")
 PLAIN_SECONDS, LONGEST_PLAIN_SECONDS = 5.0, 60.0  # between lines of progress without a terminal
@@ -147,8 +147,8 @@ def rows(record: Record, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, what in (("lost", "of them lost"), ("left", "of them left")):
         if ranks := record.get(name):
             yield what, ranks_text(ranks)
-    if record.get("network"):
-        yield "network", f"{record['network']} (emulated: {record['emulation']})"
+    if network := network_text(record):
+        yield "network", network
     if record.get("sessions", 1) > 1:
         yield "sessions", SESSIONS.format(count=record["sessions"])
     yield "parameters", count_text(record["parameters"])

@@ -26,7 +26,7 @@ def test_the_table_says_what_was_measured():
         step_seconds=0.19, waiting_seconds=0.04, wire_seconds=0.02, codec_seconds=0.01, inputs={}
     )
     said = lines(row("Dense()", estimate=estimate), row("Int8()"))
-    assert said[3] == "workers   4, network 1gbit,1ms"
+    assert said[3] == "workers   4, network 1gbit,1ms (emulated: switch)"
     assert re.split(" {2,}", said[5])[:6] == ["recipe", "step", "estimate", "ratio", "waiting", "encode"]
     numbers = ["2.00", "25 %", "10 ms", "20 ms", "3 ms", "1.2 MB"]
     assert re.split(" {2,}", said[6]) == ["Dense()", "200 ms", "190 ms", *numbers]

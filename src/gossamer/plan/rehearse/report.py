@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gossamer.base.units import bytes_text, seconds_text, share_text
-from gossamer.observe.record import Record
+from gossamer.observe.record import Record, network_text
 from gossamer.plan.estimate.step_time import StepTimeEstimate
 from gossamer.plan.rehearse.model_shapes import Shapes
 from gossamer.version import __version__
@@ -81,7 +81,8 @@ def summary(plan: RehearsalPlan, rows: Sequence[RehearsalRow]) -> Iterator[str]:
     yield f"model     {shapes.title}"
     yield f"          {shapes.parameters:,} parameters in {len(shapes.gradients)} tensors"
     yield f"step      {seconds_text(plan.step_seconds)} alone, {share_text(plan.forward_share)} of it forward"
-    yield f"workers   {plan.workers}, network {plan.network or 'this machine, unlimited'}"
+    network = next((network_text(row.record) for row in rows), None)
+    yield f"workers   {plan.workers}, network {network or 'this machine, unlimited'}"
     yield ""
     yield from _table([HEADINGS, *(_cells(plan, row) for row in rows)])
     yield ""
