@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from pathlib import Path
 
 import pytest
 from support.nightly import nightly
-from support.testbed_traffic import answering, arrived, bits_per_second, round_trip_seconds
+from support.testbed_traffic import (
+    SINK,
+    SOURCE,
+    answering,
+    arrived,
+    bits_per_second,
+    line,
+    on,
+    round_trip_seconds,
+)
 
 from gossamer.comm.network import Host, Network, read_network
 from gossamer.comm.network import Path as NetworkPath
@@ -85,6 +95,20 @@ def test_a_slowed_host_is_slower_and_recovers(spec: str) -> None:
         assert not within(bits_per_second(lab, 0, 1), 20e6)  # so the check above can fail
         lab.slow(1, 1.0)
         assert within(best_rate(lab, 20e6), 20e6)
+
+
+@pytest.mark.parametrize("spec", ["100mbit,2ms", "100mbit"])
+def test_a_host_that_is_slowed_while_it_sends_goes_on(spec: str) -> None:
+    """Large packets wait in the interface's queue at that moment."""
+    with EmulatedNetwork(read_network(spec, 2)) as lab, on(lab, 1, SINK, 0, 60) as sink:
+        assert line(sink) == "up"
+        with on(lab, 0, SOURCE, lab.hosts[1].address):
+            for factor in (8, 1, 8):
+                for _ in range(2):  # before the change, and after it
+                    end, deadline = lab.interface_bytes()[0] + 200_000, time.monotonic() + 10
+                    while lab.interface_bytes()[0] < end:
+                        assert time.monotonic() < deadline
+                    lab.slow(0, factor)
 
 
 def test_the_slower_of_two_unequal_lines_counts() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -88,3 +90,18 @@ def test_a_line_that_is_not_there_cannot_be_shared() -> None:
             switch.ask("path 0 0 0 0 1")
     finally:
         switch.close()
+
+
+def test_ctrl_c_at_the_terminal_does_not_end_the_network() -> None:
+    """Ctrl-C sends SIGINT to the launcher and all programs of its process group; the workers then save."""
+    program = f"""
+import os, signal
+from {Switch.__module__} import Switch
+switch = Switch()
+signal.signal(signal.SIGINT, lambda number, frame: None)
+os.killpg(0, signal.SIGINT)
+print(switch.ask("shared 1e6 1000"), flush=True)
+switch.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, start_new_session=True)
+    assert (done.stdout, done.stderr) == ("ok\n", "")

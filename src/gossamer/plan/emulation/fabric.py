@@ -67,12 +67,22 @@ def line_queue_bytes(bits_per_second: float, round_trip_seconds: float) -> int:
     return max(LEAST_QUEUE_BYTES, int(bits_per_second / 8 * max(round_trip_seconds, QUEUE_SECONDS)))
 
 
-def bucket(device: str, bits_per_second: float, limit_bytes: int, header_bytes: int = 0) -> str:
-    """The `tc` line that limits the rate of `device` in IP bytes; header_bytes: additional bytes per packet."""
+def bucket(
+    device: str, bits_per_second: float, usual_bits_per_second: float, limit_bytes: int, header_bytes: int = 0
+) -> str:
+    """The `tc` line that limits the rate of `device` in IP bytes.
+
+    Args:
+        usual_bits_per_second: rate of the line in the network. A slower line keeps the burst of this rate: a packet
+            that is larger than a new burst, and already in the queue, would never be sent, nor any packet behind it.
+        limit_bytes: of the queue.
+        header_bytes: additional bytes per packet.
+    """
     if bits_per_second >= UNLIMITED_BITS_PER_SECOND:
         return f"qdisc replace dev {device} root pfifo limit 10000"
     rate = round(bits_per_second * (MTU_BYTES + header_bytes) / MTU_BYTES)
-    burst = max(2 * (MTU_BYTES + header_bytes), int(joined_bytes(bits_per_second) * HEADERS_FACTOR))
+    largest = joined_bytes(max(bits_per_second, usual_bits_per_second))
+    burst = max(2 * (MTU_BYTES + header_bytes), int(largest * HEADERS_FACTOR))
     return f"qdisc replace dev {device} root tbf rate {rate}bit burst {burst}b limit {limit_bytes}b"
 
 
@@ -135,10 +145,12 @@ class BridgeFabric:
         ip(self._hosts[sender].namespace, [self._neighbor(receiver, hardware)])
 
     def set_line(self, host: int, line: Host) -> None:
-        up = bucket(self._hosts[host].interface, line.up_bits_per_second, SOCKETS_QUEUE_BYTES, ETHERNET_HEADER_BYTES)
+        own, usual = self._hosts[host], self._network.hosts[host]
+        ups = line.up_bits_per_second, usual.up_bits_per_second
+        downs = line.down_bits_per_second, usual.down_bits_per_second
+        tc(own.namespace, [bucket(own.interface, *ups, SOCKETS_QUEUE_BYTES, ETHERNET_HEADER_BYTES)])
         waiting = queue_bytes(self._network, host)
-        tc(self._hosts[host].namespace, [up])
-        tc(self._namespace, [bucket(f"host{host}", line.down_bits_per_second, waiting, ETHERNET_HEADER_BYTES)])
+        tc(self._namespace, [bucket(f"host{host}", *downs, waiting, ETHERNET_HEADER_BYTES)])
 
     def cpu_seconds(self) -> None:
         return None

@@ -33,8 +33,15 @@ class Switch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        # A session of its own: Ctrl-C reaches the whole terminal group, and workers need the network to save
         self._process = subprocess.Popen(
-            [PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+            [PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            start_new_session=True,
         )
         if (greeting := self._reply()) != GREETING:
             self.close()
@@ -114,9 +121,10 @@ class SwitchFabric:
         yield f"address add {host.address}/24 dev {host.interface}"
 
     def _hold_back(self, number: int, line: Host) -> None:
-        host = self._hosts[number]
+        host, usual = self._hosts[number], self._network.hosts[number]
+        rates = line.up_bits_per_second, usual.up_bits_per_second
         with contextlib.suppress(EmulationError):  # a kernel without token buckets; the switch limits the rate anyway
-            tc(host.namespace, [bucket(host.interface, line.up_bits_per_second, SOCKETS_QUEUE_BYTES)])
+            tc(host.namespace, [bucket(host.interface, *rates, SOCKETS_QUEUE_BYTES)])
 
     def cut(self, a: int, b: int) -> None:
         self._switch.ask(f"cut {a} {b}")
