@@ -23,9 +23,19 @@ def test_packets_are_joined_as_far_as_a_millisecond_goes() -> None:
 
 
 def test_buckets_count_ip_bytes() -> None:
-    assert bucket("eth0", 100e6, 1000) == "qdisc replace dev eth0 root tbf rate 100000000bit burst 13750b limit 1000b"
-    assert bucket("h", 3e6, 9, 14) == "qdisc replace dev h root tbf rate 3028000bit burst 3028b limit 9b"
-    assert "tbf" not in bucket("eth0", read_network("unlimited", 1).hosts[0].up_bits_per_second, 1000)
+    assert (
+        bucket("eth0", 100e6, 100e6, 1000)
+        == "qdisc replace dev eth0 root tbf rate 100000000bit burst 13750b limit 1000b"
+    )
+    assert bucket("h", 3e6, 3e6, 9, 14) == "qdisc replace dev h root tbf rate 3028000bit burst 3028b limit 9b"
+    unlimited = read_network("unlimited", 1).hosts[0].up_bits_per_second
+    assert "tbf" not in bucket("eth0", unlimited, unlimited, 1000)
+
+
+def test_a_slower_line_keeps_the_burst_of_its_usual_rate() -> None:
+    """Else the interface would never send a larger packet that waits in its queue already."""
+    assert " rate 12500000bit burst 13750b " in bucket("eth0", 100e6 / 8, 100e6, 1000)
+    assert " burst 27500b " in bucket("eth0", 200e6, 100e6, 1000)
 
 
 def offices(shared: float | None) -> Network:
