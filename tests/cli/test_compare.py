@@ -284,10 +284,13 @@ def test_a_failure_is_told_in_a_sentence_first() -> None:
     assert "it printed nothing" in failure_text("Dense()", ["gossamer"], [])
 
 
-def test_runs_before_one_that_failed_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("end", "says"), [(click.ClickException("it broke"), "it broke"), (KeyboardInterrupt(), "")])
+def test_runs_before_one_that_failed_or_was_interrupted_are_shown(
+    end: BaseException, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def train(recipe: str, *_: object) -> dict[str, Any]:
         if recipe != "Dense()":
-            raise click.ClickException("it broke")
+            raise end
         return _record(recipe)
 
     monkeypatch.setattr(compare, "train_for_record", train)
@@ -295,7 +298,7 @@ def test_runs_before_one_that_failed_are_shown(tmp_path: Path, monkeypatch: pyte
     file = tmp_path / "found.json"
     arguments = ["--recipe", "Dense()", "--recipe", "Int8()", "--json", str(file), str(tmp_path / "train.py")]
     code, said = run(*arguments)
-    assert (code, "it broke" in said) == (1, True)
+    assert (code, says in said) == (1, True)
     assert "100 ms" in said
     assert [record["recipe"] for record in json.loads(file.read_text())["records"]] == ["Dense()"]
     code, said = run(*arguments[2:])
