@@ -317,6 +317,11 @@ def test_a_recipe_that_is_chosen_shows_its_ladder_and_what_it_begins_with() -> N
     assert first == said("Dense()", "--parameters", "100000")
 
 
+def test_the_ladder_is_that_of_the_trainings_steps() -> None:
+    assert "This one has 20,000." in said("auto", "--steps", "20000", "--parameters", "100000")
+    assert "This one has 300." in said("Auto(steps=300)", "--steps", "20000", "--parameters", "100000")
+
+
 def test_a_recipe_that_stays_shows_none() -> None:
     assert "chosen" not in said("Int8()", "--parameters", "100000")
     assert "one of these recipes at a time" not in said("Int8()", "--parameters", "100000")

@@ -16,6 +16,7 @@ import click
 
 from gossamer.algorithms.compressors import Codec
 from gossamer.algorithms.recipes.advice_reference import read_recipe
+from gossamer.algorithms.recipes.auto import Auto
 from gossamer.algorithms.recipes.recipe import Recipe, automatic, resolve
 from gossamer.algorithms.recipes.wrapping import replace_tables, tables_of
 from gossamer.algorithms.strategies import (
@@ -141,6 +142,8 @@ def explain(
     if script is not None:
         register_terms(script, arguments, [recipe])
     auto = automatic(recipe)
+    if auto is not None and auto.steps is None:
+        auto = replace(auto, steps=steps)
     first = recipe if auto is None else beginning(admitted(auto, adaptive=False)).written
     resolved = resolve(first, workers)
     if isinstance(resolved.strategy.steady_stage, FederatedStage):
@@ -154,7 +157,7 @@ def explain(
     model, attached = _model(resolved, script, arguments, parameters)
     traffic = estimate_traffic(resolved, attached, workers=workers)
     step = _step(resolved, attached, script, arguments, workers, network, step_seconds, own_machines, speeds)
-    for line in _choice_lines(recipe):
+    for line in _choice_lines(auto) if auto is not None else ():
         echo(line)
     for line in _lines(resolved, model, traffic):
         echo(line)
@@ -252,11 +255,10 @@ def _model(
     return "shapes assumed, like a transformer's", assumed(parameters or ASSUMED_PARAMETERS, recipe)
 
 
-def _choice_lines(recipe: str) -> Iterator[str]:
+def _choice_lines(auto: Auto) -> Iterator[str]:
     """Candidates of a recipe that is chosen while training. The lines after them describe the first one."""
-    if (auto := automatic(recipe)) is not None:
-        yield from ladder_text(auto)
-        yield "\nThe first recipe:"
+    yield from ladder_text(auto)
+    yield "\nThe first recipe:"
 
 
 def _lines(recipe: Recipe, model: str, traffic: TrafficEstimate) -> Iterator[str]:
