@@ -13,6 +13,7 @@ from support.processes import engine_files_left_open
 
 from gossamer.cli.main import gossamer
 from gossamer.cli.program import TrainingProgram, program_argument, with_misplaced_options
+from gossamer.errors import GossamerError
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -65,6 +66,9 @@ def test_a_file_named_python_is_a_script() -> None:
         (["/usr/bin/python3.9", "train.py"], "/usr/bin/python3.9 -m gossamer run"),
         (["ls", "train.py"], "ls is another program, but this command starts the workers itself. Name the Python"),
         (["--worker", "2", "train.py"], "--workers"),
+        (["-m"], "the module after -m is missing. Write: -m package.train"),
+        (["**.py"], "**.py does not exist in"),
+        (["a" * 300], "Write the path of your script, such as path/to/train.py"),
         ([], "Missing argument 'SCRIPT [ARGUMENTS]...'"),
     ],
 )
@@ -88,6 +92,27 @@ def test_an_error_names_options_of_the_command_that_the_script_received(
         text = with_misplaced_options("it failed", arguments)
     assert text.startswith("it failed")
     assert (named in text) if named else (text == "it failed")
+
+
+LONG = "a" * 300  # more than the name of a file may have
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain", "Int8()", LONG],
+        ["federate", LONG],
+        ["resize", LONG, "2"],
+        ["invite", LONG],
+        ["simulate", "--workers=2", "--network=1mbit", "--recipe=Dense()", "--step-seconds=1", f"--shapes={LONG}"],
+        ["explain", "Int8()", f"--speeds={LONG}"],
+        ["explain", "Int8()", f"--json={LONG}/x.json"],
+    ],
+)
+def test_a_text_that_is_too_long_for_a_name_is_an_error_of_the_command(words: list[str]) -> None:
+    done = CliRunner().invoke(gossamer, words)
+    assert done.exit_code > 0
+    assert isinstance(done.exception, SystemExit | GossamerError), done.exception
 
 
 RUN = ("--network", "1mbit", "--recipe", "Dense()", "--steps", "1", "--step-seconds", "0.1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +46,7 @@ class FederateGroup(click.Group):
         if named or not args:
             return args
         commands = self.list_commands(context)
-        if get_close_matches(args[0], commands, 1) and not args[0].endswith(".py") and not Path(args[0]).exists():
+        if get_close_matches(args[0], commands, 1) and not args[0].endswith(".py") and not os.path.exists(args[0]):
             raise no_such_command(args[0], context, commands)
         return [SIMULATE, *args]
 

@@ -85,7 +85,7 @@ def check_interface(context: click.Context, option: click.Parameter, name: str |
 
 def check_parent(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
     """Refuse a file that cannot be written, before the run."""
-    if path is not None and not path.parent.is_dir():
+    if path is not None and not os.path.isdir(path.parent):
         raise click.BadParameter(f"there is no directory {path.parent} to write {path.name} into")
     if path is not None and not os.access(path.parent, os.W_OK):
         raise click.BadParameter(

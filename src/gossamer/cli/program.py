@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shlex
@@ -57,6 +58,8 @@ def _read(context: click.Context, argument: click.Parameter, words: tuple[str, .
     match left:
         case ["-m", name, *arguments]:
             return TrainingProgram(_checked_module(name), tuple(arguments), as_module=True)
+        case ["-m"]:
+            raise click.UsageError("the module after -m is missing. Write: -m package.train", context)
         case [name, *arguments] if not name.startswith("-"):
             return TrainingProgram(_checked_script(name, arguments, context), tuple(arguments))
         case [option, *_]:
@@ -85,7 +88,7 @@ class ScriptPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(os.fspath(value))
-        if not path.exists():
+        if not os.path.exists(path):
             self.fail(f"{path} does not exist in {os.getcwd()}. {_line_to_write(path)}", param, ctx)
         return super().convert(value, param, ctx)
 
@@ -144,7 +147,7 @@ def _is_python(word: str) -> bool:
     if not PYTHON.fullmatch(Path(word).name):
         return False
     if os.sep not in word:
-        return not Path(word).is_file()
+        return not os.path.isfile(word)
     if os.path.realpath(word) != os.path.realpath(sys.executable):
         raise click.BadParameter(
             f"{word} is not the Python of the workers, {sys.executable}. Leave it out, or install gossamer there and "
@@ -171,10 +174,10 @@ def _checked_module(name: str) -> Path:
 
 def _checked_script(name: str, arguments: Sequence[str], context: click.Context) -> Path:
     script = Path(name)
-    if script.is_file():
+    if os.path.isfile(script):  # Path.is_file raises for a name that is too long
         return script
     rest = shlex.join([context.info_name or "run", *arguments])
-    if script.is_dir():
+    if os.path.isdir(script):
         raise click.BadParameter(f"{name} is a directory. Name the script in it, such as {script / 'train.py'}")
     if os.sep not in name and script.suffix != ".py" and shutil.which(name):
         raise click.BadParameter(TAKES_A_SCRIPT.format(name=name, rest=rest))
@@ -183,7 +186,8 @@ def _checked_script(name: str, arguments: Sequence[str], context: click.Context)
 
 def _line_to_write(missing: Path) -> str:
     """A sentence with the likely correct name."""
-    if elsewhere := sorted([*Path().glob(f"*/{missing.name}"), *Path().glob(f"*/*/{missing.name}")]):
+    name = glob.escape(missing.name)
+    if elsewhere := sorted([*glob.glob(f"*/{name}"), *glob.glob(f"*/*/{name}")]):
         return f"Did you mean {elsewhere[0]}?"
     if alike := get_close_matches(missing.name, [path.name for path in missing.parent.glob("*.py")], 1):
         return f"Did you mean {missing.parent / alike[0]}?"
