@@ -90,8 +90,8 @@ def find_shapes(where: str, arguments: Sequence[str] = ()) -> Shapes:
     path = Path(where)
     if not os.path.isfile(path):  # Path.is_file raises for a text that is too long for a name
         raise ShapesError(
-            f"there are no shapes named {shown(where)}, and no such file. Choose from {', '.join(BUILT_IN)}; or write a "
-            f"file: {EXAMPLE}"
+            f"there are no shapes named {shown(where)}, and no such file. Choose from {', '.join(BUILT_IN)}; or write "
+            f"a file: {EXAMPLE}"
         )
     return from_script(path, arguments) if path.suffix == ".py" else from_file(path)
 
