@@ -175,3 +175,26 @@ def test_a_module_runs_as_under_python_and_fails_with_its_own_lines() -> None:
     assert first.endswith('package/train.py", line 4, in <module>')
     assert "ValueError: bad data" in rest
     assert "rank 0 failed: ValueError: bad data" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain", "Int8()", "fails.py"],
+        ["simulate", "--workers", "2", *RUN, "fails.py"],
+        ["federate", "fails.py", "--recipe", "FedAvg(local_steps=1)", "--clients", "2", "--rounds", "1"],
+        ["rehearse", "--shapes", "fails.py", "--step-seconds", "1"],
+    ],
+)
+@pytest.mark.parametrize(
+    ("text", "shown"), [("def load():\n    1 / 0\nload()", "ZeroDivisionError"), ("(", "SyntaxError")]
+)
+def test_an_error_of_a_script_has_no_frames_of_ours(words: list[str], text: str, shown: str) -> None:
+    Path("fails.py").write_text(text)
+    done = CliRunner().invoke(gossamer, words)
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit), done.exception
+    assert shown in done.stderr
+    assert "fails.py" in done.stderr
+    assert "site-packages" not in done.stderr
+    assert "gossamer/cli" not in done.stderr

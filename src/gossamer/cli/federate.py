@@ -20,7 +20,7 @@ from gossamer.base.units import bytes_text, seconds_text, short
 from gossamer.cli.console import print_text, progress, table, wide_console
 from gossamer.cli.federate_options import FederationPlan, plan_options, save_option, saved, script_with_arguments
 from gossamer.cli.options import output_option
-from gossamer.cli.program import no_such_command
+from gossamer.cli.program import RunsScript, no_such_command
 from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.record import write
 from gossamer.version import __version__
@@ -70,7 +70,7 @@ def federate_command() -> None:
     """
 
 
-@click.command(SIMULATE)
+@click.command(SIMULATE, cls=RunsScript)
 @script_with_arguments
 @plan_options
 @click.option(

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -22,6 +23,7 @@ from click.shell_completion import CompletionItem
 from gossamer.errors import GossamerError
 
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
+TRACEBACK = "GOSSAMER_TRACEBACK"  # "full" prints all frames
 UNBUFFERED = "-u"  # workers always run with it
 TAKES_A_SCRIPT = (
     "{name} is another program, but this command starts the workers itself. Name the Python script: gossamer {rest}"
@@ -93,7 +95,23 @@ class ScriptPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-class ScriptCommand(click.Command):
+class RunsScript(click.Command):
+    """A command that runs the user's script in this process. An error of the script is shown from its first line on,
+    without the frames of this library."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (GossamerError, click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            script = ctx.params.get("script", ctx.params.get("where"))
+            if script is None or (text := _error_in(script, error)) is None:
+                raise
+            raise click.ClickException(f"{script} failed:\n{text}") from error
+
+
+class ScriptCommand(RunsScript):
     """A command with the arguments SCRIPT and ARGUMENTS, and errors that name misplaced options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -140,6 +158,18 @@ def with_misplaced_options(message: str, arguments: Sequence[str], context: clic
             "must come before the name of the script."
         )
     return message
+
+
+def _error_in(script: str | Path, error: Exception) -> str | None:
+    """The traceback of an error from the script on; None if the script is not in it."""
+    names = {str(script), os.path.realpath(script)}
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code.co_filename not in names:
+        at = at.tb_next
+    unread = isinstance(error, SyntaxError) and error.filename in names
+    if os.environ.get(TRACEBACK) == "full" or (at is None and not unread):
+        return None
+    return "".join(traceback.format_exception(type(error), error, at)).rstrip()
 
 
 def _is_python(word: str) -> bool:

@@ -18,6 +18,7 @@ from gossamer.algorithms.strategies import AveragingStage, Stage
 from gossamer.cli.console import echo, print_text
 from gossamer.cli.emulation import enter
 from gossamer.cli.options import FiniteRange, output_option
+from gossamer.cli.program import RunsScript
 from gossamer.cli.recipe_options import session_recipe
 from gossamer.cli.run import run
 from gossamer.comm.network import read_network
@@ -65,7 +66,7 @@ def _refuse_stages(recipe: Recipe) -> None:
         )
 
 
-@click.command()
+@click.command(cls=RunsScript)
 @click.option(
     "--shapes",
     "where",
