@@ -23,11 +23,16 @@ from gossamer.cli.options import output_option
 from gossamer.cli.program import RunsScript, no_such_command
 from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.record import write
+from gossamer.plan.simulate.job import free_bytes
 from gossamer.version import __version__
 
 WIDTH = 140  # columns of a table in a file
 REPORT_EVERY_SECONDS = 10.0  # without a terminal
 INTERRUPTED = 130
+TOO_LARGE = (
+    "the devices would need about {needed} of memory and {free} are free, so the machine would swap or kill this "
+    "process. Write fewer --clients, or a smaller share of them per round, such as FedAvg(fraction=0.001, ...)"
+)
 COLUMNS = ("rounds", "virtual time", "up a round", "down a round", "up in all", "down in all", "seconds a round")
 SIMULATE = "simulate"
 ELSEWHERE = {name: f"gossamer.cli.federate_server:{name}_command" for name in ("serve", "join", "enroll")}
@@ -129,6 +134,10 @@ def simulate_command(
             raise click.ClickException(str(error)) from error
         run, began = simulation.result, time.perf_counter()
         print_text(f"gossamer: {estimated(simulation, plan.clients, plan.rounds)}")
+        if engine == "local" and simulation.memory_bytes > (free := free_bytes()):
+            raise click.ClickException(
+                TOO_LARGE.format(needed=bytes_text(simulation.memory_bytes), free=bytes_text(free))
+            )
         try:
             with _bar(plan.rounds) as on_progress:
                 simulation.on_round = lambda record: on_progress(record.version, _standing(run, plan.until))
