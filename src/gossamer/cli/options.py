@@ -22,7 +22,7 @@ import click
 from gossamer.base.host_port import Address, read_host_port
 from gossamer.base.spans import active
 from gossamer.base.spans.step_range import StepRange, read_steps
-from gossamer.base.units import parse_quantity
+from gossamer.base.units import MOST_QUANTITY, parse_quantity
 from gossamer.comm.bandwidth.limits import MachineLimits
 from gossamer.comm.network import Network, read_network
 from gossamer.errors import ConnectError, GossamerError
@@ -37,12 +37,15 @@ CERTIFICATES = ("cert.pem", "key.pem", "ca.pem")
 
 
 class FiniteRange(click.FloatRange):
-    """A number within limits. It refuses nan and infinity, which click's ranges accept."""
+    """A number within limits. It refuses nan and infinity, which click's ranges accept, and numbers whose products
+    with others would be infinite."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if not isfinite(number):
             self.fail(f"{number} is not a finite number", param, ctx)
+        if number > MOST_QUANTITY:
+            self.fail(f"{number} is out of range: write a number up to {MOST_QUANTITY:g}", param, ctx)
         return number
 
 

@@ -40,6 +40,7 @@ from gossamer.cli.script_terms import register_terms
 from gossamer.cli.worker import SECONDS as SECONDS_LIMIT
 from gossamer.comm.network import read_network
 from gossamer.comm.runtime.signal_handlers import handling
+from gossamer.launcher.job import MOST_WORKERS
 from gossamer.observe.plot import plot_metrics
 from gossamer.observe.record import Record, write
 from gossamer.observe.target import Target
@@ -90,7 +91,9 @@ def _labelled(context: click.Context, option: click.Parameter, texts: tuple[str,
     help="Repeat it for each recipe; differences are to the first one.",
 )
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help=f"{SEED} in ARGUMENTS is 0, 1, ...")
-@click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="Number of workers.")
+@click.option(
+    "--workers", type=click.IntRange(2, MOST_WORKERS), default=2, show_default=True, help="Number of workers."
+)
 @click.option("--network", metavar="SPEC", help="RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file.")
 @click.option("--real-time", is_flag=True, help="Run processes and measure time.  [default: virtual time]")
 @click.option("--steps", type=click.IntRange(1), help="End each run after this many steps; virtual time only.")
