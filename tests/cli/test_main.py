@@ -202,3 +202,11 @@ def test_the_command_line_writes_ascii_where_nothing_else_is_there() -> None:
 def test_a_missing_command_is_answered_with_the_likely_one(words: list[str], answer: str) -> None:
     result = CliRunner().invoke(main.gossamer, words)
     assert (result.exit_code, answer in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_command_runs_without_standard_output_or_errors(closed: str) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$0" -m gossamer --version {closed}', sys.executable], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
