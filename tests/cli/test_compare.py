@@ -104,7 +104,7 @@ def test_what_could_not_be_written_is_refused_before_anything_is_trained(
         (["--recipe", "Float4()", "--recipe", "wan"], ["same recipe", "'wan'"]),
         (["--recipe", "TopJ(0.01)"], ["TopK"]),
         (["--recipe", "Dense()", "--until", "loss"], ["validation_loss<2.2"]),
-        (["--recipe", "Dense()", "--workers", "1"], ["x>=2"]),
+        (["--recipe", "Dense()", "--workers", "1"], ["2<=x<=65536"]),
     ],
 )
 def test_what_cannot_be_compared(arguments: list[str], ops: list[str], tmp_path: Path) -> None:
@@ -287,6 +287,20 @@ def test_runs_before_one_that_failed_are_shown(tmp_path: Path, monkeypatch: pyte
     assert [record["recipe"] for record in json.loads(file.read_text())["records"]] == ["Dense()"]
     code, said = run(*arguments[2:])
     assert (code, "it broke" in said, "100 ms" in said) == (1, True, False)
+
+
+def test_runs_before_an_interrupt_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(recipe: str, *_: object) -> dict[str, Any]:
+        if recipe != "Dense()":
+            raise KeyboardInterrupt
+        return _record(recipe)
+
+    monkeypatch.setattr(compare, "train_for_record", train)
+    (tmp_path / "train.py").write_text("")
+    file = tmp_path / "found.json"
+    code, said = run("--recipe", "Dense()", "--recipe", "Int8()", "--json", str(file), str(tmp_path / "train.py"))
+    assert (code, "100 ms" in said, "Aborted!" in said) == (1, True, True)
+    assert [record["recipe"] for record in json.loads(file.read_text())["records"]] == ["Dense()"]
 
 
 def test_without_matplotlib_a_page_is_drawn_and_a_plot_refused_first(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +14,7 @@ from support.simulated_scripts import script
 
 from gossamer.cli import simulate
 from gossamer.cli.main import gossamer
+from gossamer.plan.simulate import SimulatedJob, SimulationError
 
 NETWORK = "100mbit,20ms; 1mbit,20ms at 0.3s"
 BOTH = ("--recipe", "Dense()", "--recipe", "TopK(density=0.1)")
@@ -173,3 +175,23 @@ def test_shapes_of_unequal_workers_wait_for_the_slowest_or_for_none(tmp_path: Pa
     assert found.exit_code == 0, found.output
     seconds = [each["seconds"] for each in json.loads(record.read_text())]
     assert seconds == pytest.approx([5.0, 1.0, 4 / 3.2, 5.0], rel=0.01)
+
+
+@pytest.mark.parametrize("failure", [SimulationError("too little memory"), KeyboardInterrupt()])
+def test_recipes_before_a_failure_are_shown(
+    failure: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = simulate._simulate
+
+    def fail_later(job: SimulatedJob, recipe: str, *more: Any) -> Any:
+        if recipe != "Dense()":
+            raise failure
+        return real(job, recipe, *more)
+
+    monkeypatch.setattr(simulate, "_simulate", fail_later)
+    record = tmp_path / "simulated.json"
+    code, shown, aside = simulated(*BOTH, "--steps", "2", "--json", str(record), str(script(tmp_path)), "9")
+    assert code == 1
+    assert "Dense()      2" in shown
+    assert ("too little memory" in aside) == isinstance(failure, SimulationError)
+    assert [run["recipe"] for run in json.loads(record.read_text())["runs"]] == ["Dense()"]

@@ -179,7 +179,7 @@ def compare_command(
     estimated: list[StepTimeEstimate | None] = []
     rows: list[list[Record]] = []
     chosen: list[str] = []
-    failed: click.ClickException | None = None
+    failed: BaseException | None = None
     floor = None
     try:
         for recipe in recipes:
@@ -199,7 +199,7 @@ def compare_command(
             estimated.append(forecast)
         if unlimited and network is not None:
             floor = train_for_record("Dense()", workers, None, limits, [str(script), *first], console)
-    except click.ClickException as failure:
+    except (click.ClickException, KeyboardInterrupt) as failure:
         if not rows:
             raise
         failed = failure  # completed runs are shown all the same

@@ -26,6 +26,7 @@ from gossamer.cli.options import FiniteRange, output_option, speeds_option
 from gossamer.cli.program import ScriptCommand, ScriptPath, refuse_given, with_misplaced_options
 from gossamer.cli.script_terms import register_terms
 from gossamer.comm.network import read_network
+from gossamer.errors import GossamerError
 from gossamer.events import Attached
 from gossamer.observe.comparison import is_loss
 from gossamer.observe.panels import Curve, Panel, drawable, shortened
@@ -154,23 +155,29 @@ def simulate_command(
     schedule = NetworkSchedule.read(schedule_text, workers + servers)
     clock = ForecastClock(_profiler(script, arguments, workers, step_seconds, speeds), schedule, workers)
     runs: list[dict[str, Any]] = []
-    for recipe in recipes:
-        job = SimulatedJob(
-            script,
-            arguments,
-            recipe,
-            workers,
-            clock=clock,
-            learning_rate_factor=learning_rate_factor,
-            servers=servers,
-            output=sys.stderr,
-        )
-        try:
-            found = _simulate(job, recipe, SimulationEnd(steps, seconds), arguments)
-            runs.append({"recipe": recipe, **_record(found, job)})
-        finally:
-            job.close()
-    _show(recipes, runs, with_speeds=bool(speeds))
+    failed: BaseException | None = None
+    try:
+        for recipe in recipes:
+            job = SimulatedJob(
+                script,
+                arguments,
+                recipe,
+                workers,
+                clock=clock,
+                learning_rate_factor=learning_rate_factor,
+                servers=servers,
+                output=sys.stderr,
+            )
+            try:
+                found = _simulate(job, recipe, SimulationEnd(steps, seconds), arguments)
+                runs.append({"recipe": recipe, **_record(found, job)})
+            finally:
+                job.close()
+    except (GossamerError, KeyboardInterrupt) as failure:
+        if not runs:
+            raise
+        failed = failure  # completed simulations are shown all the same
+    _show(recipes[: len(runs)], runs, with_speeds=bool(speeds))
     if json_file is not None:
         about = {"gossamer": __version__, "script": str(script), "arguments": arguments, "workers": workers}
         about["speeds"] = speeds
@@ -179,6 +186,8 @@ def simulate_command(
         )
     if picture_file is not None:
         plot_panel(_panel(runs), picture_file)
+    if failed is not None:
+        raise failed
     if any(run["failure"] for run in runs):
         raise SystemExit(1)
 
