@@ -142,6 +142,7 @@ def study_command(
     first = filled_in(arguments, seed=0)
     register_terms(script, first, recipes.values())
     kept = RunStore(store or Path("studies") / script.stem, script)
+    _check_folder(kept.folder)
     console = wide_console(WIDTH)
     if real_time:
         words = ["run", "--workers", str(workers), *(["--network", network] if network else [])]
@@ -193,6 +194,15 @@ def _check_time(
     elif not real_time:
         raise click.UsageError(
             "virtual time depends on the network. Describe it: --network 100mbit,20ms; or measure time: --real-time"
+        )
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a store that cannot be written, before a run is trained."""
+    there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
+    if not os.path.isdir(there) or not os.access(there, os.W_OK):
+        raise click.UsageError(
+            f"finished runs would be stored in {folder}, and {there} is not a writable folder. Write --store FOLDER"
         )
 
 
