@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from support.command_line import refusal
 from support.simulated_scripts import script
 
+from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.cli import simulate
 from gossamer.cli.main import gossamer
 from gossamer.plan.simulate import SimulatedJob, SimulationError
@@ -195,3 +196,20 @@ def test_recipes_before_a_failure_are_shown(
     assert "Dense()      2" in shown
     assert ("too little memory" in aside) == isinstance(failure, SimulationError)
     assert [run["recipe"] for run in json.loads(record.read_text())["runs"]] == ["Dense()"]
+
+
+def test_prices_before_a_failure_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = simulate.step_cost
+
+    def fail_later(recipe: Recipe, *more: Any) -> Any:
+        if recipe != resolve("Dense()", 3):
+            raise SimulationError("too large")
+        return real(recipe, *more)
+
+    monkeypatch.setattr(simulate, "step_cost", fail_later)
+    file = tmp_path / "prices.json"
+    code, shown, aside = simulated(*BOTH, "--network", "1mbit", "--parameters", "1000", "--json", str(file))
+    assert code == 1
+    assert "too large" in aside
+    assert "Dense()" in shown
+    assert len(json.loads(file.read_text())) == 1

@@ -325,7 +325,7 @@ def print_costs(
     speeds: Sequence[float] = (),
     json_file: Path | None = None,
 ) -> list[StepCost]:
-    """Print a row for each recipe as soon as it is calculated.
+    """Print a row for each recipe, also for those before one that fails.
 
     model: the Attached event of a session with a resolved recipe. Raises GossamerError for an invalid recipe or
     network, or too many unequal hosts to simulate.
@@ -333,19 +333,26 @@ def print_costs(
     there = read_network(network, workers)
     print_text(f"{title}, {seconds_text(step_seconds)} a step; {count_text(workers)} workers on {network}")
     found: list[StepCost] = []
-    for text in recipes:
-        began = perf_counter()
-        recipe = resolve(text, workers)
-        attached = model(recipe)
-        profile = partial(_assumed, attached, recipe, step_seconds, workers, speeds)
-        found.append(step_cost(recipe, attached, there, workers, step_seconds, profile, speeds))
-        print_text(f"{text}: calculated in {seconds_text(perf_counter() - began)}")
-    for line in cost_rows(recipes, found):
+    try:
+        for text in recipes:
+            began = perf_counter()
+            recipe = resolve(text, workers)
+            attached = model(recipe)
+            profile = partial(_assumed, attached, recipe, step_seconds, workers, speeds)
+            found.append(step_cost(recipe, attached, there, workers, step_seconds, profile, speeds))
+            print_text(f"{text}: calculated in {seconds_text(perf_counter() - began)}")
+    finally:
+        if found:  # also after a failure
+            _show_costs(recipes[: len(found)], found, json_file)
+    return found
+
+
+def _show_costs(texts: Sequence[str], found: Sequence[StepCost], json_file: Path | None) -> None:
+    for line in cost_rows(texts, found):
         echo(line)
     echo(f"\n{EXPLANATION}")
     if json_file is not None:
         json_file.write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n", encoding="utf-8")
-    return found
 
 
 def _assumed(
