@@ -44,6 +44,10 @@ def test_the_recipe_of_an_advice_is_what_workers_are_told(tmp_path: Path) -> Non
         ("--log-to", "prometheus:http", "such as"),
         ("--congestion", "nonesuch", "unavailable congestion control 'nonesuch'"),
         ("--grace-seconds", "nan", "nan is not a finite number"),
+        ("--json", "", "the name of the file is empty. Write --json FILE"),
+        ("--plot", "", "the name of the file is empty. Write --plot FILE"),
+        ("--json", "a" * 300, "write a shorter one"),
+        ("--tls", "a" * 300, "cert.pem, key.pem, ca.pem missing in"),
         ("--preemption-notice", " ", "Write aws, gce, azure or a command"),
     ],
 )

@@ -33,6 +33,7 @@ Command = Callable[..., Any]
 PrivateNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 PrivateAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 PICTURES = (".png", ".pdf", ".svg", ".eps", ".jpg", ".jpeg", ".webp", ".tif", ".tiff")  # formats of matplotlib
+LONGEST_NAME = 255 - len(".0123456789.draft")  # bytes, of a file with a temporary name first
 CERTIFICATES = ("cert.pem", "key.pem", "ca.pem")
 
 
@@ -88,6 +89,10 @@ def check_interface(context: click.Context, option: click.Parameter, name: str |
 
 def check_parent(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
     """Refuse a file that cannot be written, before the run."""
+    if path is not None and not path.name:
+        raise click.BadParameter(f"the name of the file is empty. Write {option.opts[0]} FILE")
+    if path is not None and len(os.fsencode(path.name)) > LONGEST_NAME:
+        raise click.BadParameter(f"the name of the file has more than {LONGEST_NAME} bytes: write a shorter one")
     if path is not None and not os.path.isdir(path.parent):
         raise click.BadParameter(f"there is no directory {path.parent} to write {path.name} into")
     if path is not None and not os.access(path.parent, os.W_OK):
@@ -121,7 +126,7 @@ def check_token(context: click.Context, option: click.Parameter, path: Path | No
 
 def check_certificates(context: click.Context, option: click.Parameter, folder: Path | None) -> Path | None:
     """Refuse a folder without certificates before anything starts."""
-    if folder is not None and (missing := [name for name in CERTIFICATES if not (folder / name).is_file()]):
+    if folder is not None and (missing := [name for name in CERTIFICATES if not os.path.isfile(folder / name)]):
         raise click.BadParameter(
             f"{', '.join(missing)} missing in {folder}. It needs this machine's certificate and key, and its "
             "authority's certificate: cert.pem, key.pem, ca.pem."
