@@ -57,6 +57,8 @@ class Record(dict[str, Any]):
             record = cls(json.loads(bounded_file.read_text(kept, MOST_RECORD_BYTES)))
         except OSError as problem:
             raise StoreError(f"{kept} cannot be read: {problem.strerror}. {NAME_A_RUN}") from None
+        except RecursionError:  # read_json would search a record of months for brackets
+            raise StoreError(f"{kept} is not a record: it nests too deeply.") from None
         except (ValueError, TypeError) as problem:
             why = "it is not JSON" if isinstance(problem, json.JSONDecodeError) else str(problem)
             raise StoreError(f"{kept} is not a record: {why}.") from None
