@@ -104,6 +104,16 @@ def test_a_file_that_is_no_record_of_a_run_is_reported(tmp_path: Path) -> None:
     assert Record.load(tmp_path / "study.json")._repr_html_() is None
 
 
+@pytest.mark.parametrize(("field", "value"), [("seconds", float("inf")), ("final", None), ("metrics", None)])
+def test_a_record_with_a_field_of_another_type_is_reported(field: str, value: object, tmp_path: Path) -> None:
+    train(tmp_path / "loss.events.jsonl", 0, 20)
+    assert show(tmp_path / "loss.events.jsonl").exit_code == 0
+    (tmp_path / "loss.json").write_text(json.dumps({**read(tmp_path / "loss.json"), field: value}))
+    done = show(tmp_path / "loss.json", "--plot", tmp_path / "curve.png")
+    assert isinstance(done.exception, SystemExit)
+    assert "loss.json is not the record of a run" in done.output
+
+
 def test_a_record_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / "record.json").mkdir()
     assert "record.json cannot be read: Is a directory. Name a run's folder" in show(tmp_path).output
