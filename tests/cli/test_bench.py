@@ -39,3 +39,10 @@ def test_two_processes_at_once(tmp_path):
     assert "two over one" in result.output
     (one,) = json.loads(file.read_text())["measured"]
     assert one["gain"] == pytest.approx(one["together"][0] / one["alone"][0])
+
+
+def test_a_bucket_that_exceeds_the_memory_is_refused():
+    result = run("--compressor", "Int8", "--elements", str(10**12))
+    assert result.exit_code == 2
+    assert "elements need about" in result.output
+    assert "Write --elements" in result.output

@@ -531,3 +531,9 @@ def test_wrong_speeds_are_refused_in_one_line():
         code, output = run("Dense()", *MILLION, "--speeds", text)
         assert code != 0
         assert reason in output
+
+
+def test_a_tensor_too_large_for_indices_is_an_error_of_the_recipe():
+    code, output = run("TopK(0.01)", "--parameters", str(10**12))
+    assert code == 1
+    assert "cannot be sparsified: indices are 32-bit integers" in output

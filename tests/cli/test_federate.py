@@ -128,6 +128,7 @@ def test_an_interrupt_ends_it_with_what_there_is(script: Path, monkeypatch: pyte
         (["--until", "accuracy"], "is not a metric compared with a number"),
         (["--profiles", "tiny.py"], "cannot be read as device profiles"),
         (["--clients", "0"], "Invalid value for '--clients'"),
+        (["--clients", "1000000000000"], "Write fewer --clients, or a smaller share"),
         (["--config", "rate"], "write KEY=VALUE, such as rate=0.1"),
         (["--fewest", "9"], "fewest must be 1 to the cohort's"),
         (["--recipe", "FedBuff(buffer=2)", "--over-selection", "0.5"], "over_selection means nothing"),

@@ -101,3 +101,10 @@ def test_the_terminal_shows_it(tmp_path: Path) -> None:
     assert code == 0
     assert "estimate" in text
     assert "80 %: " in text
+
+
+def test_an_estimate_with_an_infinite_number_of_workers_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "forecast.json"
+    file.write_text('{"estimate": {"step_seconds": 1, "inputs": {"network": "x"}}, "recipe": "a", "workers": 1e999}')
+    with pytest.raises(click.BadParameter, match="is not an estimate of `gossamer explain`"):
+        read_forecast(file)

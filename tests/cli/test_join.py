@@ -65,6 +65,14 @@ def test_a_link_is_read_from_a_pipe_of_the_shell() -> None:
     os.close(reading)
 
 
+def test_no_more_than_a_link_is_read_from_a_pipe() -> None:
+    os.mkfifo("pipe")
+    filling = subprocess.Popen(["/bin/sh", "-c", "head -c 1000000 /dev/zero > pipe"])
+    with pytest.raises(click.BadParameter, match="the link cannot be read from pipe: pipe has more than 65536 bytes"):
+        read_link("@pipe")
+    filling.wait()
+
+
 def test_a_file_that_others_can_read_is_refused() -> None:
     Path("link").chmod(0o640)
     with pytest.raises(click.BadParameter, match="chmod 600 link"):

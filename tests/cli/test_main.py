@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 from gossamer.base import units
 from gossamer.cli import main
 from gossamer.cli.main import STAND_INS, write_plainly
-from gossamer.errors import LoopError
+from gossamer.errors import GossamerError, LoopError
 from gossamer.plan.estimate.timeline import AT_ONCE, LANDS, LEAVES, TRAINS, TRAVELS
 
 
@@ -80,6 +81,7 @@ def test_another_error_of_the_system_keeps_its_traceback(monkeypatch: pytest.Mon
 
 HELP_WITHOUT_TORCH = """
 import sys
+from pathlib import Path
 from click.testing import CliRunner
 from gossamer.cli.main import gossamer
 for words in (["--version"], ["--help"], ["run", "--help"]):
@@ -95,6 +97,7 @@ def test_help_and_version_do_not_import_torch() -> None:
 
 PLAIN_RUN = """
 import sys
+from pathlib import Path
 import gossamer.cli.run_training
 wanted = ("algorithms.compressors", "algorithms.strategies", "base.kernels", "comm.elastic", "comm.mesh", "comm.rpc")
 wanted += ("observe.watch", "train")
@@ -110,6 +113,7 @@ def test_the_launcher_of_a_plain_run_imports_no_module_for_other_runs() -> None:
 
 PLAIN_WORKER = """
 import sys
+from pathlib import Path
 import gossamer.cli.worker, gossamer.train.session.attach
 wanted = ("comm.elastic", "comm.membership", "comm.rpc", "plan", "train.parameter_server")
 allowed = {"comm", "comm.elastic", "comm.elastic.recognition"}
@@ -202,3 +206,34 @@ def test_the_command_line_writes_ascii_where_nothing_else_is_there() -> None:
 def test_a_missing_command_is_answered_with_the_likely_one(words: list[str], answer: str) -> None:
     result = CliRunner().invoke(main.gossamer, words)
     assert (result.exit_code, answer in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_command_runs_without_standard_output_or_errors(closed: str) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$0" -m gossamer --version {closed}', sys.executable], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("record.json", ["record", "run"]),
+        ("limits.json", ["limit", "run"]),
+        ("coordinator.json", ["resize", "run", "2"]),
+        ("rank-0.spans", ["trace", "-o", "trace.json", "run"]),
+        ("flight-0-1.json", ["stacks", "--flight-recorder", "dump", "run"]),
+    ],
+)
+def test_a_file_that_nests_too_deeply_is_refused(
+    name: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parser of the standard library would exhaust the interpreter's stack."""
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    Path("run", name).write_text("[" * 100_000 + "\n")
+    done = CliRunner().invoke(main.gossamer, words)
+    assert done.exit_code > 0
+    assert isinstance(done.exception, SystemExit | GossamerError), done.exception
+    assert f"run/{name}" in f"{done.output} {done.exception}" or "operations of run" in done.output

@@ -44,6 +44,10 @@ def test_the_recipe_of_an_advice_is_what_workers_are_told(tmp_path: Path) -> Non
         ("--log-to", "prometheus:http", "such as"),
         ("--congestion", "nonesuch", "unavailable congestion control 'nonesuch'"),
         ("--grace-seconds", "nan", "nan is not a finite number"),
+        ("--json", "", "the name of the file is empty. Write --json FILE"),
+        ("--plot", "", "the name of the file is empty. Write --plot FILE"),
+        ("--json", "a" * 300, "write a shorter one"),
+        ("--tls", "a" * 300, "cert.pem, key.pem, ca.pem missing in"),
         ("--preemption-notice", " ", "Write aws, gce, azure or a command"),
     ],
 )
@@ -74,7 +78,7 @@ def test_no_option_takes_numbers_that_are_not_finite() -> None:
     numbers = {name: each for name, each in options_of(gossamer) if isinstance(each.type, click.types.FloatParamType)}
     assert {"gossamer run --grace-seconds", "gossamer compare --price-per-hour"} <= numbers.keys()
     for each in numbers.values():
-        for text in ("nan", "inf"):
+        for text in ("nan", "inf", "1e19"):
             with pytest.raises(click.BadParameter):
                 each.type.convert(text, each, None)
 
@@ -83,6 +87,13 @@ def test_a_number_of_workers_has_the_limit_of_a_range() -> None:
     assert options.WorkerCount().convert("65536", None, None) == 65536
     with pytest.raises(click.BadParameter, match="1<=x<=65536"):
         options.WorkerCount().convert("65537", None, None)
+
+
+@pytest.mark.parametrize("command", ["advise", "compare", "doctor", "rehearse", "study"])
+def test_commands_that_start_workers_have_the_limit_of_a_run(command: str) -> None:
+    option = dict(options_of(gossamer))[f"gossamer {command} --workers"]
+    with pytest.raises(click.BadParameter, match="<=x<=65536"):
+        option.type.convert("65537", option, None)
 
 
 @pytest.mark.parametrize("command", ["explain", "simulate"])

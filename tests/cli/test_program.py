@@ -13,6 +13,7 @@ from support.processes import engine_files_left_open
 
 from gossamer.cli.main import gossamer
 from gossamer.cli.program import TrainingProgram, program_argument, with_misplaced_options
+from gossamer.errors import GossamerError
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -65,6 +66,9 @@ def test_a_file_named_python_is_a_script() -> None:
         (["/usr/bin/python3.9", "train.py"], "/usr/bin/python3.9 -m gossamer run"),
         (["ls", "train.py"], "ls is another program, but this command starts the workers itself. Name the Python"),
         (["--worker", "2", "train.py"], "--workers"),
+        (["-m"], "the module after -m is missing. Write: -m package.train"),
+        (["**.py"], "**.py does not exist in"),
+        (["a" * 300], "Write the path of your script, such as path/to/train.py"),
         ([], "Missing argument 'SCRIPT [ARGUMENTS]...'"),
     ],
 )
@@ -88,6 +92,27 @@ def test_an_error_names_options_of_the_command_that_the_script_received(
         text = with_misplaced_options("it failed", arguments)
     assert text.startswith("it failed")
     assert (named in text) if named else (text == "it failed")
+
+
+LONG = "a" * 300  # more than the name of a file may have
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain", "Int8()", LONG],
+        ["federate", LONG],
+        ["resize", LONG, "2"],
+        ["invite", LONG],
+        ["simulate", "--workers=2", "--network=1mbit", "--recipe=Dense()", "--step-seconds=1", f"--shapes={LONG}"],
+        ["explain", "Int8()", f"--speeds={LONG}"],
+        ["explain", "Int8()", f"--json={LONG}/x.json"],
+    ],
+)
+def test_a_text_that_is_too_long_for_a_name_is_an_error_of_the_command(words: list[str]) -> None:
+    done = CliRunner().invoke(gossamer, words)
+    assert done.exit_code > 0
+    assert isinstance(done.exception, SystemExit | GossamerError), done.exception
 
 
 RUN = ("--network", "1mbit", "--recipe", "Dense()", "--steps", "1", "--step-seconds", "0.1")
@@ -150,3 +175,26 @@ def test_a_module_runs_as_under_python_and_fails_with_its_own_lines() -> None:
     assert first.endswith('package/train.py", line 4, in <module>')
     assert "ValueError: bad data" in rest
     assert "rank 0 failed: ValueError: bad data" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain", "Int8()", "fails.py"],
+        ["simulate", "--workers", "2", *RUN, "fails.py"],
+        ["federate", "fails.py", "--recipe", "FedAvg(local_steps=1)", "--clients", "2", "--rounds", "1"],
+        ["rehearse", "--shapes", "fails.py", "--step-seconds", "1"],
+    ],
+)
+@pytest.mark.parametrize(
+    ("text", "shown"), [("def load():\n    1 / 0\nload()", "ZeroDivisionError"), ("(", "SyntaxError")]
+)
+def test_an_error_of_a_script_has_no_frames_of_ours(words: list[str], text: str, shown: str) -> None:
+    Path("fails.py").write_text(text)
+    done = CliRunner().invoke(gossamer, words)
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit), done.exception
+    assert shown in done.stderr
+    assert "fails.py" in done.stderr
+    assert "site-packages" not in done.stderr
+    assert "gossamer/cli" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -92,3 +93,39 @@ def test_nothing_to_show_is_reported_with_what_to_name(tmp_path: Path) -> None:
     assert "Name a run's folder" in show(tmp_path).output
     (tmp_path / "notes.txt").write_text("no JSON")
     assert "is not a record" in show(tmp_path / "notes.txt").output
+
+
+def test_a_file_that_is_no_record_of_a_run_is_reported(tmp_path: Path) -> None:
+    """`gossamer study` stores such files."""
+    stored = {"recipe": "Dense()", "steps": 5, "metrics": {}, "compute_seconds_per_step": 0.1, "memory_bytes": {}}
+    (tmp_path / "study.json").write_text(json.dumps({**stored, "seconds_per_step": {"median": 0.1}}))
+    done = show(tmp_path / "study.json")
+    assert "is not the record of a run: it has no 'waiting_seconds_per_step'" in done.output
+    assert Record.load(tmp_path / "study.json")._repr_html_() is None
+
+
+@pytest.mark.parametrize(("field", "value"), [("seconds", float("inf")), ("final", None), ("metrics", None)])
+def test_a_record_with_a_field_of_another_type_is_reported(field: str, value: object, tmp_path: Path) -> None:
+    train(tmp_path / "loss.events.jsonl", 0, 20)
+    assert show(tmp_path / "loss.events.jsonl").exit_code == 0
+    (tmp_path / "loss.json").write_text(json.dumps({**read(tmp_path / "loss.json"), field: value}))
+    done = show(tmp_path / "loss.json", "--plot", tmp_path / "curve.png")
+    assert isinstance(done.exception, SystemExit)
+    assert "loss.json is not the record of a run" in done.output
+
+
+def test_a_record_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "record.json").mkdir()
+    assert "record.json cannot be read: Is a directory. Name a run's folder" in show(tmp_path).output
+
+
+def test_a_record_is_shown_even_if_it_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, record: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("gossamer.cli.record.write", refuse)
+    train(tmp_path / "loss.events.jsonl", 0, 20)
+    done = show(tmp_path / "loss.events.jsonl")
+    assert done.exit_code == 1
+    assert "steps                     20" in done.output
+    assert "loss.json (Permission denied). Name another file: --json FILE" in done.output

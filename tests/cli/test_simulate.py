@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from support.command_line import refusal
 from support.simulated_scripts import script
 
+from gossamer.algorithms.recipes.recipe import Recipe, resolve
 from gossamer.cli import simulate
 from gossamer.cli.main import gossamer
+from gossamer.plan.simulate import SimulatedJob, SimulationError
 
 NETWORK = "100mbit,20ms; 1mbit,20ms at 0.3s"
 BOTH = ("--recipe", "Dense()", "--recipe", "TopK(density=0.1)")
@@ -173,3 +176,40 @@ def test_shapes_of_unequal_workers_wait_for_the_slowest_or_for_none(tmp_path: Pa
     assert found.exit_code == 0, found.output
     seconds = [each["seconds"] for each in json.loads(record.read_text())]
     assert seconds == pytest.approx([5.0, 1.0, 4 / 3.2, 5.0], rel=0.01)
+
+
+@pytest.mark.parametrize("failure", [SimulationError("too little memory"), KeyboardInterrupt()])
+def test_recipes_before_a_failure_are_shown(
+    failure: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = simulate._simulate
+
+    def fail_later(job: SimulatedJob, recipe: str, *more: Any) -> Any:
+        if recipe != "Dense()":
+            raise failure
+        return real(job, recipe, *more)
+
+    monkeypatch.setattr(simulate, "_simulate", fail_later)
+    record = tmp_path / "simulated.json"
+    code, shown, aside = simulated(*BOTH, "--steps", "2", "--json", str(record), str(script(tmp_path)), "9")
+    assert code == 1
+    assert "Dense()      2" in shown
+    assert ("too little memory" in aside) == isinstance(failure, SimulationError)
+    assert [run["recipe"] for run in json.loads(record.read_text())["runs"]] == ["Dense()"]
+
+
+def test_prices_before_a_failure_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = simulate.step_cost
+
+    def fail_later(recipe: Recipe, *more: Any) -> Any:
+        if recipe != resolve("Dense()", 3):
+            raise SimulationError("too large")
+        return real(recipe, *more)
+
+    monkeypatch.setattr(simulate, "step_cost", fail_later)
+    file = tmp_path / "prices.json"
+    code, shown, aside = simulated(*BOTH, "--network", "1mbit", "--parameters", "1000", "--json", str(file))
+    assert code == 1
+    assert "too large" in aside
+    assert "Dense()" in shown
+    assert len(json.loads(file.read_text())) == 1

@@ -240,3 +240,13 @@ def test_unusable_options_are_refused(arguments: list[str], words: list[str], co
 def test_seeds_without_a_placeholder_are_refused(commands: list[list[str]]) -> None:
     code, said = output_of(study_command, "--real-time", *recipes("Dense()"), "--seeds", "2", "train.py")
     assert (code, "{seed}" in said) == (2, True)
+
+
+def test_a_store_that_cannot_be_written_is_refused_before_a_run(commands: list[list[str]]) -> None:
+    Path("file").write_text("")
+    plan = ("--recipe", "Dense()", "--network", "1mbit", "--step-seconds", "1", "--store", "file/store")
+    code, said = output_of(study_command, *plan, "train.py", "{seed}")
+    assert code == 2
+    assert "stored in file/store, and" in said
+    assert "is not a writable folder. Write --store FOLDER" in " ".join(said.split())
+    assert not commands

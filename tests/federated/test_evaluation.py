@@ -51,6 +51,12 @@ def test_a_stop_condition_is_read(text: str, value: float, ends: bool) -> None:
         StopCondition.read(text + "x")
 
 
+def test_the_text_of_a_stop_condition_reads_as_the_same_one() -> None:
+    assert str(StopCondition.read("accuracy>0.9999999")) == "accuracy>0.9999999"
+    with pytest.raises(ValueError, match="would never end"):
+        StopCondition.read("accuracy>nan")
+
+
 PARAMETERS = torch.ones(5, dtype=torch.float64)
 
 

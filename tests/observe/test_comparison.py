@@ -181,7 +181,9 @@ def test_a_script_that_logs_no_loss_has_no_metric() -> None:
     assert found.rows[0].loss_at_equal_time is None
 
 
-@pytest.mark.parametrize("text", ["validation_loss", "loss<", "2.2<loss", "loss<2.2 and loss>1", "__import__('os')<1"])
+@pytest.mark.parametrize(
+    "text", ["validation_loss", "loss<", "2.2<loss", "loss<2.2 and loss>1", "__import__('os')<1", "loss<1e400"]
+)
 def test_an_invalid_target_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"validation_loss<2\.2"):
         read_target(text)
@@ -194,6 +196,13 @@ def test_a_target_is_read_and_may_not_be_reached() -> None:
     assert read_target("val/loss<2") == Target("val/loss", True, 2.0)
     assert read_target("eval_wiki-en_loss<2") == Target("eval_wiki-en_loss", True, 2.0)
     assert seconds_to(SLOW, read_target("loss<0.5")) is None
+
+
+@pytest.mark.parametrize("text", ["accuracy>0.9999999", "loss<123456789", "loss<0.1", "loss<-1e-09"])
+def test_the_text_of_a_target_reads_as_the_same_target(text: str) -> None:
+    """`gossamer compare` gives it to the workers."""
+    assert str(read_target(text)) == text
+    assert read_target(str(read_target(text))) == read_target(text)
 
 
 def step(moment: float) -> StepEnded:

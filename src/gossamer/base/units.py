@@ -113,6 +113,12 @@ def share_text(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"
 
 
+def exact_text(value: float) -> str:
+    """Text of a number that reads as the same number again: 2.2, 0.9999999."""
+    short_text = f"{value:g}"
+    return short_text if float(short_text) == value else repr(value).removesuffix(".0")
+
+
 def counted(count: int, noun: str) -> str:
     """A number of things in a sentence: "1 worker", "3 workers"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -17,6 +17,7 @@ from gossamer.cli.options import FiniteRange, output_option, speeds_option
 from gossamer.cli.program import ScriptCommand, ScriptPath
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.comm.network import Network, read_network
+from gossamer.launcher.job import MOST_WORKERS
 from gossamer.observe.comparison import compare
 from gossamer.observe.target import Target
 from gossamer.plan.advise.advice_file import Advice, ConfirmedRow, write_advice
@@ -40,7 +41,9 @@ PLAIN_SECONDS = 10.0  # between lines of progress without a terminal
 @click.command(
     "advise", cls=ScriptCommand, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
-@click.option("--workers", type=click.IntRange(2), default=4, show_default=True, help="Number of workers.")
+@click.option(
+    "--workers", type=click.IntRange(2, MOST_WORKERS), default=4, show_default=True, help="Number of workers."
+)
 @click.option("--network", "network_text", metavar="SPEC", help="RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file.")
 @click.option(
     "--links",

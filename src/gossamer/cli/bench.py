@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gossamer.algorithms.compressors import Compressor
+from gossamer.base.units import bytes_text
 from gossamer.cli.console import ShowText, progress, table, wide_console
 from gossamer.cli.options import output_option
 from gossamer.plan.bench import (
@@ -34,11 +35,13 @@ from gossamer.plan.bench import (
     run_pair_benchmark,
     with_feedback,
 )
+from gossamer.plan.simulate.job import free_bytes
 from gossamer.version import __version__
 
 SECONDS_EACH = 0.5  # per compressor and round, with one process or two
 PLAIN_SECONDS = 10.0  # between lines of progress in a file
 WIDTH = 200  # columns of a table in a file
+YARDSTICK_BYTES, ALL_BYTES = 12, 400  # for each element: of the vectors to copy and add, and of all compressors
 
 
 @click.group("bench")
@@ -68,6 +71,8 @@ def compressors(elements: int, repeat: int, names: tuple[str, ...], processes: i
     """
     chosen = _chosen(names)
     console = wide_console(WIDTH)
+    if processes == 1:
+        _check_memory(elements, len(chosen))
     work = _together if processes == 2 else _alone
     with _one_core(), progress("beginning", PLAIN_SECONDS) as print_text:
         found = work(chosen, elements, repeat, print_text)
@@ -76,6 +81,16 @@ def compressors(elements: int, repeat: int, names: tuple[str, ...], processes: i
     if json_file is not None:
         record = {**about, "rounds": repeat, "measured": found.measured}
         json_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _check_memory(elements: int, compressors: int) -> None:
+    """Refuse a bucket for which this machine has too little memory."""
+    needed = elements * (YARDSTICK_BYTES + ALL_BYTES * compressors / len(case_texts(KERNELS)))
+    if needed > (free := free_bytes()):
+        raise click.BadParameter(
+            f"{elements:,} elements need about {bytes_text(needed)} of memory, and {bytes_text(free)} are free. Write "
+            f"--elements {max(100_000, int(elements * free / needed / 2))}, or choose some: --compressor TopK"
+        )
 
 
 def _chosen(names: Sequence[str]) -> list[Compressor]:

@@ -34,6 +34,7 @@ from gossamer.cli.script_terms import register_terms
 from gossamer.cli.worker import SECONDS, UNTIL
 from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
+from gossamer.launcher.job import MOST_WORKERS
 from gossamer.observe.comparison import (
     HELD_OUT,
     Comparison,
@@ -121,7 +122,7 @@ class ComparisonFiles:
     callback=different_recipes,
     help="Repeat it for each recipe.",
 )
-@click.option("--workers", type=click.IntRange(2), default=2, show_default=True)
+@click.option("--workers", type=click.IntRange(2, MOST_WORKERS), default=2, show_default=True)
 @click.option("--network", metavar="SPEC", help="RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file.")
 @target_option('End a run at this target: "validation_loss<2.2".')
 @click.option("--seconds", type=FiniteRange(0, min_open=True), help="End a run after this time.")

@@ -30,7 +30,7 @@ from gossamer.cli.options import (
 )
 from gossamer.comm.tls_contexts import tls_contexts
 from gossamer.launcher.fixed_run import launch
-from gossamer.launcher.job import Job
+from gossamer.launcher.job import MOST_WORKERS, Job
 from gossamer.observe.control_sequences import SafeConsole
 from gossamer.plan import doctor as package
 from gossamer.plan.doctor import (
@@ -55,7 +55,9 @@ ONLY_PACED = (
 
 @click.command("doctor")
 @click.argument("link", required=False, metavar="[LINK|@FILE|-]")
-@click.option("--workers", type=click.IntRange(1), help="Workers on this machine.  [default: 2; 1 with --nnodes]")
+@click.option(
+    "--workers", type=click.IntRange(1, MOST_WORKERS), help="Workers on this machine.  [default: 2; 1 with --nnodes]"
+)
 @emulation_option
 @machine_options
 @click.option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,14 +20,19 @@ from gossamer.base.units import bytes_text, seconds_text, short
 from gossamer.cli.console import print_text, progress, table, wide_console
 from gossamer.cli.federate_options import FederationPlan, plan_options, save_option, saved, script_with_arguments
 from gossamer.cli.options import output_option
-from gossamer.cli.program import no_such_command
+from gossamer.cli.program import RunsScript, no_such_command
 from gossamer.observe.control_sequences import SafeConsole
 from gossamer.observe.record import write
+from gossamer.plan.simulate.job import free_bytes
 from gossamer.version import __version__
 
 WIDTH = 140  # columns of a table in a file
 REPORT_EVERY_SECONDS = 10.0  # without a terminal
 INTERRUPTED = 130
+TOO_LARGE = (
+    "the devices would need about {needed} of memory and {free} are free, so the machine would swap or kill this "
+    "process. Write fewer --clients, or a smaller share of them per round, such as FedAvg(fraction=0.001, ...)"
+)
 COLUMNS = ("rounds", "virtual time", "up a round", "down a round", "up in all", "down in all", "seconds a round")
 SIMULATE = "simulate"
 ELSEWHERE = {name: f"gossamer.cli.federate_server:{name}_command" for name in ("serve", "join", "enroll")}
@@ -45,7 +51,7 @@ class FederateGroup(click.Group):
         if named or not args:
             return args
         commands = self.list_commands(context)
-        if get_close_matches(args[0], commands, 1) and not args[0].endswith(".py") and not Path(args[0]).exists():
+        if get_close_matches(args[0], commands, 1) and not args[0].endswith(".py") and not os.path.exists(args[0]):
             raise no_such_command(args[0], context, commands)
         return [SIMULATE, *args]
 
@@ -69,7 +75,7 @@ def federate_command() -> None:
     """
 
 
-@click.command(SIMULATE)
+@click.command(SIMULATE, cls=RunsScript)
 @script_with_arguments
 @plan_options
 @click.option(
@@ -128,6 +134,10 @@ def simulate_command(
             raise click.ClickException(str(error)) from error
         run, began = simulation.result, time.perf_counter()
         print_text(f"gossamer: {estimated(simulation, plan.clients, plan.rounds)}")
+        if engine == "local" and simulation.memory_bytes > (free := free_bytes()):
+            raise click.ClickException(
+                TOO_LARGE.format(needed=bytes_text(simulation.memory_bytes), free=bytes_text(free))
+            )
         try:
             with _bar(plan.rounds) as on_progress:
                 simulation.on_round = lambda record: on_progress(record.version, _standing(run, plan.until))

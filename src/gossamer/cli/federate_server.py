@@ -20,6 +20,7 @@ from gossamer.base.host_port import Address, read_host_port
 from gossamer.cli.console import echo, print_text
 from gossamer.cli.federate_options import FederationPlan, plan_options, save_option, saved, script_with_arguments
 from gossamer.cli.options import FiniteRange, check_certificates, check_parent, check_token, output_option
+from gossamer.cli.program import RunsScript
 from gossamer.cli.recipe_options import check_recipe
 from gossamer.comm.environment.run_token import check_token_file, make_token, read_token
 from gossamer.comm.runtime.signal_handlers import STOP_SIGNALS, handling
@@ -86,7 +87,7 @@ roster_option = click.option(
 )
 
 
-@click.command("serve")
+@click.command("serve", cls=RunsScript)
 @script_with_arguments
 @plan_options
 @click.option(
@@ -199,7 +200,7 @@ def _how_to_go_on(journal: Path | None, save_file: Path | None) -> str:
     return "without --journal nothing was kept, and the training of these rounds is lost"
 
 
-@click.command("join")
+@click.command("join", cls=RunsScript)
 @script_with_arguments
 @click.option("--server", required=True, callback=read_server, metavar="ADDRESS:PORT", help="Address of the server.")
 @click.option(

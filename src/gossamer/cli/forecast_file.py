@@ -29,7 +29,7 @@ def read_forecast(path: Path | None) -> Forecast:
         made_for = {"recipe": str(content["recipe"]), "workers": int(content["workers"])}
         made_for["network"] = content["estimate"] and str(content["estimate"]["inputs"]["network"])
         interval = _interval(content["estimate"] and content["estimate"].get("interval"))
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as problem:
         raise click.BadParameter(
             f"{path} is not an estimate of `gossamer explain` ({problem or type(problem).__name__}). {WRITE}"
         ) from None

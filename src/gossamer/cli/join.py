@@ -92,7 +92,7 @@ def _read_file(path: Path) -> str:
     try:
         found = path.stat()
         is_file = stat.S_ISREG(found.st_mode)
-        text = bounded_file.read_text(path, MOST_FILE_BYTES) if is_file else path.read_text()
+        text = bounded_file.read_text(path, MOST_FILE_BYTES)  # of a pipe or a device, too
     except (OSError, ValueError) as problem:
         why = problem.strerror if isinstance(problem, OSError) else problem
         raise ConnectError(f"the link cannot be read from {path}: {why}") from None

@@ -111,5 +111,5 @@ def _is_there(path: Path, file: system.File) -> bool:
 def _nowhere(logs: Path, error: OSError) -> click.UsageError:
     return click.UsageError(
         f"the logs and the record of this run would be written to {logs}, which is not writable "
-        f"({error.strerror}). Write --logs DIRECTORY"
+        f"({error.strerror}). Write --logs DIRECTORY, or start in another folder"
     )

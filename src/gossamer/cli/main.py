@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import codecs
 import errno
+import os
 import sys
 from dataclasses import dataclass
 from importlib import import_module
@@ -68,6 +69,13 @@ def stand_in(error: UnicodeError) -> tuple[str | bytes, int]:
     if ord(letter) in SPINNER:
         return "*", error.start + 1
     return STAND_INS.get(letter, letter.encode("ascii", "backslashreplace").decode("ascii")), error.start + 1
+
+
+def open_missing_streams() -> None:
+    """Open the null device as standard output or errors where this process was started without it (`>&-`)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until this process ends
 
 
 def write_plainly(*streams: TextIO) -> None:
@@ -195,6 +203,7 @@ def gossamer() -> None:
 
 
 def main() -> None:
+    open_missing_streams()
     errors = sys.stdout.errors, sys.stderr.errors
     write_plainly(sys.stdout, sys.stderr)
     try:

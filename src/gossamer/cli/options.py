@@ -22,7 +22,7 @@ import click
 from gossamer.base.host_port import Address, read_host_port
 from gossamer.base.spans import active
 from gossamer.base.spans.step_range import StepRange, read_steps
-from gossamer.base.units import parse_quantity
+from gossamer.base.units import MOST_QUANTITY, parse_quantity
 from gossamer.comm.bandwidth.limits import MachineLimits
 from gossamer.comm.network import Network, read_network
 from gossamer.errors import ConnectError, GossamerError
@@ -33,16 +33,20 @@ Command = Callable[..., Any]
 PrivateNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 PrivateAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 PICTURES = (".png", ".pdf", ".svg", ".eps", ".jpg", ".jpeg", ".webp", ".tif", ".tiff")  # formats of matplotlib
+LONGEST_NAME = 255 - len(".0123456789.draft")  # bytes, of a file with a temporary name first
 CERTIFICATES = ("cert.pem", "key.pem", "ca.pem")
 
 
 class FiniteRange(click.FloatRange):
-    """A number within limits. It refuses nan and infinity, which click's ranges accept."""
+    """A number within limits. It refuses nan and infinity, which click's ranges accept, and numbers whose products
+    with others would be infinite."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if not isfinite(number):
             self.fail(f"{number} is not a finite number", param, ctx)
+        if number > MOST_QUANTITY:
+            self.fail(f"{number} is out of range: write a number up to {MOST_QUANTITY:g}", param, ctx)
         return number
 
 
@@ -85,7 +89,11 @@ def check_interface(context: click.Context, option: click.Parameter, name: str |
 
 def check_parent(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
     """Refuse a file that cannot be written, before the run."""
-    if path is not None and not path.parent.is_dir():
+    if path is not None and not path.name:
+        raise click.BadParameter(f"the name of the file is empty. Write {option.opts[0]} FILE")
+    if path is not None and len(os.fsencode(path.name)) > LONGEST_NAME:
+        raise click.BadParameter(f"the name of the file has more than {LONGEST_NAME} bytes: write a shorter one")
+    if path is not None and not os.path.isdir(path.parent):
         raise click.BadParameter(f"there is no directory {path.parent} to write {path.name} into")
     if path is not None and not os.access(path.parent, os.W_OK):
         raise click.BadParameter(
@@ -118,7 +126,7 @@ def check_token(context: click.Context, option: click.Parameter, path: Path | No
 
 def check_certificates(context: click.Context, option: click.Parameter, folder: Path | None) -> Path | None:
     """Refuse a folder without certificates before anything starts."""
-    if folder is not None and (missing := [name for name in CERTIFICATES if not (folder / name).is_file()]):
+    if folder is not None and (missing := [name for name in CERTIFICATES if not os.path.isfile(folder / name)]):
         raise click.BadParameter(
             f"{', '.join(missing)} missing in {folder}. It needs this machine's certificate and key, and its "
             "authority's certificate: cert.pem, key.pem, ca.pem."

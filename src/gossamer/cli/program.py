@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shlex
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -21,6 +23,7 @@ from click.shell_completion import CompletionItem
 from gossamer.errors import GossamerError
 
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
+TRACEBACK = "GOSSAMER_TRACEBACK"  # "full" prints all frames
 UNBUFFERED = "-u"  # workers always run with it
 TAKES_A_SCRIPT = (
     "{name} is another program, but this command starts the workers itself. Name the Python script: gossamer {rest}"
@@ -57,6 +60,8 @@ def _read(context: click.Context, argument: click.Parameter, words: tuple[str, .
     match left:
         case ["-m", name, *arguments]:
             return TrainingProgram(_checked_module(name), tuple(arguments), as_module=True)
+        case ["-m"]:
+            raise click.UsageError("the module after -m is missing. Write: -m package.train", context)
         case [name, *arguments] if not name.startswith("-"):
             return TrainingProgram(_checked_script(name, arguments, context), tuple(arguments))
         case [option, *_]:
@@ -85,12 +90,28 @@ class ScriptPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(os.fspath(value))
-        if not path.exists():
+        if not os.path.exists(path):
             self.fail(f"{path} does not exist in {os.getcwd()}. {_line_to_write(path)}", param, ctx)
         return super().convert(value, param, ctx)
 
 
-class ScriptCommand(click.Command):
+class RunsScript(click.Command):
+    """A command that runs the user's script in this process. An error of the script is shown from its first line on,
+    without the frames of this library."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (GossamerError, click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            script = ctx.params.get("script", ctx.params.get("where"))
+            if script is None or (text := _error_in(script, error)) is None:
+                raise
+            raise click.ClickException(f"{script} failed:\n{text}") from error
+
+
+class ScriptCommand(RunsScript):
     """A command with the arguments SCRIPT and ARGUMENTS, and errors that name misplaced options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -139,12 +160,24 @@ def with_misplaced_options(message: str, arguments: Sequence[str], context: clic
     return message
 
 
+def _error_in(script: str | Path, error: Exception) -> str | None:
+    """The traceback of an error from the script on; None if the script is not in it."""
+    names = {str(script), os.path.realpath(script)}
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code.co_filename not in names:
+        at = at.tb_next
+    unread = isinstance(error, SyntaxError) and error.filename in names
+    if os.environ.get(TRACEBACK) == "full" or (at is None and not unread):
+        return None
+    return "".join(traceback.format_exception(type(error), error, at)).rstrip()
+
+
 def _is_python(word: str) -> bool:
     """Whether a command begins with this interpreter, or with a name of it."""
     if not PYTHON.fullmatch(Path(word).name):
         return False
     if os.sep not in word:
-        return not Path(word).is_file()
+        return not os.path.isfile(word)
     if os.path.realpath(word) != os.path.realpath(sys.executable):
         raise click.BadParameter(
             f"{word} is not the Python of the workers, {sys.executable}. Leave it out, or install gossamer there and "
@@ -171,10 +204,10 @@ def _checked_module(name: str) -> Path:
 
 def _checked_script(name: str, arguments: Sequence[str], context: click.Context) -> Path:
     script = Path(name)
-    if script.is_file():
+    if os.path.isfile(script):  # Path.is_file raises for a name that is too long
         return script
     rest = shlex.join([context.info_name or "run", *arguments])
-    if script.is_dir():
+    if os.path.isdir(script):
         raise click.BadParameter(f"{name} is a directory. Name the script in it, such as {script / 'train.py'}")
     if os.sep not in name and script.suffix != ".py" and shutil.which(name):
         raise click.BadParameter(TAKES_A_SCRIPT.format(name=name, rest=rest))
@@ -183,7 +216,8 @@ def _checked_script(name: str, arguments: Sequence[str], context: click.Context)
 
 def _line_to_write(missing: Path) -> str:
     """A sentence with the likely correct name."""
-    if elsewhere := sorted([*Path().glob(f"*/{missing.name}"), *Path().glob(f"*/*/{missing.name}")]):
+    name = glob.escape(missing.name)
+    if elsewhere := sorted([*glob.glob(f"*/{name}"), *glob.glob(f"*/*/{name}")]):
         return f"Did you mean {elsewhere[0]}?"
     if alike := get_close_matches(missing.name, [path.name for path in missing.parent.glob("*.py")], 1):
         return f"Did you mean {missing.parent / alike[0]}?"

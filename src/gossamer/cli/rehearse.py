@@ -18,10 +18,12 @@ from gossamer.algorithms.strategies import AveragingStage, Stage
 from gossamer.cli.console import echo, print_text
 from gossamer.cli.emulation import enter
 from gossamer.cli.options import FiniteRange, output_option
+from gossamer.cli.program import RunsScript
 from gossamer.cli.recipe_options import session_recipe
 from gossamer.cli.run import run
 from gossamer.comm.network import read_network
 from gossamer.errors import GossamerError
+from gossamer.launcher.job import MOST_WORKERS
 from gossamer.observe.rank_record import warm_up
 from gossamer.observe.record import Record, write
 from gossamer.plan import rehearse as rehearsal
@@ -65,7 +67,7 @@ def _refuse_stages(recipe: Recipe) -> None:
         )
 
 
-@click.command()
+@click.command(cls=RunsScript)
 @click.option(
     "--shapes",
     "where",
@@ -87,7 +89,9 @@ def _refuse_stages(recipe: Recipe) -> None:
     callback=_resolve_all,
     help="One recipe; may be repeated.",
 )
-@click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="Number of workers.")
+@click.option(
+    "--workers", type=click.IntRange(1, MOST_WORKERS), default=4, show_default=True, help="Number of workers."
+)
 @click.option("--network", metavar="SPEC", help="Network between the workers, such as 1gbit,1ms.")
 @click.option(
     "--steps",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ NEITHER = (
 
 def find_run(run: str, token_file: Path | None) -> RunCard:
     """Address of a run's coordinator, and its token file. Raises ConnectError, BadParameter and UsageError."""
-    if Path(run).is_dir():
+    if os.path.isdir(run):  # Path.is_dir raises for a text that is too long for a name
         card = read_run_card(Path(run))
         if token_file is None and not card.token_file.exists():
             raise ConnectError(f"The run with the logs {run} was killed, and its token file was removed.")

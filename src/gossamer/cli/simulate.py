@@ -26,6 +26,7 @@ from gossamer.cli.options import FiniteRange, output_option, speeds_option
 from gossamer.cli.program import ScriptCommand, ScriptPath, refuse_given, with_misplaced_options
 from gossamer.cli.script_terms import register_terms
 from gossamer.comm.network import read_network
+from gossamer.errors import GossamerError
 from gossamer.events import Attached
 from gossamer.observe.comparison import is_loss
 from gossamer.observe.panels import Curve, Panel, drawable, shortened
@@ -154,23 +155,29 @@ def simulate_command(
     schedule = NetworkSchedule.read(schedule_text, workers + servers)
     clock = ForecastClock(_profiler(script, arguments, workers, step_seconds, speeds), schedule, workers)
     runs: list[dict[str, Any]] = []
-    for recipe in recipes:
-        job = SimulatedJob(
-            script,
-            arguments,
-            recipe,
-            workers,
-            clock=clock,
-            learning_rate_factor=learning_rate_factor,
-            servers=servers,
-            output=sys.stderr,
-        )
-        try:
-            found = _simulate(job, recipe, SimulationEnd(steps, seconds), arguments)
-            runs.append({"recipe": recipe, **_record(found, job)})
-        finally:
-            job.close()
-    _show(recipes, runs, with_speeds=bool(speeds))
+    failed: BaseException | None = None
+    try:
+        for recipe in recipes:
+            job = SimulatedJob(
+                script,
+                arguments,
+                recipe,
+                workers,
+                clock=clock,
+                learning_rate_factor=learning_rate_factor,
+                servers=servers,
+                output=sys.stderr,
+            )
+            try:
+                found = _simulate(job, recipe, SimulationEnd(steps, seconds), arguments)
+                runs.append({"recipe": recipe, **_record(found, job)})
+            finally:
+                job.close()
+    except (GossamerError, KeyboardInterrupt) as failure:
+        if not runs:
+            raise
+        failed = failure  # completed simulations are shown all the same
+    _show(recipes[: len(runs)], runs, with_speeds=bool(speeds))
     if json_file is not None:
         about = {"gossamer": __version__, "script": str(script), "arguments": arguments, "workers": workers}
         about["speeds"] = speeds
@@ -179,6 +186,8 @@ def simulate_command(
         )
     if picture_file is not None:
         plot_panel(_panel(runs), picture_file)
+    if failed is not None:
+        raise failed
     if any(run["failure"] for run in runs):
         raise SystemExit(1)
 
@@ -316,7 +325,7 @@ def print_costs(
     speeds: Sequence[float] = (),
     json_file: Path | None = None,
 ) -> list[StepCost]:
-    """Print a row for each recipe as soon as it is calculated.
+    """Print a row for each recipe, also for those before one that fails.
 
     model: the Attached event of a session with a resolved recipe. Raises GossamerError for an invalid recipe or
     network, or too many unequal hosts to simulate.
@@ -324,19 +333,26 @@ def print_costs(
     there = read_network(network, workers)
     print_text(f"{title}, {seconds_text(step_seconds)} a step; {count_text(workers)} workers on {network}")
     found: list[StepCost] = []
-    for text in recipes:
-        began = perf_counter()
-        recipe = resolve(text, workers)
-        attached = model(recipe)
-        profile = partial(_assumed, attached, recipe, step_seconds, workers, speeds)
-        found.append(step_cost(recipe, attached, there, workers, step_seconds, profile, speeds))
-        print_text(f"{text}: calculated in {seconds_text(perf_counter() - began)}")
-    for line in cost_rows(recipes, found):
+    try:
+        for text in recipes:
+            began = perf_counter()
+            recipe = resolve(text, workers)
+            attached = model(recipe)
+            profile = partial(_assumed, attached, recipe, step_seconds, workers, speeds)
+            found.append(step_cost(recipe, attached, there, workers, step_seconds, profile, speeds))
+            print_text(f"{text}: calculated in {seconds_text(perf_counter() - began)}")
+    finally:
+        if found:  # also after a failure
+            _show_costs(recipes[: len(found)], found, json_file)
+    return found
+
+
+def _show_costs(texts: Sequence[str], found: Sequence[StepCost], json_file: Path | None) -> None:
+    for line in cost_rows(texts, found):
         echo(line)
     echo(f"\n{EXPLANATION}")
     if json_file is not None:
         json_file.write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n", encoding="utf-8")
-    return found
 
 
 def _assumed(

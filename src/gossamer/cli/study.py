@@ -40,6 +40,7 @@ from gossamer.cli.script_terms import register_terms
 from gossamer.cli.worker import SECONDS as SECONDS_LIMIT
 from gossamer.comm.network import read_network
 from gossamer.comm.runtime.signal_handlers import handling
+from gossamer.launcher.job import MOST_WORKERS
 from gossamer.observe.plot import plot_metrics
 from gossamer.observe.record import Record, network_text, write
 from gossamer.observe.target import Target
@@ -90,7 +91,9 @@ def _labelled(context: click.Context, option: click.Parameter, texts: tuple[str,
     help="Repeat it for each recipe; differences are to the first one.",
 )
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help=f"{SEED} in ARGUMENTS is 0, 1, ...")
-@click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="Number of workers.")
+@click.option(
+    "--workers", type=click.IntRange(2, MOST_WORKERS), default=2, show_default=True, help="Number of workers."
+)
 @click.option("--network", metavar="SPEC", help="RATE[,ROUND_TRIP][,loss=P] per host, or a TOML file.")
 @click.option("--real-time", is_flag=True, help="Run processes and measure time.  [default: virtual time]")
 @click.option("--steps", type=click.IntRange(1), help="End each run after this many steps; virtual time only.")
@@ -139,6 +142,7 @@ def study_command(
     first = filled_in(arguments, seed=0)
     register_terms(script, first, recipes.values())
     kept = RunStore(store or Path("studies") / script.stem, script)
+    _check_folder(kept.folder)
     console = wide_console(WIDTH)
     if real_time:
         words = ["run", "--workers", str(workers), *(["--network", network] if network else [])]
@@ -192,6 +196,15 @@ def _check_time(
     elif not real_time:
         raise click.UsageError(
             "virtual time depends on the network. Describe it: --network 100mbit,20ms; or measure time: --real-time"
+        )
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a store that cannot be written, before a run is trained."""
+    there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
+    if not os.path.isdir(there) or not os.access(there, os.W_OK):
+        raise click.UsageError(
+            f"finished runs would be stored in {folder}, and {there} is not a writable folder. Write --store FOLDER"
         )
 
 

@@ -8,11 +8,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor, nn
 
 from gossamer.base import rng
+from gossamer.base.units import exact_text
 from gossamer.errors import LoopError
 from gossamer.events import notice
 from gossamer.federated.client.functions import ClientFunction, Round, Update
@@ -77,7 +79,7 @@ class StopCondition:
         """Parse a condition. Raises ValueError."""
         found = re.fullmatch(r"\s*([^<>=\s]+)\s*(>=|<=|>|<)\s*(\S+)\s*", text)
         try:
-            if found is None:
+            if found is None or not isfinite(float(found[3])):
                 raise ValueError
             return cls(found[1], found[2], float(found[3]))
         except ValueError:
@@ -100,7 +102,7 @@ class StopCondition:
             )
 
     def __str__(self) -> str:
-        return f"{self.metric}{self.comparison}{self.limit:g}"
+        return f"{self.metric}{self.comparison}{exact_text(self.limit)}"
 
 
 MOST_WAITING = 2  # versions; if evaluation is slower than rounds, versions in between are skipped

@@ -14,6 +14,7 @@ from datetime import date, datetime
 from pathlib import Path
 
 from gossamer.base import bounded_file, system
+from gossamer.base.json_text import read_json
 from gossamer.base.run_files import write_json
 from gossamer.base.units import bytes_text, rate_text
 from gossamer.comm.bandwidth.limits import MachineLimits
@@ -211,7 +212,7 @@ def read_limits(logs: Path) -> MachineLimits:
     """Limits of a run with these logs. Raises GossamerError if it has none."""
     path = logs / LIMITS_FILE
     try:
-        content = json.loads(bounded_file.read_text(path))
+        content = read_json(bounded_file.read_text(path))
         return MachineLimits().changed({name: str(content[name]) for name in MachineLimits().texts()})
     except (FileNotFoundError, NotADirectoryError):
         raise GossamerError(

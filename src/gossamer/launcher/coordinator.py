@@ -16,6 +16,7 @@ from typing import Protocol
 
 from gossamer.base import bounded_file, system
 from gossamer.base.host_port import family_of, read_host_port
+from gossamer.base.json_text import read_json
 from gossamer.comm.elastic.coordinator_server import CoordinatorServer
 from gossamer.comm.elastic.relay import RelayServer
 from gossamer.comm.elastic.remote_control import ask_identity
@@ -266,7 +267,7 @@ def read_run_card(logs: Path) -> RunCard:
     """Read the card of the run with these logs. Raises ConnectError if it is missing or invalid."""
     path = logs / RUN_CARD
     try:
-        read = json.loads(bounded_file.read_text(path))
+        read = read_json(bounded_file.read_text(path))
         return RunCard(read_host_port(str(read["coordinator"])), Path(read["token_file"]))
     except FileNotFoundError:
         raise ConnectError(

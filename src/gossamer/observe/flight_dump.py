@@ -15,6 +15,7 @@ from typing import Any
 
 from gossamer.base import bounded_file
 from gossamer.base.flight_recorder import FlightRecorder
+from gossamer.base.json_text import read_json
 
 FORMAT_VERSION = "2.10"  # of torchfrtrace's files
 PREFIX = "gossamer_rank_"  # of file names, before the rank
@@ -60,7 +61,7 @@ def write_flight(path: Path, recorder: FlightRecorder, clock: Callable[[], float
 def read_flights(directory: Path) -> dict[int, Dump]:
     """The dumps by rank. Raises ValueError for an invalid file."""
     return {
-        int(path.stem.split("-")[1]): json.loads(bounded_file.read_text(path))
+        int(path.stem.split("-")[1]): read_json(bounded_file.read_text(path))
         for path in directory.glob("flight-*.json")
     }
 

@@ -55,6 +55,10 @@ class Record(dict[str, Any]):
             raise StoreError(NO_RUN.format(path=path))
         try:
             record = cls(json.loads(bounded_file.read_text(kept, MOST_RECORD_BYTES)))
+        except OSError as problem:
+            raise StoreError(f"{kept} cannot be read: {problem.strerror}. {NAME_A_RUN}") from None
+        except RecursionError:  # read_json would search a record of months for brackets
+            raise StoreError(f"{kept} is not a record: it nests too deeply.") from None
         except (ValueError, TypeError) as problem:
             why = "it is not JSON" if isinstance(problem, json.JSONDecodeError) else str(problem)
             raise StoreError(f"{kept} is not a record: {why}.") from None
@@ -82,8 +86,11 @@ class Record(dict[str, Any]):
         index = pandas.Index(steps, name="step")
         return pandas.DataFrame([table[step] for step in steps], index=index, columns=["seconds", *self["metrics"]])
 
-    def _repr_html_(self) -> str:
-        return html_table(rows(self, {}))
+    def _repr_html_(self) -> str | None:
+        try:
+            return html_table(list(rows(self, {})))
+        except KeyError:  # a record of `gossamer study`, or of another program: shown as a dict
+            return None
 
 
 def record_file(path: Path) -> Path:

@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatchmethod
+from math import isfinite
 
+from gossamer.base.units import exact_text
 from gossamer.events import Attached, Event, Logged, StepEnded
 
 
@@ -24,13 +26,13 @@ class Target:
         return value < self.value if self.below else value > self.value
 
     def __str__(self) -> str:
-        return f"{self.metric}{'<' if self.below else '>'}{self.value:g}"
+        return f"{self.metric}{'<' if self.below else '>'}{exact_text(self.value)}"
 
 
 def read_target(text: str) -> Target:
     """Read METRIC<NUMBER or METRIC>NUMBER. Raises ValueError."""
     found = re.fullmatch(r"\s*([\w./:@%-]+)\s*([<>])\s*(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*", text)
-    if not found:
+    if not found or not isfinite(float(found[3])):
         raise ValueError(f"{text!r} is not a target. Write a metric, < or >, and a number, such as validation_loss<2.2")
     return Target(found[1], found[2] == "<", float(found[3]))
 

@@ -87,7 +87,7 @@ def read_record(file: Path) -> Record | None:
     """The JSON object in a file of the store. None if it is missing or damaged, so that it is made again."""
     try:
         found = json.loads(bounded_file.read_text(file, MOST_RECORD_BYTES))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

@@ -26,6 +26,15 @@ def test_without_a_name_it_is_the_newest(tmp_path: Path) -> None:
     assert [run.name for run in find_runs((), tmp_path)] == ["new"]
 
 
+def test_runs_in_folders_of_the_same_name_have_different_names(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("home/a/run", "work/a/run", "work/b/run")]
+    for folder in folders:
+        made(folder, KINDS["finished"])
+    assert [run.name for run in find_runs(folders)] == ["home/a/run", "work/a/run", "work/b/run"]
+    assert [run.name for run in find_runs(folders[1:])] == ["a/run", "b/run"]
+    assert [run.name for run in find_runs([folders[0], folders[0]])] == ["run", "run"]
+
+
 def test_without_any_run_it_explains_how_to_start_one(tmp_path: Path) -> None:
     with pytest.raises(GossamerError, match="gossamer run --watch"):
         find_runs((), tmp_path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from support.watched_runs import KINDS, by_speed, hostile, made
 
+from gossamer.observe.telemetry import open_store
 from gossamer.observe.watch.runs import WatchedRun
 from gossamer.observe.watch.terminal_view import spark, watch_in_terminal
 
@@ -38,6 +39,15 @@ def test_runs_side_by_side_and_one_without_a_store(tmp_path: Path) -> None:
     text = shown(made(tmp_path / "a", KINDS["finished"]), WatchedRun("1", tmp_path))
     assert "finished" in text
     assert "run.sqlite" in text
+
+
+def test_steps_that_took_no_time_are_shown(tmp_path: Path) -> None:
+    run = made(tmp_path, KINDS["finished"])
+    db = open_store(run.store)
+    with db:
+        db.execute("UPDATE step SET seconds = 0, compute = 0, waiting = 0")
+    db.close()
+    assert "0 s a step" in shown(run)
 
 
 def test_a_terminal_is_left_once_all_runs_have_ended(tmp_path: Path) -> None:

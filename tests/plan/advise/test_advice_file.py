@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 from support.planted_advice import planted_advice
+from support.planted_races import Planted, PlantedField
 
 from gossamer.algorithms.recipes.advice_reference import read_recipe
 from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.errors import GossamerError
 from gossamer.plan.advise.advice_file import MOST_POINTS, Advice, AdviceError, read_advice, write_advice
+from gossamer.plan.advise.advisor import whole_advice
+from gossamer.plan.advise.answer import Setting, answer
+from gossamer.plan.advise.race import Race, RaceJob
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +35,23 @@ def test_all_of_it_comes_back(file: Path, advice: Advice) -> None:
     assert read_advice(file) == advice
     assert advice.contenders[1].curve
     assert advice.contenders[1].speedup is not None
+
+
+def test_long_errors_and_file_names_that_are_not_utf_8_are_written(tmp_path: Path) -> None:
+    field = PlantedField({"Dense()": Planted(step_seconds=1.0), "Int8()": Planted(step_seconds=0.5)}, 0)
+
+    def start(recipe: str, factor: float) -> RaceJob:
+        if recipe != "Dense()":
+            raise GossamerError("size mismatch for weight; " * 2000)
+        return field.start(recipe, factor)
+
+    race = Race(start=start, baseline="Dense()", challengers=["Int8()"], budget_seconds=60.0, now=field.now).run()
+    setting = Setting(script="tr\udcffin.py", arguments=["\udcff"], workers=2, network="1mbit")
+    file = tmp_path / "advice.json"
+    write_advice(file, whole_advice(race, answer(race, setting), setting))
+    found = read_advice(file)
+    assert found.script == "tr\\udcffin.py"
+    assert str(found.contenders[1].out).startswith("failed: size mismatch for weight; ")
 
 
 def test_its_recipe_is_one(file: Path, advice: Advice) -> None:

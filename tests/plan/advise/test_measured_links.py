@@ -84,6 +84,16 @@ def test_a_network_that_contradicts_what_was_measured(tmp_path: Path) -> None:
         ([_host(0), {"rank": 1}], [], "cannot be read as a doctor's report"),
         (["no host"], [], "cannot be read as a doctor's report"),
         ([_host(0), _host(1)], [{"ranks": [0]}], "cannot be read as a doctor's report"),
+        (
+            [_host(0), _host(1)],
+            [_pair(0, 1) | {"forth_bits_per_second": "fast"}],
+            "cannot be read as a doctor's report",
+        ),
+        ([_host(0), _host(1)], [_pair(0, 1, float("inf"))], "cannot be read as a doctor's report"),
+        ([_host(0), _host(1)], [_pair(0, 1, 10**400)], "cannot be read as a doctor's report"),
+        ([_host(0), _host(1)], [_pair(-5, 1)], "cannot be read as a doctor's report"),
+        ([_host(0), _host(1)], [_pair(0, 1) | {"ranks": [0, 1, 2]}], "cannot be read as a doctor's report"),
+        ([_host(0), _host(1)], [_pair(0, 1) | {"ranks": ["a", "b"]}], "cannot be read as a doctor's report"),
     ],
 )
 def test_what_was_not_measured_is_refused(tmp_path: Path, hosts: list[object], pairs: list[object], said: str) -> None:

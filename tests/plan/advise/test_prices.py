@@ -117,6 +117,13 @@ def test_large_buckets_are_timed_in_part_and_take_longer_in_proportion():
     assert _shrunk(small) == small
 
 
+def test_a_bucket_of_empty_parameters_is_priced():
+    layouts = [*MODEL.layouts, ("float64", Layout.of({"unused": (0, 3)}))]
+    model = replace(MODEL, layouts=tuple(layouts), fragments=())
+    pricer = StepPricer(assume_profile(model, resolve(None, WORKERS), 0.05, WORKERS), WORKERS)
+    assert [each.excluded for each in estimate_all(few(), pricer.base, NETWORK, WORKERS, pricer=pricer)] == [None] * 10
+
+
 # -- foretelling ------------------------------------------------------------------------------------------------------
 
 

@@ -65,3 +65,7 @@ def test_a_folder_without_measurements_is_rejected(tmp_path: Path) -> None:
     open_store(tmp_path / "run.sqlite").close()
     with pytest.raises(SpeedError, match="Run more steps"):
         speeds_of_run(tmp_path)
+
+
+def test_speeds_of_many_workers_are_longer_than_a_file_name() -> None:
+    assert read_speeds(",".join(["1"] * 299 + ["0.2"]), 300)[-2:] == (1.0, 0.2)

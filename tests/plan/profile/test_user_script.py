@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from support.expected_traffic import other, ring
@@ -52,6 +53,19 @@ def test_a_script_runs_until_it_attaches(tmp_path, capsys):
 def test_a_script_that_never_attaches_is_refused(tmp_path, text):
     with pytest.raises(AttachError, match=r"train\.py ended before it called gossamer\.attach.*--parameters"):
         attached_by(write(tmp_path, text), [], resolve(None))
+
+
+def test_the_text_of_sys_exit_is_shown(tmp_path):
+    with pytest.raises(AttachError, match=r"ended by sys\.exit\('the data is missing'\) before it called"):
+        attached_by(write(tmp_path, "raise SystemExit('the data is missing')"), [], resolve(None))
+
+
+def test_the_working_directory_of_a_script_is_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    write(tmp_path, "import os\nos.chdir('data')\n" + ATTACHES)
+    assert attached_by(Path("train.py"), ["--size", "3"], resolve(None)).parameters == 9
+    assert Path.cwd() == tmp_path
 
 
 def test_other_events_do_not_stop_a_script(tmp_path):

@@ -15,7 +15,7 @@ from gossamer.base.aggregation import AggregationContext
 from gossamer.base.kernels import Residual, coded_bytes, encode_places, largest, sparse_decode
 from gossamer.base.layout import FlatTensors, Layout, accumulation_dtype
 from gossamer.base.ops import Payload
-from gossamer.errors import MalformedError, require
+from gossamer.errors import MalformedError, RecipeError, require
 
 LONGEST = 2**31 - 1  # indices are 32-bit integers
 
@@ -175,7 +175,12 @@ def dearer_than_dense(payload_bytes: int, x: FlatTensors, at: AggregationContext
 
 
 def require_places(layout: Layout) -> None:
-    require(layout.numel <= LONGEST, "indices are 32-bit integers: use buckets below 2^31 elements")
+    """Raise RecipeError for a bucket with more entries than indices can number."""
+    if layout.numel > LONGEST:
+        raise RecipeError(
+            f"a bucket of {layout.numel:,} entries cannot be sparsified: indices are 32-bit integers, for at most "
+            f"{LONGEST:,}. Divide its largest parameter into several, or send all entries in few bits, such as Int8()"
+        )
 
 
 def expect_values(values: Tensor, count: int, out: Tensor) -> None:

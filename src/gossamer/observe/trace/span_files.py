@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossamer.base import bounded_file
+from gossamer.base.json_text import read_json
 from gossamer.base.spans.record_format import (
     CLOCK_MARK,
     FIELDS,
@@ -113,7 +114,7 @@ def read_span_file(path: Path) -> ProcessSpans:
         raise GossamerError(f"{problem}, which is too large for spans. Delete it to trace the others") from None
     line, _, packed = content.partition(b"\n")
     try:
-        about = json.loads(line)
+        about = read_json(line)
         if about["format"] != MAGIC:
             raise ValueError("another format")
         if about["version"] > VERSION:

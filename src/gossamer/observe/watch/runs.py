@@ -29,10 +29,11 @@ class WatchedRun:
     key: str
     folder: Path
     copy: Path | None = None  # copy of its store, if the folder is not writable
+    label: str = ""  # empty: the folder's name
 
     @property
     def name(self) -> str:
-        return self.folder.resolve().name
+        return self.label or self.folder.resolve().name
 
     @property
     def store(self) -> Path:
@@ -59,7 +60,18 @@ def find_runs(folders: Sequence[Path], around: Path = Path("runs")) -> tuple[Wat
         if not is_run(folder):
             raise GossamerError(NO_RUN.format(path=folder, store=STORE_FILE))
     chosen = list(folders) or _newest(around)
-    return tuple(WatchedRun(str(number), folder) for number, folder in enumerate(chosen))
+    named = zip(chosen, _labels(chosen), strict=True)
+    return tuple(WatchedRun(str(number), folder, label=label) for number, (folder, label) in enumerate(named))
+
+
+def _labels(folders: Sequence[Path]) -> list[str]:
+    """The last parts of the paths: as few as make equal names different."""
+    parts = [folder.resolve().parts for folder in folders]
+    for count in range(1, max(map(len, parts)) + 1):
+        labels = ["/".join(each[-count:]) for each in parts]
+        if len(set(labels)) == len(set(parts)):
+            return labels
+    return [str(folder) for folder in folders]
 
 
 def is_run(folder: Path) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from gossamer.base.json_text import read_json
 from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.telemetry.stragglers import HANG, NOT_OVER
 
@@ -38,7 +38,7 @@ def read_run(db: sqlite3.Connection) -> Row:
 
 def _value(text: str | None) -> Any:
     try:
-        return json.loads(text or "null")
+        return read_json(text or "null")
     except ValueError:
         return text  # incomplete or edited by hand: shown unchanged
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import json
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from gossamer.algorithms.collectives import COLLECTIVES, Collective, Does
+from gossamer.base.json_text import read_json
 from gossamer.observe.control_sequences import without_controls
 from gossamer.observe.telemetry.store import NOT_ON_REQUEST
 
@@ -107,7 +107,7 @@ def _readable(failure: Row) -> Row:
 
 def _content(text: str | None) -> Row:
     try:
-        content = json.loads(text or "{}")
+        content = read_json(text or "{}")
     except ValueError:
         return {"text": text}
     return content if isinstance(content, dict) else {"text": content}

@@ -91,11 +91,16 @@ def _numbers(summary: dict[str, Any]) -> str:
     pace = summary["pace"]
     texts = [summary["ended"] or "going on", f"step {summary['step'] or NONE}"]
     if pace:
-        texts += [f"{seconds_text(pace['seconds'])} a step", f"{share_text(pace['waiting'] / pace['seconds'])} waiting"]
+        texts += [f"{seconds_text(pace['seconds'])} a step", f"{share_text(_share('waiting', pace))} waiting"]
         texts += [f"{bytes_text(pace['bytes_sent'])} sent per step and rank"]
     if estimated := summary["run"].get("estimated_seconds_per_step"):
         texts.append(f"estimate {seconds_text(estimated)} a step{_interval(summary)}")
     return " · ".join(texts)
+
+
+def _share(name: str, pace: dict[str, float]) -> float:
+    """A part of a step; 0 of a step that took no time by its clock."""
+    return pace[name] / pace["seconds"] if pace["seconds"] else 0.0
 
 
 def _interval(summary: dict[str, Any]) -> str:
@@ -130,10 +135,9 @@ def _ranks(ranks: list[dict[str, Any]], slow: set[int]) -> RenderableType:
         pace, state = rank["pace"], str(rank["state"] or NONE)
         numbers: tuple[str, ...] = (NONE,) * 4
         if pace:
-            shares = (pace["compute"], pace["waiting"])
             numbers = (
                 seconds_text(pace["seconds"]),
-                *(share_text(each / pace["seconds"]) for each in shares),
+                *(share_text(_share(name, pace)) for name in ("compute", "waiting")),
                 bytes_text(pace["bytes_sent"]),
             )
         who = Text(str(rank["rank"]), style="yellow" if rank["rank"] in slow else "")

@@ -17,7 +17,9 @@ ADVICE_VERSION = 1
 MOST_POINTS = 240  # of a curve, the resolution of a picture
 MOST_ROWS = 10_000
 
-Text = Annotated[str, msgspec.Meta(max_length=20_000)]
+MOST_CHARACTERS = 20_000  # of a text
+
+Text = Annotated[str, msgspec.Meta(max_length=MOST_CHARACTERS)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
 Range = tuple[float | None, float | None, float | None]  # value, low, high; None if unknown
@@ -26,6 +28,12 @@ Pairs = Annotated[tuple[tuple[float, float, float], ...], msgspec.Meta(max_lengt
 
 class AdviceError(GossamerError, ValueError):
     """The file is not an advice, or has an unknown version."""
+
+
+def written(text: str) -> str:
+    """A text that an advice may contain: the beginning of a long one, and bytes of file names that are not UTF-8 in
+    escapes."""
+    return text[:MOST_CHARACTERS].encode("utf-8", "backslashreplace").decode()[:MOST_CHARACTERS]
 
 
 def candidate_name(recipe: str, learning_rate_factor: float) -> str:

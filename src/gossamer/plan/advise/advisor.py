@@ -30,6 +30,7 @@ from gossamer.plan.advise.advice_file import (
     FindingRow,
     Range,
     RungRow,
+    written,
 )
 from gossamer.plan.advise.answer import Answer, Setting, answer
 from gossamer.plan.advise.candidates import GradientFinding, candidates, findings
@@ -158,9 +159,9 @@ def whole_advice(
         use=answer.use,
         gain=answer.gain,
         cost=answer.cost,
-        command=answer.command,
-        script=setting.script,
-        arguments=tuple(setting.arguments),
+        command=written(answer.command),
+        script=written(setting.script),
+        arguments=tuple(map(written, setting.arguments)),
         workers=setting.workers,
         network=setting.network,
         speeds=setting.speeds,
@@ -191,7 +192,7 @@ def _contender_row(contender: Contender, race: RaceResult, target: Target | None
         bytes_sent=contender.bytes_sent,
         loss=race.last_loss(contender),
         curve=tuple((float(step), at, value) for step, at, value in curve.points),
-        out=contender.out,
+        out=None if contender.out is None else written(contender.out),
         speedup=_range(against.speedup) if against else None,
         loss_at_equal_steps=_range(against.loss_at_equal_steps) if against else None,
         loss_at_equal_seconds=_range(against.loss_at_equal_seconds) if against else None,
@@ -356,7 +357,7 @@ def _row(found: Prediction) -> CandidateRow:
         bytes_sent=found.bytes_sent,
         memory_bytes=found.memory_bytes,
         expected_steps=found.expected_steps,
-        excluded=found.excluded,
+        excluded=None if found.excluded is None else written(found.excluded),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 
 from gossamer.base import bounded_file
@@ -12,7 +13,7 @@ from gossamer.base.json_text import read_json
 from gossamer.comm.network import Network
 from gossamer.comm.network.parse import NetworkError
 from gossamer.comm.network.site_detection import measured
-from gossamer.plan.doctor import DoctorReport, rate_text
+from gossamer.plan.doctor import DoctorReport, PairReport, rate_text
 from gossamer.plan.doctor.report import host_from, pair_from
 
 CONTRADICTS = 1.5  # a larger factor of rate or round trip means another network
@@ -88,7 +89,7 @@ def _machine_remarks(report: DoctorReport, workers: int) -> Iterator[str]:
 
 
 def _gpus(names: tuple[str, ...]) -> str:
-    return f" and {', '.join(names)}" if names else ""
+    return f" and {', '.join(map(str, names))}" if names else ""
 
 
 def _report(file: Path) -> DoctorReport:
@@ -97,7 +98,17 @@ def _report(file: Path) -> DoctorReport:
         fields = read_json(bounded_file.read_bytes(file))
         hosts = tuple(host_from(json.dumps(each)) for each in fields["hosts"])
         pairs = tuple(pair_from(json.dumps(each)) for each in fields["pairs"])
+        for pair in pairs:
+            _check(pair)
         return DoctorReport(hosts=hosts, pairs=pairs, seconds=float(fields["seconds"]))
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as problem:
         stated = f"{type(problem).__name__}: {str(problem)[:100]}"
         raise NetworkError(f"{file} cannot be read as a doctor's report ({stated}). {HOW}") from None
+
+
+def _check(pair: PairReport) -> None:
+    """Raise ValueError or TypeError for fields that are not of a pair."""
+    numbers = (pair.minimum_round_trip_seconds, pair.forth_bits_per_second, pair.back_bits_per_second)
+    ranks_are_valid = len(pair.ranks) == 2 and all(type(rank) is int and rank >= 0 for rank in pair.ranks)
+    if not ranks_are_valid or not all(isfinite(each) for each in numbers if each is not None):
+        raise ValueError(f"the pair {pair.ranks} has invalid ranks or numbers")

@@ -191,7 +191,7 @@ class StepPricer:
             sample = _shrunk(layout)
             seconds = time_codec(dtype, sample, stage, Dense(), self.workers)
             self._passing[kind] = tuple(
-                seconds[name] / sample.numel for name in ("offering_seconds", "landing_seconds")
+                seconds[name] / max(1, sample.numel) for name in ("offering_seconds", "landing_seconds")
             )
         return self._passing[kind]
 
@@ -199,15 +199,16 @@ class StepPricer:
 def _time(dtype: str, layout: Layout, stage: Stage, compressor: Compressor, workers: int) -> _Codec:
     sample = _shrunk(layout)
     seconds = time_codec(dtype, sample, stage, compressor, workers)
+    entries = max(1, sample.numel)  # a bucket of empty parameters has none
     return _Codec(
-        computing=[each / sample.numel for each in seconds["computing_seconds"]],
-        engine=[each / sample.numel for each in seconds["engine_seconds"]],
+        computing=[each / entries for each in seconds["computing_seconds"]],
+        engine=[each / entries for each in seconds["engine_seconds"]],
     )
 
 
 def _shrunk(layout: Layout, most: int = MOST_TIMED) -> Layout:
     """The same tensors with fewer rows, if they have more than `most` entries together."""
-    share = min(1.0, most / layout.numel)
+    share = min(1.0, most / max(1, layout.numel))
     return Layout.of({slot.name: _fewer_rows(slot.shape, share) for slot in layout})
 
 

@@ -7,6 +7,7 @@ runs/2026-01-31_12-00-00    as measured in this run: 1 for its fastest rank
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 from math import isfinite
@@ -45,7 +46,8 @@ def read_speeds(text: str, workers: int) -> tuple[float, ...]:
     Raises:
         SpeedError: the text is invalid, has another number of workers, or names a run without measurements.
     """
-    found = speeds_of_run(Path(text)) if Path(text).is_dir() else _parsed(text)
+    # Path.is_dir raises for a text that is too long for a name
+    found = speeds_of_run(Path(text)) if os.path.isdir(text) else _parsed(text)
     if len(found) != workers:
         raise SpeedError(
             f"{text[:80]!r} has the speeds of {len(found)} workers, and there are {workers}. Name {workers} speeds, or "

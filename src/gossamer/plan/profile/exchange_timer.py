@@ -198,7 +198,7 @@ class StageTimer:
             self._pass()
         self.compressor.scripts.clear()
         offering, landing = self._pass()
-        whole = sum(bucket.layout.numel for bucket in buckets)
+        whole = sum(bucket.layout.numel for bucket in buckets) or 1  # parameters may be empty
         shares = [bucket.layout.numel / whole for bucket in buckets]
         if isinstance(self.stage, GossipStage):  # one operation for all buckets
             script = self.compressor.transport.scripts[-1]

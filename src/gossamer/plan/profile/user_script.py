@@ -22,6 +22,7 @@ class _Seen(BaseException):
 def attached_by(script: Path, arguments: Sequence[str], recipe: Recipe) -> Attached:
     """Run a script in this process until it attaches, with `recipe` instead of its own; nothing is sent."""
     seen: list[Attached] = []
+    how = ""
 
     def listen(event: Event) -> None:
         if isinstance(event, Attached):
@@ -32,14 +33,16 @@ def attached_by(script: Path, arguments: Sequence[str], recipe: Recipe) -> Attac
     try:
         with redirect_stdout(sys.stderr):
             run_as_main(script, arguments, recipe)
-    except (_Seen, SystemExit):
+    except _Seen:
         pass
+    except SystemExit as end:
+        how = f" by sys.exit({end.code!r})" if isinstance(end.code, str) else ""
     finally:
         unsubscribe()
         gc.collect()  # else a simulated worker may collect the session, and wait for its thread within a lock
     if not seen:
         raise AttachError(
-            f"{script} ended before it called gossamer.attach, so there is no model to explain. Pass the "
+            f"{script} ended{how} before it called gossamer.attach, so there is no model to explain. Pass the "
             "arguments of a training after its name, or a size instead of it: --parameters 10000000."
         )
     return seen[0]
@@ -50,7 +53,7 @@ def run_as_main(script: Path, arguments: Sequence[str], recipe: Recipe | str) ->
 
     A recipe as text is parsed by `attach`, so it may contain terms that the script registers.
     """
-    argv, path, environment = sys.argv, sys.path, dict(os.environ)
+    argv, path, environment, folder = sys.argv, sys.path, dict(os.environ), os.getcwd()
     sys.argv = [str(script), *arguments]
     sys.path = [str(script.resolve().parent), *path]
     os.environ |= {
@@ -64,3 +67,4 @@ def run_as_main(script: Path, arguments: Sequence[str], recipe: Recipe | str) ->
         sys.argv, sys.path = argv, path
         os.environ.clear()
         os.environ.update(environment)
+        os.chdir(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
@@ -12,6 +13,7 @@ from typing import Any
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base import bounded_file
 from gossamer.base.json_text import read_json
+from gossamer.base.units import shown
 from gossamer.errors import GossamerError
 from gossamer.plan.profile.user_script import attached_by
 from gossamer.plan.rehearse.model_zoo import BUILT_IN, Layer
@@ -86,10 +88,10 @@ def find_shapes(where: str, arguments: Sequence[str] = ()) -> Shapes:
         model = BUILT_IN[where]
         return Shapes(model.title, appearing(list(model.layers())))
     path = Path(where)
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file raises for a text that is too long for a name
         raise ShapesError(
-            f"there are no shapes named {where!r}, and no such file. Choose from {', '.join(BUILT_IN)}; or write a "
-            f"file: {EXAMPLE}"
+            f"there are no shapes named {shown(where)}, and no such file. Choose from {', '.join(BUILT_IN)}; or write "
+            f"a file: {EXAMPLE}"
         )
     return from_script(path, arguments) if path.suffix == ".py" else from_file(path)
 
@@ -109,6 +111,8 @@ def from_file(path: Path) -> Shapes:
     """Shapes from JSON: [["name", [shape], share], ...] in forward order."""
     try:
         entries = read_json(bounded_file.read_bytes(path))
+    except OSError as error:
+        raise ShapesError(f"{path} cannot be read: {error.strerror}. Name another file") from error
     except ValueError as error:
         raise ShapesError(f"{path} is not JSON: {error}. Write {EXAMPLE}") from error
     if not isinstance(entries, list):
