@@ -405,6 +405,29 @@ def test_parameters_that_are_unfrozen_or_added_later_are_exchanged() -> None:
     assert torch.allclose(agree(horovod(work)), torch.tensor([0.7, 0.85, 0.85]))
 
 
+@pytest.mark.parametrize("recipe", ["Dense()", "LocalSGD(period=2)"])
+def test_parameters_that_are_frozen_later_keep_their_values(recipe: str) -> None:
+    def work(rank: int) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), recipe=recipe)
+
+        def train() -> None:
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(3, 2)).sum().backward()
+                optimizer.step()
+
+        train()
+        frozen, trained = (layer.weight.detach().clone() for layer in model)
+        model[0].requires_grad_(False)
+        train()
+        assert torch.equal(model[0].weight, frozen)
+        assert not torch.equal(model[1].weight, trained)
+
+    horovod(work)
+
+
 def test_schedulers_and_closures_work_with_the_new_object() -> None:
     def work(rank: int) -> float:
         model = network(0)

@@ -89,6 +89,8 @@ class GradientExchange(RecipeExchange):
             self._show(parameter, given[name], None if mean is None else mean[name], session)
 
     def _show(self, parameter: Tensor, given: Tensor, mean: Tensor | None, session: Session) -> None:
+        if not parameter.requires_grad and parameter.grad is None:
+            return  # frozen since: a gradient of zeros would let momentum and weight decay change it
         if mean is None:
             if not session.accumulating:
                 given = torch.full_like(parameter, torch.nan)  # so that a GradScaler skips this step, too
