@@ -390,6 +390,8 @@ class ArraySession(SessionBase):
         """
         if self._changes.handed_over:
             return self.parameters
+        for tensor in self._tensors.values():
+            tensor.grad = None  # of passes in no_sync before
         own = session_checkpoint.own_state(states, self._transport)
         self._enter_restored_stage(own["passes"], session_checkpoint.first_bytes(own))
         local = self._session_state()
