@@ -26,7 +26,7 @@ from gossamer.events import notice
 from gossamer.train.checkpoint import coordinated, runs
 from gossamer.train.checkpoint.agreement import SharedStep
 from gossamer.train.engine.arrays import Array
-from gossamer.train.session.array_exchange import ArrayExchange, array_of, names_of, tensor_of
+from gossamer.train.session.array_exchange import ArrayExchange, array_of, mean_logs, names_of, tensor_of
 from gossamer.train.session.keras_limits import (
     compiled_step_error,
     loss_scaling_error,
@@ -142,6 +142,9 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     @property
     def iterations(self) -> Any:
         return self.inner.iterations
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        self.inner.exclude_from_weight_decay(var_list, var_names)
 
     def scale_loss(self, loss: Any) -> Any:
         return self.inner.scale_loss(loss)
@@ -445,8 +448,9 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._end_epoch()
         logs = {} if logs is None else logs
         if self.average_metrics:
-            logs.update(self._mean({name: float(value) for name, value in logs.items()}))
-        self.optimizer.session.log(**{name: float(value) for name, value in logs.items()})
+            logs.update(self._mean(logs))
+        numbers = {name: keras.ops.convert_to_numpy(value) for name, value in logs.items()}
+        self.optimizer.session.log(**{name: float(value) for name, value in numbers.items() if not value.ndim})
         if self.folder is not None:
             self._save(epoch)
 
@@ -490,14 +494,9 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         _assign(optimizer.variables, [*slots.values()])
         optimizer.hold_moments()
 
-    def _mean(self, logs: Mapping[str, float]) -> dict[str, float]:
-        gather_text = self.optimizer.session._group.all_gather_text
-        logs_of_ranks = [json.loads(text) for text in gather_text(json.dumps(dict(logs)))]
-        values: dict[str, list[float]] = {}
-        for logs_of_rank in logs_of_ranks:
-            for name, value in logs_of_rank.items():
-                values.setdefault(name, []).append(value)
-        return {name: sum(found) / len(found) for name, found in values.items()}
+    def _mean(self, logs: Mapping[str, Any]) -> dict[str, Any]:
+        own = {name: keras.ops.convert_to_numpy(value).tolist() for name, value in logs.items()}
+        return mean_logs([json.loads(text) for text in self.optimizer.session._group.all_gather_text(json.dumps(own))])
 
     # -- checkpoints
 
