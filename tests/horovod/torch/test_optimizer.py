@@ -295,6 +295,27 @@ def test_a_scaler_sees_the_same_on_all_ranks_and_training_continues() -> None:
     assert horovod(work) == [[True, False, True]] * 2
 
 
+def test_a_grad_scaler_finds_its_scale_in_any_number_of_skipped_steps() -> None:
+    def work(rank: int) -> tuple[float, bool]:
+        model, scaler = network(0, torch.float32), torch.amp.GradScaler("cpu", init_scale=2.0**126)
+        optimizer = wrapped(model)
+        before = parameters(model)
+        for step in range(16):
+            optimizer.zero_grad()
+            scaler.scale(2.0**10 * loss_of(model, step, rank)).backward()
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+        return scaler.get_scale(), torch.equal(parameters(model), before)
+
+    (scale, untrained), other = horovod(work)
+    assert (scale, untrained) == other
+    assert scale < 2.0**121, "more steps in a row were skipped than a run without a scaler may skip"
+    assert not untrained
+
+
 def test_accumulating_recipes_make_a_step_of_the_optimizer_for_several_of_the_loop() -> None:
     def work(rank: int) -> list[Tensor]:
         model = network(0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gossamer import engine, events
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.errors import AttachError, CheckpointError, LayoutError, LoopError, MismatchError
+from gossamer.errors import AttachError, CheckpointError, LayoutError, LoopError, MismatchError, NonFiniteError
 
 STEPS, LR = 7, 0.1
 RECIPES = [
@@ -247,6 +247,18 @@ def test_no_sync_adds_gradients_up_on_this_rank() -> None:
         return mean["w"].tolist()  # type: ignore[index]
 
     assert cluster(train, 2) == [[11.5, 11.5]] * 2
+
+
+def test_numbers_that_stay_non_finite_raise_an_error_with_advice_for_arrays() -> None:
+    def train(worker: Worker) -> None:
+        session = worker.arrays({"w": np.zeros(1)}, "Dense()")
+        for _ in range(5):
+            session.give({"w": np.full(1, np.nan)})
+            session.took_step({"w": np.zeros(1)})
+
+    with pytest.raises(NonFiniteError, match=r'"w" on rank 0.*mixed_bfloat16') as raised:
+        cluster(train, 2)
+    assert "attach" not in str(raised.value)
 
 
 def test_a_loaded_state_has_no_gradients_of_passes_before() -> None:

@@ -20,6 +20,7 @@ from gossamer.horovod.exchange import RecipeExchange, check_reduction, recipe_of
 from gossamer.horovod.objects import allgather_object
 from gossamer.horovod.torch.ops import Compression, sparse_allreduce_async
 from gossamer.train.engine.averaged_state import bare_copy
+from gossamer.train.session.loop_scaler import ScalerWatch
 from gossamer.train.session.recipe_choice import Written
 
 
@@ -47,6 +48,12 @@ class GradientExchange(RecipeExchange):
         self.makes_step = True  # whether the optimizer makes a step with the last exchanged gradients
         self._sparse: set[str] = set()
         self._dense: dict[str, Tensor] = {}
+        self._scales_loss, self._watch = False, ScalerWatch(self._scaled)
+
+    def _scaled(self, scaler: object, optimizer: object) -> bool:
+        """A GradScaler of torch acts on gradients of an optimizer. It looks for its scale in steps that are skipped."""
+        self._scales_loss = self._scales_loss or optimizer is self._optimizer()
+        return False
 
     def add(self, named: Mapping[str, Tensor]) -> None:
         """Also exchange these parameters, from the next session on."""
@@ -82,6 +89,7 @@ class GradientExchange(RecipeExchange):
         if self.unused:
             self._took_step(session)
         self._follow_schedule()
+        session._scales_loss = self._scales_loss
         given = {name: _gradient(parameter) for name, parameter in self._dense.items()}
         mean = session.give({name: each.to_dense() if each.is_sparse else each for name, each in given.items()})
         self.unused, self.makes_step = True, mean is not None
