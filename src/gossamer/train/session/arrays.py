@@ -57,8 +57,8 @@ NO_STATE = (
 
 NEVER_FINITE = (
     "Lower the learning rate, or clip each rank's gradients before they are averaged. A loss that is scaled for "
-    "float16, as by a LossScaleOptimizer of Keras, does not find its scale here, because all ranks skip such steps: train "
-    "in bfloat16, for instance with keras.config.set_dtype_policy('mixed_bfloat16')."
+    "float16, as by a LossScaleOptimizer of Keras, does not find its scale here, because all ranks skip such steps: "
+    "train in bfloat16, for instance with keras.config.set_dtype_policy('mixed_bfloat16')."
 )
 
 
