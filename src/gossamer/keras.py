@@ -67,7 +67,9 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     """A Keras optimizer that averages gradients or parameters over all workers by a recipe.
 
     Every rank builds the same model and compiles it with this optimizer. Rank 0's parameters are the initial ones.
-    Gradients are averaged before `inner` clips and applies them. A variable without a gradient counts as zero.
+    Gradients are averaged before `inner` clips and applies them. A variable without a gradient counts as zero. To load
+    a saved model with this optimizer begins a session, too, so all ranks do it; on one rank write
+    keras.models.load_model(path, compile=False).
 
     Args:
         inner: the Keras optimizer that makes the steps, or its name, such as "adam".
