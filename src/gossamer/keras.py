@@ -437,7 +437,7 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         optimizer = self.optimizer
         if not optimizer.built:
             return
-        self._end_epoch()
+        self._end_epoch(validates=True)
         self._own = optimizer.parameters()
         optimizer.set_parameters(optimizer.session.averaged_parameters())
 
@@ -478,8 +478,9 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 f"{recipe!r}, so the model keeps the averaged parameters of all ranks in their place."
             )
 
-    def _end_epoch(self) -> None:
-        """Wait until every rank is out of data; once for each epoch."""
+    def _end_epoch(self, *, validates: bool = False) -> None:
+        """Wait until every rank is out of data; once for each epoch. If a rank `validates`, all compute the averaged
+        parameters with it, whether or not they validate."""
         if not self._in_epoch:
             return
         self._in_epoch = False
@@ -495,6 +496,10 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         optimizer.set_parameters(parameters)
         _assign(optimizer.variables, [*slots.values()])
         optimizer.hold_moments()
+        session = optimizer.session
+        together = session.recipe.strategy.local_parameters and session._synchronizer.in_step
+        if together and "validates" in session._group.all_gather_text("validates" if validates else "trains"):
+            session.averaged_parameters()
 
     def _mean(self, logs: Mapping[str, Any]) -> dict[str, Any]:
         own = {name: keras.ops.convert_to_numpy(value).tolist() for name, value in logs.items()}
