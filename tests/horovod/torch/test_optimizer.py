@@ -246,6 +246,18 @@ def test_sparse_gradients_are_averaged(as_dense: bool) -> None:
         assert agree(horovod(work))[:, 0].tolist() == [-1, -1, 0, -2]
 
 
+def test_the_first_step_gives_all_ranks_the_sparse_parameters_of_the_first() -> None:
+    def work(rank: int) -> Tensor:
+        table = nn.Embedding(4, 2, sparse=True)
+        nn.init.constant_(table.weight, rank)
+        optimizer = hvd.DistributedOptimizer(SGD(table.parameters(), lr=1.0))
+        table(torch.tensor([rank, 3])).sum().backward()
+        optimizer.step()
+        return table.weight.detach()
+
+    assert agree(horovod(work))[:, 0].tolist() == [-0.5, -0.5, 0, -1]
+
+
 def test_a_gradient_that_is_not_finite_skips_the_step_on_all_ranks() -> None:
     def work(rank: int) -> tuple[Tensor, Tensor]:
         model = network(0)

@@ -18,7 +18,14 @@ from gossamer.horovod.calls import ReductionOp
 from gossamer.horovod.compression import TensorCompressor
 from gossamer.horovod.exchange import RecipeExchange, check_reduction, recipe_of
 from gossamer.horovod.objects import allgather_object
-from gossamer.horovod.torch.ops import Compression, sparse_allreduce_async
+from gossamer.horovod.torch.ops import (
+    Compression,
+    broadcast_call,
+    sparse_allreduce_async,
+    submit,
+    synchronize,
+    written,
+)
 from gossamer.train.engine.averaged_state import bare_copy
 from gossamer.train.session.loop_scaler import ScalerWatch
 from gossamer.train.session.recipe_choice import Written
@@ -134,6 +141,10 @@ class GradientExchange(RecipeExchange):
         self._sparse = {name for names in found for name in names}
         self._dense = {name: each for name, each in self.named.items() if name not in self._sparse}
         self._begun = True
+        if sparse := [each.detach() for name, each in self.named.items() if name in self._sparse]:
+            first = self.process_set.ranks[0]
+            call = broadcast_call(sparse, first, self.process_set, lambda found: written(sparse, found))
+            synchronize(submit(call, None, self.process_set))
         if not self._dense:
             return
         session = self.open({name: each.detach() for name, each in self._dense.items()})
