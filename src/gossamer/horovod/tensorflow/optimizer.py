@@ -308,7 +308,8 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     """Wrap an optimizer: each step first exchanges gradients by the recipe. The class stays the same.
 
     Under recipes that average parameters, such as DiLoCo, steps exchange those. A step with gradients that are not
-    finite is skipped on all ranks. The first step gives all ranks the variables of rank 0.
+    finite is skipped on all ranks. The first step gives all ranks the variables of rank 0, except those with gradients
+    that are tf.IndexedSlices: call broadcast_variables for these.
 
     Args:
         optimizer: of Keras 3 or Keras 2; the new one shares its variables. Or one of tf.compat.v1.train, whose
