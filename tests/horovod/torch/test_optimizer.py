@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import gossamer.horovod.torch as hvd
 from gossamer import events
+from gossamer.horovod.exceptions import HorovodInternalError
 
 STEPS = 6
 SGD = torch.optim.SGD
@@ -417,6 +418,18 @@ def test_a_rank_without_data_joins_and_takes_over_the_others_parameters() -> Non
     results = horovod(work)
     agree([found for found, _ in results])
     assert [last for _, last in results] == [1, 1]
+
+
+def test_a_rank_that_joins_before_its_first_step_is_told_to_make_one() -> None:
+    def work(rank: int) -> None:
+        if rank == 0:
+            hvd.join()
+        model = network(0)
+        loss_of(model, 0, rank).backward()
+        wrapped(model).step()
+
+    with pytest.raises(HorovodInternalError, match=r"each rank makes one step with it before join\(\)"):
+        horovod(work)
 
 
 def test_parameters_that_are_unfrozen_or_added_later_are_exchanged() -> None:
