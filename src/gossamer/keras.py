@@ -26,7 +26,7 @@ from gossamer.events import notice
 from gossamer.train.checkpoint import coordinated, runs
 from gossamer.train.checkpoint.agreement import SharedStep
 from gossamer.train.engine.arrays import Array
-from gossamer.train.session.array_exchange import ArrayExchange, array_of, names_of, tensor_of
+from gossamer.train.session.array_exchange import ArrayExchange, array_of, mean_logs, names_of, tensor_of
 from gossamer.train.session.keras_limits import (
     compiled_step_error,
     loss_scaling_error,
@@ -67,7 +67,9 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     """A Keras optimizer that averages gradients or parameters over all workers by a recipe.
 
     Every rank builds the same model and compiles it with this optimizer. Rank 0's parameters are the initial ones.
-    Gradients are averaged before `inner` clips and applies them. A variable without a gradient counts as zero.
+    Gradients are averaged before `inner` clips and applies them. A variable without a gradient counts as zero. To load
+    a saved model with this optimizer begins a session, too, so all ranks do it; on one rank write
+    keras.models.load_model(path, compile=False).
 
     Args:
         inner: the Keras optimizer that makes the steps, or its name, such as "adam".
@@ -142,6 +144,9 @@ class GossamerOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     @property
     def iterations(self) -> Any:
         return self.inner.iterations
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        self.inner.exclude_from_weight_decay(var_list, var_names)
 
     def scale_loss(self, loss: Any) -> Any:
         return self.inner.scale_loss(loss)
@@ -432,7 +437,7 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         optimizer = self.optimizer
         if not optimizer.built:
             return
-        self._end_epoch()
+        self._end_epoch(validates=True)
         self._own = optimizer.parameters()
         optimizer.set_parameters(optimizer.session.averaged_parameters())
 
@@ -445,8 +450,9 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._end_epoch()
         logs = {} if logs is None else logs
         if self.average_metrics:
-            logs.update(self._mean({name: float(value) for name, value in logs.items()}))
-        self.optimizer.session.log(**{name: float(value) for name, value in logs.items()})
+            logs.update(self._mean(logs))
+        numbers = {name: keras.ops.convert_to_numpy(value) for name, value in logs.items()}
+        self.optimizer.session.log(**{name: float(value) for name, value in numbers.items() if not value.ndim})
         if self.folder is not None:
             self._save(epoch)
 
@@ -472,8 +478,9 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 f"{recipe!r}, so the model keeps the averaged parameters of all ranks in their place."
             )
 
-    def _end_epoch(self) -> None:
-        """Wait until every rank is out of data; once for each epoch."""
+    def _end_epoch(self, *, validates: bool = False) -> None:
+        """Wait until every rank is out of data; once for each epoch. If a rank `validates`, all compute the averaged
+        parameters with it, whether or not they validate."""
         if not self._in_epoch:
             return
         self._in_epoch = False
@@ -489,15 +496,14 @@ class GossamerCallback(keras.callbacks.Callback):  # type: ignore[misc]
         optimizer.set_parameters(parameters)
         _assign(optimizer.variables, [*slots.values()])
         optimizer.hold_moments()
+        session = optimizer.session
+        together = session.recipe.strategy.local_parameters and session._synchronizer.in_step
+        if together and "validates" in session._group.all_gather_text("validates" if validates else "trains"):
+            session.averaged_parameters()
 
-    def _mean(self, logs: Mapping[str, float]) -> dict[str, float]:
-        gather_text = self.optimizer.session._group.all_gather_text
-        logs_of_ranks = [json.loads(text) for text in gather_text(json.dumps(dict(logs)))]
-        values: dict[str, list[float]] = {}
-        for logs_of_rank in logs_of_ranks:
-            for name, value in logs_of_rank.items():
-                values.setdefault(name, []).append(value)
-        return {name: sum(found) / len(found) for name, found in values.items()}
+    def _mean(self, logs: Mapping[str, Any]) -> dict[str, Any]:
+        own = {name: keras.ops.convert_to_numpy(value).tolist() for name, value in logs.items()}
+        return mean_logs([json.loads(text) for text in self.optimizer.session._group.all_gather_text(json.dumps(own))])
 
     # -- checkpoints
 

@@ -118,6 +118,19 @@ def test_tensors_of_any_device_but_the_host_pass_through_host_memory(
     assert (found if device == "meta" else found()) == ("through host" if device == "meta" else "directly")
 
 
+@pytest.mark.parametrize("count", [3, 200_000])
+def test_means_of_integers_are_exact(count: int, alone: list[Any]) -> None:
+    numbers = torch.arange(count) + 2**24 + 1  # float32 would round them
+    assert torch.equal(ProcessGroupTransport().answer(AllReduceMean(numbers)), numbers)
+
+
+def test_a_mean_may_be_written_to_strided_memory(alone: list[Any]) -> None:
+    numbers = torch.arange(6.0).view(2, 3)
+    out = numbers.clone().t()
+    assert ProcessGroupTransport().answer(AllReduceMean(out, out)) is out
+    assert torch.equal(out, numbers.t())
+
+
 class Endless:
     """Work that a dead peer owes something."""
 

@@ -13,6 +13,7 @@ import torch
 from support.horovod_workers import horovod
 
 import gossamer.horovod.torch as hvd
+from gossamer.horovod.exceptions import HorovodInternalError
 from gossamer.horovod.objects import decode, encode
 
 VALUES: list[Any] = [
@@ -91,3 +92,12 @@ def test_ranks_send_objects_of_different_lengths() -> None:
 
 def test_only_the_root_needs_an_object_that_travels() -> None:
     assert horovod(lambda rank: hvd.broadcast_object(Custom() if rank else 5)) == [5, 5]
+
+
+@pytest.mark.parametrize("call", [lambda: hvd.broadcast_object(1, root_rank=2), lambda: hvd.broadcast_object(1, -1)])
+def test_a_root_that_is_not_a_rank_is_refused(call: Any) -> None:
+    def work(rank: int) -> None:
+        with pytest.raises(HorovodInternalError, match=r"root_rank (2|-1) is not in .*Name one of its ranks"):
+            call()
+
+    horovod(work)

@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +40,18 @@ def joined_in_second_epoch(
     return ElasticRun(2, newcomers=1, join=Join(op=operations * 3 // 4))(work)
 
 
-def one_validates(fitted: Callable[..., Any], callbacks: Callable[[], list[Any]]) -> list[dict[str, list[float]]]:
-    """The histories of two ranks, of which only rank 0 validates. fitted: fits a model; callbacks: of fit."""
+def one_validates(fitted: Callable[..., Any], callbacks: Callable[[], list[Any]]) -> list[list[dict[str, list[float]]]]:
+    """By recipe the histories of two ranks, of which only rank 0 validates. fitted: fits a model; callbacks: of fit."""
 
-    def work(worker: Worker) -> dict[str, list[float]]:
+    def work(worker: Worker, recipe: str) -> dict[str, list[float]]:
         check = None if worker.rank else batches("network", 7, 2)
-        model = fitted(worker, "Dense()", epochs=2, validation_data=check, callbacks=callbacks)
+        model = fitted(worker, recipe, epochs=2, validation_data=check, callbacks=callbacks)
         model.optimizer.session.close()
         history: dict[str, list[float]] = model.history.history
         return history
 
-    return cluster(work, 2)
+    recipes = "Dense()", "Gossip() + Ring()", "NoLoCo(period=3)"
+    return [cluster(partial(work, recipe=recipe), 2) for recipe in recipes]
 
 
 def examples(name: str) -> dict[str, Any]:

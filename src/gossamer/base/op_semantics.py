@@ -106,9 +106,11 @@ def _among(ops: Sequence[InGroup]) -> list[Any]:
 
 
 def rank_order_mean(tensors: Sequence[Tensor]) -> Tensor:
-    """The mean, summed by rank order and divided once; half precision is summed in float32 and rounded once."""
+    """The mean, summed by rank order and divided once; half precision is summed in float32 and rounded once, integers
+    in float64 and truncated."""
     first = tensors[0]
-    total = first.to(torch.promote_types(first.dtype, torch.float32), copy=True)
+    whole = not (first.is_floating_point() or first.is_complex())
+    total = first.to(torch.float64 if whole else torch.promote_types(first.dtype, torch.float32), copy=True)
     for tensor in tensors[1:]:
         total += tensor
     return total.div_(len(tensors)).to(first.dtype)

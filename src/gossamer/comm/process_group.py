@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, NoReturn, Protocol, assert_never
@@ -246,6 +247,9 @@ class ProcessGroupTransport:
 
     def _here(self, op: SimpleOp, begin: Callable[[Any], Callable[[], Any]], place: int) -> Callable[[], Any]:
         """Begin an operation directly if the engine accepts its tensors, else through host memory."""
+        if isinstance(op, AllReduceMean) and (out := op.out) is not None and not out.is_contiguous():
+            wait = self._here(replace(op, out=None), begin, place)
+            return lambda: out.copy_(wait())
         if all(tensor.is_cpu for tensor in op.tensors()) or self.takes_devices:
             return begin(op)
         return through_host(op, begin, place)
@@ -296,7 +300,10 @@ class ProcessGroupTransport:
         mean = into(out, tensor)
         if mean.is_cuda:
             return self._all_reduced(mean, dist.ReduceOp.AVG)
-        if mean.dtype.itemsize < 4 or mean.nbytes <= SMALL_BYTES:
+        divides = (
+            mean.is_floating_point() or mean.is_complex()
+        )  # an engine's sum of integers cannot be divided in place
+        if mean.dtype.itemsize < 4 or mean.nbytes <= SMALL_BYTES or not divides:
             return self._direct_mean(mean, range(self.world))
         return self._all_reduced(mean, dist.ReduceOp.SUM)
 
@@ -459,8 +466,8 @@ def _is_nccl(group: Any) -> bool:
 
 
 def _average(contributions: Tensor, out: Tensor) -> None:
-    """Mean of rows in rank order, summed in at least float32 and rounded once. contributions: (world, n); out: (n,)."""
-    if contributions.is_cuda or contributions.dtype.itemsize >= 4:
+    """Mean of rows in rank order, as rank_order_mean computes it. contributions: (world, n); out: (n,)."""
+    if contributions.is_cuda or contributions.dtype not in (torch.float16, torch.bfloat16):
         out.copy_(rank_order_mean(contributions.unbind()))
         return
     total = scratch_like(out, torch.float32)

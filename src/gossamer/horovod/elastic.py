@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,11 +96,12 @@ class ObjectState(ElasticState):
         **kwargs: Any,
     ) -> None:
         super().__init__(bcast_object, get_rank)
-        self._saved_state = kwargs
-        self._set_attributes()
+        self._saved_state = deepcopy(kwargs)
+        for name, value in kwargs.items():
+            setattr(self, name, value)
 
     def save(self) -> None:
-        self._saved_state = {name: getattr(self, name) for name in self._saved_state}
+        self._saved_state = deepcopy({name: getattr(self, name) for name in self._saved_state})
 
     def restore(self) -> None:
         self._set_attributes()
@@ -117,7 +119,7 @@ class ObjectState(ElasticState):
         self._set_attributes()
 
     def _set_attributes(self) -> None:
-        for name, value in self._saved_state.items():
+        for name, value in deepcopy(self._saved_state).items():
             setattr(self, name, value)
 
 

@@ -309,7 +309,8 @@ def _fault(name: str, requests: Sequence[list[Any] | None], ranks: Sequence[int]
     if len(given) < len(requests) and not (kind == AllReduceCall.kind and form[1] in ADDS_UP):
         return (
             f"{kind} is not supported while some ranks have called join(): only allreduce with Sum or Average is. "
-            "Call join() on every rank before it."
+            "Call join() on every rank before it. A DistributedOptimizer begins with such calls, so each rank makes "
+            "one step with it before join(): give each rank a batch or more."
         )
     return None
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from gossamer.base.layout import dtype_of
 from gossamer.horovod.basics import ProcessSet, context, global_process_set
 from gossamer.horovod.calls import AllGatherCall, BroadcastBytesCall
+from gossamer.horovod.exceptions import HorovodInternalError
 from gossamer.train.session.named_values import tensor_of
 from gossamer.train.session.world_calls import bytes_of, packed, unpacked
 
@@ -35,8 +36,11 @@ def broadcast_object(
 
     Raises:
         TypeError: for a type that does not travel, with the place of the value.
+        HorovodInternalError: for a root that is not in the set.
     """
     here = context()
+    if root_rank not in process_set.ranks:
+        raise HorovodInternalError(f"root_rank {root_rank} is not in {process_set}. Name one of its ranks.")
     root = process_set.ranks.index(root_rank)
     content = tensor_of(encode(obj)) if here.rank == root_rank else tensor_of(b"")
     call = BroadcastBytesCall(tensors=(content,), root=root, finish=bytes_of)

@@ -16,8 +16,10 @@ from support.tensorflow_training import agree, batch, build, weights  # noqa: E4
 
 import gossamer.horovod.keras as hvd  # noqa: E402
 import gossamer.horovod.tensorflow as hvd_tensorflow  # noqa: E402
+from gossamer.horovod.elastic import run_fn  # noqa: E402
 from gossamer.horovod.exceptions import HorovodInternalError  # noqa: E402
 from gossamer.horovod.tensorflow.callbacks import BestModel, callback_class  # noqa: E402
+from gossamer.horovod.tensorflow.optimizer import variables_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, when it saves
 
@@ -54,6 +56,15 @@ def test_metrics_are_means_over_the_ranks() -> None:
     (first, mean), (second, other) = horovod(work)
     assert mean == other == [pytest.approx((first[0] + second[0]) / 2)]
     assert first != second
+
+
+def test_metrics_of_each_class_and_of_one_rank_reach_all_ranks() -> None:
+    def work(rank: int) -> Any:
+        logs: dict[str, Any] = {"f1": tf.constant([0.0, 1.0 + rank]), **({} if rank else {"val_loss": 2.0})}
+        hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+        return logs["f1"].tolist(), logs["val_loss"]
+
+    assert horovod(work) == [([0.0, 1.5], 2.0)] * 2
 
 
 @pytest.mark.parametrize("package", ["keras", "tf_keras"])
@@ -135,6 +146,36 @@ def test_a_state_synchronizes_restores_and_commits_models_and_objects() -> None:
         return begun
 
     np.testing.assert_array_equal(agree(horovod(work)), weights(build(keras, 0)))
+
+
+@pytest.mark.parametrize("package", ["keras", "tf_keras", "legacy"])
+def test_a_restarted_run_takes_up_the_moments_of_the_optimizer(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = keras if package == "keras" else pytest.importorskip("tf_keras")
+    adam = library.optimizers.legacy.Adam if package == "legacy" else library.optimizers.Adam
+    monkeypatch.setenv("GOSSAMER_RUN_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+
+    def state_of(rank: int) -> Any:
+        model = build(library, rank)
+        model.compile(hvd.DistributedOptimizer(adam(0.1)), loss="mse", run_eagerly=True)
+        return hvd.elastic.KerasState(model, epoch=0)
+
+    def values(state: Any) -> list[Any]:
+        return [np.asarray(each) for each in variables_of(state.optimizer)]
+
+    def first(rank: int) -> Any:
+        state = state_of(rank)
+        fitted(state.model, rank)
+        state.commit()
+        return values(state)
+
+    committed, _ = horovod(first)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    for found in horovod(lambda rank: run_fn(values, lambda: None)(state_of(rank))):
+        assert len(found) == len(committed) > 2
+        assert all(map(np.array_equal, found, committed))
 
 
 def test_a_failed_call_of_a_graph_repeats_the_function_from_the_last_commit(monkeypatch: pytest.MonkeyPatch) -> None:

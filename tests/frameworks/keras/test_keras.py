@@ -96,9 +96,9 @@ def test_logs_are_means_and_validation_uses_the_averaged_parameters(result: Resu
 
 
 def test_a_metric_of_one_rank_reaches_all_ranks(result: Results) -> None:
-    first, second = result["metrics_of_one_rank"]
-    assert first == second
-    assert {name: len(values) for name, values in first.items()} == {"loss": 2, "val_loss": 2}
+    for first, second in result["metrics_of_one_rank"]:  # of recipes
+        assert first == second
+        assert {name: len(values) for name, values in first.items()} == {"loss": 2, "val_loss": 2}
 
 
 def test_a_rank_with_fewer_batches_takes_over_parameters_and_moments(result: Results) -> None:
@@ -178,13 +178,40 @@ assert epochs_of(resumed, more=0, folder=None) == [0, 1]
 """
 
 
-def test_a_fit_after_a_resumed_one_begins_at_its_own_first_epoch(tmp_path: Path) -> None:
+def run_alone(program: str, *arguments: str) -> None:
+    """Run a program in a world of one, on the torch backend."""
     if find_spec("keras") is None:
         pytest.skip("keras is not installed")
     environment = {**os.environ, "KERAS_BACKEND": "torch"}
-    command = [sys.executable, "-c", FITS, str(tmp_path / "saved")]
+    command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_fit_after_a_resumed_one_begins_at_its_own_first_epoch(tmp_path: Path) -> None:
+    run_alone(FITS, str(tmp_path / "saved"))
+
+
+SETTINGS = """
+import keras, numpy as np
+from gossamer.keras import GossamerCallback, GossamerOptimizer
+
+optimizer = GossamerOptimizer(keras.optimizers.AdamW(0.0, weight_decay=0.5))
+optimizer.exclude_from_weight_decay(var_names=["bias"])
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, bias_initializer="ones")])
+model.compile(optimizer, loss="mse", metrics=[keras.metrics.F1Score(average=None)])
+optimizer.learning_rate = 0.5  # gradients are zeros
+x, y = np.zeros((8, 4), "float32"), np.ones((8, 3), "float32")
+history = model.fit(x, y, epochs=2, verbose=0, callbacks=[GossamerCallback()]).history
+assert [np.shape(each) for each in history["f1_score"]] == [(3,), (3,)]  # one for each class
+assert [np.shape(each) for each in history["loss"]] == [(), ()]
+kernel, bias = model.get_weights()
+assert bias.tolist() == [1.0] * 3
+"""
+
+
+def test_metrics_of_each_class_are_logged_and_biases_can_be_excluded_from_weight_decay() -> None:
+    run_alone(SETTINGS)
 
 
 def test_a_model_file_contains_the_inner_optimizer_and_the_recipe(result: Results) -> None:

@@ -56,6 +56,26 @@ def test_a_failure_restores_the_last_commit_and_repeats() -> None:
     assert horovod(work, 1) == [[3.0, 3, 0, float(parameters(network(0))[0]), "reset", 1, 1.0, "reset", 2, 2.0]]
 
 
+def test_a_failure_restores_containers_that_were_changed_in_place() -> None:
+    def work(rank: int) -> list[Any]:
+        losses = [0.5]
+        state = hvd.elastic.ObjectState(losses=losses, best={"loss": [0.5]})
+        assert state.losses is losses
+        found = []
+        for _ in range(2):
+            state.losses.append(0.25)
+            state.best["loss"].append(0.25)
+            state.restore()
+            found.append((list(state.losses), list(state.best["loss"])))
+        state.losses.append(0.125)
+        state.commit()
+        state.losses.clear()
+        state.restore()
+        return [*found, state.losses]
+
+    assert horovod(work, 1) == [[([0.5], [0.5]), ([0.5], [0.5]), [0.5, 0.125]]]
+
+
 def test_an_interrupt_keeps_uncommitted_changes() -> None:
     def work(rank: int) -> int:
         state, calls = hvd.elastic.ObjectState(step=0), []

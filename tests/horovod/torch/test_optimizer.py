@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import gossamer.horovod.torch as hvd
 from gossamer import events
+from gossamer.horovod.exceptions import HorovodInternalError
 
 STEPS = 6
 SGD = torch.optim.SGD
@@ -246,6 +247,18 @@ def test_sparse_gradients_are_averaged(as_dense: bool) -> None:
         assert agree(horovod(work))[:, 0].tolist() == [-1, -1, 0, -2]
 
 
+def test_the_first_step_gives_all_ranks_the_sparse_parameters_of_the_first() -> None:
+    def work(rank: int) -> Tensor:
+        table = nn.Embedding(4, 2, sparse=True)
+        nn.init.constant_(table.weight, rank)
+        optimizer = hvd.DistributedOptimizer(SGD(table.parameters(), lr=1.0))
+        table(torch.tensor([rank, 3])).sum().backward()
+        optimizer.step()
+        return table.weight.detach()
+
+    assert agree(horovod(work))[:, 0].tolist() == [-0.5, -0.5, 0, -1]
+
+
 def test_a_gradient_that_is_not_finite_skips_the_step_on_all_ranks() -> None:
     def work(rank: int) -> tuple[Tensor, Tensor]:
         model = network(0)
@@ -293,6 +306,27 @@ def test_a_scaler_sees_the_same_on_all_ranks_and_training_continues() -> None:
         return made
 
     assert horovod(work) == [[True, False, True]] * 2
+
+
+def test_a_grad_scaler_finds_its_scale_in_any_number_of_skipped_steps() -> None:
+    def work(rank: int) -> tuple[float, bool]:
+        model, scaler = network(0, torch.float32), torch.amp.GradScaler("cpu", init_scale=2.0**126)
+        optimizer = wrapped(model)
+        before = parameters(model)
+        for step in range(16):
+            optimizer.zero_grad()
+            scaler.scale(2.0**10 * loss_of(model, step, rank)).backward()
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+        return scaler.get_scale(), torch.equal(parameters(model), before)
+
+    (scale, untrained), other = horovod(work)
+    assert (scale, untrained) == other
+    assert scale < 2.0**121, "more steps in a row were skipped than a run without a scaler may skip"
+    assert not untrained
 
 
 def test_accumulating_recipes_make_a_step_of_the_optimizer_for_several_of_the_loop() -> None:
@@ -386,6 +420,18 @@ def test_a_rank_without_data_joins_and_takes_over_the_others_parameters() -> Non
     assert [last for _, last in results] == [1, 1]
 
 
+def test_a_rank_that_joins_before_its_first_step_is_told_to_make_one() -> None:
+    def work(rank: int) -> None:
+        if rank == 0:
+            hvd.join()
+        model = network(0)
+        loss_of(model, 0, rank).backward()
+        wrapped(model).step()
+
+    with pytest.raises(HorovodInternalError, match=r"each rank makes one step with it before join\(\)"):
+        horovod(work)
+
+
 def test_parameters_that_are_unfrozen_or_added_later_are_exchanged() -> None:
     def work(rank: int) -> Tensor:
         layers = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(3)])
@@ -403,6 +449,29 @@ def test_parameters_that_are_unfrozen_or_added_later_are_exchanged() -> None:
         return torch.cat([layer.weight.detach().flatten() for layer in layers])  # type: ignore[operator, misc]
 
     assert torch.allclose(agree(horovod(work)), torch.tensor([0.7, 0.85, 0.85]))
+
+
+@pytest.mark.parametrize("recipe", ["Dense()", "LocalSGD(period=2)"])
+def test_parameters_that_are_frozen_later_keep_their_values(recipe: str) -> None:
+    def work(rank: int) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), recipe=recipe)
+
+        def train() -> None:
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(3, 2)).sum().backward()
+                optimizer.step()
+
+        train()
+        frozen, trained = (layer.weight.detach().clone() for layer in model)
+        model[0].requires_grad_(False)
+        train()
+        assert torch.equal(model[0].weight, frozen)
+        assert not torch.equal(model[1].weight, trained)
+
+    horovod(work)
 
 
 def test_schedulers_and_closures_work_with_the_new_object() -> None:

@@ -71,3 +71,13 @@ def test_it_works_without_a_bias() -> None:
 
     joined = nn.BatchNorm1d(4)(torch.cat([batch(rank, (4,)).float() for rank in range(2)]))
     assert torch.allclose(torch.cat(horovod(work)), joined.detach(), atol=1e-5)
+
+
+def test_a_single_value_per_channel_is_refused_on_all_ranks_and_statistics_stay() -> None:
+    def work(rank: int) -> None:
+        layer = hvd.SyncBatchNorm(2)
+        with pytest.raises(ValueError, match=r"have 1 values per channel together.*drop_last=True"):
+            layer(torch.ones(1 - rank, 2))
+        assert layer.running_var.tolist() == [1.0, 1.0]  # type: ignore[union-attr]
+
+    horovod(work)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,28 @@ def test_a_second_optimizer_of_a_model_is_tracked() -> None:
     fabric.setup(model, momentum(model[0].parameters()), momentum(model[3].parameters()))
     assert [session.model for session in fabric.strategy.sessions] == [model]
     fabric.strategy.close()
+
+
+def test_an_optimizer_that_is_set_up_before_its_model_is_attached_to_it() -> None:
+    fabric, bare = launched("Dense()"), network()
+    optimizer = fabric.setup_optimizers(momentum(bare.parameters()))
+    fabric.setup_module(network(1))
+    model = fabric.setup_module(bare)
+    (session,) = fabric.strategy.sessions
+    assert session.model is bare
+    train(fabric, model, optimizer)
+    assert session.steps == 4
+    fabric.strategy.close()
+
+
+def test_a_model_is_freed_after_its_session_was_closed() -> None:
+    fabric, bare = launched("Dense()"), network()
+    model, optimizer = fabric.setup(bare, momentum(bare.parameters()))
+    freed = weakref.ref(bare)
+    fabric.strategy.close()
+    del bare, model, optimizer
+    gc.collect()
+    assert freed() is None
 
 
 def test_a_loaded_model_is_attached_again(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from support.elastic_groups import ElasticRun, Join
 from support.virtual_workers import Worker, cluster
 
 from gossamer.errors import LoopError
-from gossamer.train.session.array_exchange import ArrayExchange, array_of, names_of
+from gossamer.train.session.array_exchange import ArrayExchange, array_of, mean_logs, names_of
 
 
 def exchange(recipe: str = "Dense()") -> ArrayExchange:
@@ -23,6 +23,11 @@ def test_variables_with_one_path_have_different_names() -> None:
     variables = [SimpleNamespace(path="dense/kernel"), SimpleNamespace(path="x"), SimpleNamespace(path="dense/kernel")]
     assert names_of(variables) == ["dense/kernel#0", "x", "dense/kernel#2"]
     assert names_of([SimpleNamespace(name="Variable:0")]) == ["Variable:0"]
+
+
+def test_metrics_are_means_over_the_ranks_that_have_them() -> None:
+    found = mean_logs([{"loss": 1.0, "f1": [0.0, 1.0], "val_loss": 3.0}, {"loss": 2.0, "f1": np.array([1.0, 1.0])}])
+    assert (found["loss"], found["val_loss"], found["f1"].tolist()) == (1.5, 3.0, [0.5, 1.0])
 
 
 def test_means_come_with_whether_to_make_a_step() -> None:

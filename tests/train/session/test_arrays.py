@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gossamer import engine, events
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.errors import AttachError, CheckpointError, LayoutError, LoopError, MismatchError
+from gossamer.errors import AttachError, CheckpointError, LayoutError, LoopError, MismatchError, NonFiniteError
 
 STEPS, LR = 7, 0.1
 RECIPES = [
@@ -150,6 +150,18 @@ def test_read_only_arrays_are_served_and_not_written() -> None:
     assert array.tolist() == [1.0] * 3
 
 
+def test_numbers_that_numpy_makes_of_arrays_without_dimensions_are_arrays() -> None:
+    with engine.Session({"w": np.zeros(())}, "Dense()", alone()) as session:
+        parameters = session.parameters
+        mean = session.give({"w": np.ones(3).sum()})
+        assert mean is not None
+        number = parameters["w"] - 0.5 * mean["w"]
+        assert isinstance(number, np.float64)
+        assert session.took_step({"w": number})["w"] == session.parameters["w"] == -1.5
+        kept, more = session.end_epoch({"moment": number})
+        assert [type(each) for each in (kept["w"], more["moment"])] == [np.ndarray] * 2
+
+
 def test_arrays_returned_are_copies() -> None:
     gradient = np.ones(3)
     with engine.Session({"w": np.zeros(3)}, "Dense()", alone()) as session:
@@ -235,6 +247,29 @@ def test_no_sync_adds_gradients_up_on_this_rank() -> None:
         return mean["w"].tolist()  # type: ignore[index]
 
     assert cluster(train, 2) == [[11.5, 11.5]] * 2
+
+
+def test_numbers_that_stay_non_finite_raise_an_error_with_advice_for_arrays() -> None:
+    def train(worker: Worker) -> None:
+        session = worker.arrays({"w": np.zeros(1)}, "Dense()")
+        for _ in range(5):
+            session.give({"w": np.full(1, np.nan)})
+            session.took_step({"w": np.zeros(1)})
+
+    with pytest.raises(NonFiniteError, match=r'"w" on rank 0.*mixed_bfloat16') as raised:
+        cluster(train, 2)
+    assert "attach" not in str(raised.value)
+
+
+def test_a_loaded_state_has_no_gradients_of_passes_before() -> None:
+    with engine.Session({"w": np.zeros(2)}, "Dense()", alone()) as session:
+        saved = session.state_dict()
+        with session.no_sync():
+            session.give({"w": np.full(2, 100.0)})
+        session.load_state_dict(saved)
+        mean = session.give({"w": np.ones(2)})
+        assert mean is not None
+        assert mean["w"].tolist() == [1.0, 1.0]
 
 
 def test_an_epoch_that_ends_within_no_sync_keeps_the_gradients() -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from gossamer.horovod.basics import rank, size
 from gossamer.horovod.elastic import ElasticState
 from gossamer.horovod.tensorflow.functions import allgather_object, broadcast_variables
 from gossamer.horovod.tensorflow.optimizer import variables_of
+from gossamer.train.session.array_exchange import mean_logs
 
 Logs = dict[str, Any] | None
 
@@ -61,7 +63,7 @@ class BroadcastVariables(KerasCallback):
 
 
 class MetricAverage(KerasCallback):
-    """Replaces the metrics of an epoch by their means over all ranks. Later callbacks read the means.
+    """Replaces the metrics of an epoch by their means over the ranks that have them. Later callbacks read the means.
 
     Args:
         device: Not used.
@@ -72,8 +74,7 @@ class MetricAverage(KerasCallback):
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if logs:
-            logs_of_ranks = allgather_object({name: float(value) for name, value in logs.items()})
-            logs.update({name: sum(each[name] for each in logs_of_ranks) / len(logs_of_ranks) for name in logs})
+            logs.update(mean_logs(allgather_object({name: np.asarray(value) for name, value in logs.items()})))
 
 
 class LearningRateSchedule(KerasCallback):

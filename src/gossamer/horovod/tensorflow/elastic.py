@@ -13,7 +13,7 @@ from gossamer.horovod.basics import init, rank, shutdown
 from gossamer.horovod.elastic import ObjectState, PartsState, State, StatePart, run_fn
 from gossamer.horovod.exceptions import HorovodInternalError
 from gossamer.horovod.tensorflow.functions import broadcast_object, broadcast_object_fn, broadcast_variables
-from gossamer.horovod.tensorflow.optimizer import variables_of
+from gossamer.horovod.tensorflow.optimizer import create_variables, variables_of
 from gossamer.train.session.array_exchange import array_of, tensor_of
 
 __all__ = [
@@ -90,6 +90,7 @@ class TensorFlowKerasState(PartsState):
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         self.model = model
         self.optimizer = optimizer or model.optimizer
+        create_variables(self.optimizer, model.trainable_variables)  # so that a commit's moments find their place
         parts = {
             "model": _Variables(lambda: self.model.variables),
             "optimizer": _Variables(lambda: variables_of(self.optimizer)),

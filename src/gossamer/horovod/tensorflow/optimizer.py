@@ -213,9 +213,7 @@ class Keras3Steps(KerasSteps):
         base: Any = super()
         own: Any = self
         variables = list(own._trainable_variables if trainable_variables is None else trainable_variables)
-        if not own.built:
-            with tf.init_scope():
-                own.build(variables)
+        create_variables(own, variables)
         self._step_with(list(grads), variables, lambda found: base.apply(found, variables))
         return own.iterations
 
@@ -228,11 +226,7 @@ class Keras2Steps(KerasSteps):
         own: Any = self
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
-        with tf.init_scope():
-            if hasattr(own, "_create_all_weights"):
-                own._create_all_weights(variables)
-            elif hasattr(own, "build"):
-                own.build(variables)
+        create_variables(own, variables)
 
         def apply(found: list[Any]) -> None:
             base.apply_gradients([*zip(found, variables, strict=True)], *args, **kwargs)
@@ -283,6 +277,15 @@ def variables_of(optimizer: Any) -> list[Any]:
     return list(found() if callable(found) else found)
 
 
+def create_variables(optimizer: Any, trained: Sequence[Any]) -> None:
+    """Create the variables that an optimizer of Keras 3 or 2 creates in its first step, such as moments."""
+    with tf.init_scope():
+        if hasattr(optimizer, "_create_all_weights"):
+            optimizer._create_all_weights(trained)
+        elif hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
+            optimizer.build(trained)
+
+
 def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     optimizer: Any,
     name: str | None = None,
@@ -305,7 +308,8 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     """Wrap an optimizer: each step first exchanges gradients by the recipe. The class stays the same.
 
     Under recipes that average parameters, such as DiLoCo, steps exchange those. A step with gradients that are not
-    finite is skipped on all ranks. The first step gives all ranks the variables of rank 0.
+    finite is skipped on all ranks. The first step gives all ranks the variables of rank 0, except those with gradients
+    that are tf.IndexedSlices: call broadcast_variables for these.
 
     Args:
         optimizer: of Keras 3 or Keras 2; the new one shares its variables. Or one of tf.compat.v1.train, whose

@@ -119,8 +119,9 @@ def DistributedGradientTape(  # noqa: N802 (Horovod's name)
 ) -> DistributedTape:
     """Wrap a tape: gradient() averages over the ranks by the recipe, also within a tf.function.
 
-    The first call for a list of variables assigns rank 0's values to them. If a gradient is not finite on some rank,
-    all ranks receive zeros. None gradients stay None.
+    The first call for a list of variables assigns rank 0's values to them, except to those with gradients that are
+    tf.IndexedSlices: call broadcast_variables for these. If a gradient is not finite on some rank, all ranks receive
+    zeros. None gradients stay None.
 
     Args:
         gradtape: the tf.GradientTape that records the loss.

@@ -18,8 +18,16 @@ from gossamer.horovod.calls import ReductionOp
 from gossamer.horovod.compression import TensorCompressor
 from gossamer.horovod.exchange import RecipeExchange, check_reduction, recipe_of
 from gossamer.horovod.objects import allgather_object
-from gossamer.horovod.torch.ops import Compression, sparse_allreduce_async
+from gossamer.horovod.torch.ops import (
+    Compression,
+    broadcast_call,
+    sparse_allreduce_async,
+    submit,
+    synchronize,
+    written,
+)
 from gossamer.train.engine.averaged_state import bare_copy
+from gossamer.train.session.loop_scaler import ScalerWatch
 from gossamer.train.session.recipe_choice import Written
 
 
@@ -47,6 +55,12 @@ class GradientExchange(RecipeExchange):
         self.makes_step = True  # whether the optimizer makes a step with the last exchanged gradients
         self._sparse: set[str] = set()
         self._dense: dict[str, Tensor] = {}
+        self._scales_loss, self._watch = False, ScalerWatch(self._scaled)
+
+    def _scaled(self, scaler: object, optimizer: object) -> bool:
+        """A GradScaler of torch acts on gradients of an optimizer. It looks for its scale in steps that are skipped."""
+        self._scales_loss = self._scales_loss or optimizer is self._optimizer()
+        return False
 
     def add(self, named: Mapping[str, Tensor]) -> None:
         """Also exchange these parameters, from the next session on."""
@@ -82,6 +96,7 @@ class GradientExchange(RecipeExchange):
         if self.unused:
             self._took_step(session)
         self._follow_schedule()
+        session._scales_loss = self._scales_loss
         given = {name: _gradient(parameter) for name, parameter in self._dense.items()}
         mean = session.give({name: each.to_dense() if each.is_sparse else each for name, each in given.items()})
         self.unused, self.makes_step = True, mean is not None
@@ -89,6 +104,8 @@ class GradientExchange(RecipeExchange):
             self._show(parameter, given[name], None if mean is None else mean[name], session)
 
     def _show(self, parameter: Tensor, given: Tensor, mean: Tensor | None, session: Session) -> None:
+        if not parameter.requires_grad and parameter.grad is None:
+            return  # frozen since: a gradient of zeros would let momentum and weight decay change it
         if mean is None:
             if not session.accumulating:
                 given = torch.full_like(parameter, torch.nan)  # so that a GradScaler skips this step, too
@@ -124,6 +141,10 @@ class GradientExchange(RecipeExchange):
         self._sparse = {name for names in found for name in names}
         self._dense = {name: each for name, each in self.named.items() if name not in self._sparse}
         self._begun = True
+        if sparse := [each.detach() for name, each in self.named.items() if name in self._sparse]:
+            first = self.process_set.ranks[0]
+            call = broadcast_call(sparse, first, self.process_set, lambda found: written(sparse, found))
+            synchronize(submit(call, None, self.process_set))
         if not self._dense:
             return
         session = self.open({name: each.detach() for name, each in self._dense.items()})

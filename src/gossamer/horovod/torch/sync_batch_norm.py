@@ -17,6 +17,9 @@ class SyncBatchNorm(_BatchNorm):
 
     Args:
         num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as for torch.nn.BatchNorm1d.
+
+    Raises:
+        ValueError: for fewer than two values per channel in the batches of all ranks, while it trains.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 (torch's name)
@@ -31,6 +34,11 @@ class SyncBatchNorm(_BatchNorm):
         over = [0, *range(2, input.dim())]
         wide = input.to(torch.promote_types(input.dtype, torch.float32))
         mean, variance, samples = _joined_moments(wide, over)
+        if samples < 2:
+            raise ValueError(
+                f"the batches of all ranks have {int(samples)} values per channel together, and a variance needs 2 or "
+                "more. Leave such a batch out on every rank, as by DataLoader(..., drop_last=True)."
+            )
         self._remember(mean.detach(), variance.detach(), samples.detach())
         shape = [1, -1] + [1] * (input.dim() - 2)
         scale = torch.rsqrt(variance + self.eps)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
+from weakref import ref
 
 from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.strategies.strategy import _BackwardSyncControl
@@ -35,7 +36,8 @@ class GossamerFabricStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sessions: list[Session] = []
-        self._modules: list[nn.Module] = []
+        self._modules: list[ref[nn.Module]] = []  # in the order of setup
+        self._waiting: list[Optimizer] = []  # optimizers that were set up before their module
         self._further: list[tuple[nn.Module, Optimizer]] = []  # optimizers after the first of their module
         self._backward_sync_control = MutedSessions(self.sessions)
 
@@ -46,13 +48,18 @@ class GossamerFabricStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]
         self._join()
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        self._modules.append(module)
+        self._modules.append(ref(module))
+        waiting, self._waiting = self._waiting, []
+        for optimizer in waiting:
+            self.setup_optimizer(optimizer)
         return module
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Attach an optimizer to the module of its parameters. A second one of the same module is tracked."""
+        """Attach an optimizer to the module of its parameters, at the latest once that is set up. A second one of the
+        same module is tracked."""
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        own = [each for each in self._modules if held & {id(parameter) for parameter in each.parameters()}]
+        modules = [module for each in self._modules if (module := each()) is not None]
+        own = [each for each in modules if held & {id(parameter) for parameter in each.parameters()}]
         attached = [session for session in self.sessions if own and session.model is own[-1]]
         if attached:
             self._further.append((own[-1], optimizer))
@@ -60,6 +67,8 @@ class GossamerFabricStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]
         elif own:
             scaler = getattr(self.precision, "scaler", None)
             self.sessions.append(self._attach(own[-1], optimizer, scaler=scaler))
+        else:
+            self._waiting.append(optimizer)
         return optimizer
 
     def close(self) -> None:
@@ -68,6 +77,7 @@ class GossamerFabricStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]
             close_agreed(session)
         self.sessions.clear()
         self._further.clear()
+        self._waiting.clear()
 
     def teardown(self) -> None:
         self.close()

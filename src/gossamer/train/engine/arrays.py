@@ -89,6 +89,8 @@ def as_tensor(array: Array) -> Tensor:
     """An array as a tensor, sharing its memory if possible."""
     if isinstance(array, Tensor):
         return array.detach()
+    if isinstance(array, np.generic):  # the result of arithmetic with an array of no dimensions
+        array = np.asarray(array)
     if isinstance(array, np.ndarray):
         own = array if array.flags.writeable and array.flags.c_contiguous else array.copy()
         if array.dtype.kind == "V" and array.dtype.name == "bfloat16":  # of ml_dtypes; torch does not know it
@@ -108,7 +110,7 @@ def like(array: Array, tensor: Tensor | None) -> Array:
     """A copy of a tensor as an array of the kind of `array`."""
     assert tensor is not None
     copy = tensor.detach().clone()
-    if isinstance(array, np.ndarray):
+    if isinstance(array, np.ndarray | np.generic):
         return as_numpy(copy.cpu(), array.dtype)
     if not isinstance(array, Tensor) and hasattr(array, "__array_namespace__"):
         return array.__array_namespace__().from_dlpack(copy)
@@ -119,7 +121,7 @@ def kind_of(array: Array) -> Array:
     """A placeholder for `array` in calls of `like`, without its memory if possible."""
     if isinstance(array, Tensor):
         return array.new_empty(0)
-    return np.empty(0, array.dtype) if isinstance(array, np.ndarray) else array
+    return np.empty(0, array.dtype) if isinstance(array, np.ndarray | np.generic) else array
 
 
 def as_numpy(tensor: Tensor, dtype: Any) -> Any:

@@ -45,6 +45,23 @@ def array_of(tensor: Tensor, given: Array) -> Array:
     return tensor.numpy()
 
 
+def mean_logs(logs_of_ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean of each metric over the ranks that have it.
+
+    Args:
+        logs_of_ranks: Metrics by name, for each rank: numbers, or arrays and lists such as one number for each class.
+
+    Returns:
+        Floats and arrays by name.
+    """
+    values: dict[str, list[Any]] = {}
+    for logs in logs_of_ranks:
+        for name, value in logs.items():
+            values.setdefault(name, []).append(np.asarray(value, dtype=np.float64))
+    means = {name: sum(found) / len(found) for name, found in values.items()}
+    return {name: mean if np.ndim(mean) else float(mean) for name, mean in means.items()}
+
+
 class ArrayExchange:
     """A session of arrays as two functions of lists of arrays, for callbacks out of compiled programs.
 

@@ -55,6 +55,13 @@ NO_STATE = (
 )
 
 
+NEVER_FINITE = (
+    "Lower the learning rate, or clip each rank's gradients before they are averaged. A loss that is scaled for "
+    "float16, as by a LossScaleOptimizer of Keras, does not find its scale here, because all ranks skip such steps: "
+    "train in bfloat16, for instance with keras.config.set_dtype_policy('mixed_bfloat16')."
+)
+
+
 class ArraySession(SessionBase):
     """Trains named arrays together with the other workers.
 
@@ -136,6 +143,8 @@ class ArraySession(SessionBase):
             self._world = WorldState(rank=transport.rank, size=transport.world, local_rank=0, device=cpu)
             resolved = resolve(recipe, transport.world if elastic(transport) is None else None)
         super().__init__(placed_in(resolved, transport), transport, seed)
+        self._nonfinite.remedy = NEVER_FINITE
+        self._scales_loss = False  # whether a scaler of the loop lowers its scale after steps that are not finite
         self._framework, self._options = framework, f"seed={seed}, verify={verify}, {verify_every}"
         self._loop = LoopArrays(state)
         named: Mapping[str, Any] = self._tensors  # leaves with gradients, as parameters of a model are
@@ -207,7 +216,7 @@ class ArraySession(SessionBase):
 
     def _judge(self, what: JudgedAt, blame: NonFiniteOrigin | None) -> None:
         if blame is not None or not self._nonfinite.is_clear:
-            self._nonfinite.judge(what, blame, self.steps, scaled=False)
+            self._nonfinite.judge(what, blame, self.steps, scaled=self._scales_loss)
 
     # -- in the loop -----------------------------------------------------------------------------------------------
 
@@ -390,6 +399,8 @@ class ArraySession(SessionBase):
         """
         if self._changes.handed_over:
             return self.parameters
+        for tensor in self._tensors.values():
+            tensor.grad = None  # of passes in no_sync before
         own = session_checkpoint.own_state(states, self._transport)
         self._enter_restored_stage(own["passes"], session_checkpoint.first_bytes(own))
         local = self._session_state()

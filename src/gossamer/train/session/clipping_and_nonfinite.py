@@ -115,6 +115,11 @@ def _refuse_two_scales(optimizer: Optimizer, graded: Iterable[Parameter]) -> Non
 class NonFiniteMonitor:
     """Reports the rank and tensor of non-finite values, and ends the run if they persist. Counts by kind of event."""
 
+    remedy = (
+        "Lower the learning rate, clip gradients, for instance with attach(..., clip_norm=1.0), or, with float16, "
+        "train with a GradScaler and attach(..., scaler=scaler)."
+    )
+
     def __init__(self) -> None:
         self._in_a_row: dict[str, int] = {}  # by "exchange" or "pass"
         self.is_clear = True  # whether all values were finite last time
@@ -140,14 +145,12 @@ class NonFiniteMonitor:
         rank, tensor = blame
         emit(Skipped(step=step, rank=rank, tensor=tensor, scaled=scaled, batch=batch))
         if self._in_a_row[what] >= MAX_SKIPPED_STEPS and not scaled:
-            raise never_finite(self._in_a_row[what], rank, tensor, batch)
+            raise self._never_finite(self._in_a_row[what], rank, tensor, batch)
 
-
-def never_finite(steps: int, rank: int | None, tensor: str, batch: int | None = None) -> NonFiniteError:
-    where = "after averaging" if rank is None else f"on rank {rank}"
-    where += "" if batch is None else f" in batch {batch} of its epoch"
-    return NonFiniteError(
-        f'values were not finite {steps} steps in a row, the last time those of "{tensor}" {where}. They were not '
-        "used, so no step was made in the meantime. Lower the learning rate, clip gradients, for instance with "
-        "attach(..., clip_norm=1.0), or, with float16, train with a GradScaler and attach(..., scaler=scaler)."
-    )
+    def _never_finite(self, steps: int, rank: int | None, tensor: str, batch: int | None) -> NonFiniteError:
+        where = "after averaging" if rank is None else f"on rank {rank}"
+        where += "" if batch is None else f" in batch {batch} of its epoch"
+        return NonFiniteError(
+            f'values were not finite {steps} steps in a row, the last time those of "{tensor}" {where}. They were not '
+            f"used, so no step was made in the meantime. {self.remedy}"
+        )
