@@ -1,6 +1,7 @@
 """World and Shard: where a worker stands, and which part of the data is its own."""
 
 import gc
+import multiprocessing
 from collections import Counter
 from datetime import timedelta
 from itertools import chain
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from support.virtual_workers import notices
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
@@ -360,6 +362,24 @@ def test_a_world_of_one_joins_nothing(alone, monkeypatch):
     assert init() is here
     assert current() is here._state
     assert sorted(here.shard(range(5))) == list(range(5))
+
+
+def test_a_spawned_process_without_a_rank_reports_that_it_trains_alone(alone, monkeypatch):
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: multiprocessing.current_process())
+    with notices() as said:
+        assert current().size == 1
+    assert len(said) == 1
+    assert "trains alone" in said[0]
+    assert "gossamer.launch(train, workers=4)" in said[0]
+
+
+def test_a_spawned_process_with_a_rank_is_silent(alone, monkeypatch):
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: multiprocessing.current_process())
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with notices() as said:
+        assert current().size == 1
+    assert said == []
 
 
 def test_the_current_world_is_made_when_needed(alone):

@@ -380,10 +380,20 @@ def place(state: WorldState) -> None:
     _states[current_worker()] = state
 
 
+SPAWNED_ALONE = (
+    "this process was started by multiprocessing, as torch.multiprocessing.spawn does, and no launcher has given it a "
+    "rank, so it trains alone, as a world of one. Start the workers by `gossamer run --workers 4 train.py`, whose "
+    "script calls the training function once, without spawn; or write gossamer.launch(train, workers=4) in place of "
+    "spawn(train, nprocs=4)"
+)
+
+
 def _launched_world() -> WorldState:
     job = environment.here()
     if job.world > 1:
         environment.join(job)
+    elif environment.is_spawned_alone(job):
+        events.notice(SPAWNED_ALONE)
     events.emit(events.Joined())
     return WorldState(rank=job.rank, size=job.world, local_rank=job.local_rank, device=environment.device_for(job))
 

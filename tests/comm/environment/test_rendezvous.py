@@ -155,6 +155,15 @@ def test_a_process_that_imports_the_script_again_is_told_so(port, monkeypatch):
 
 
 @pytest.mark.usefixtures("rank_1_is_there")
+def test_a_process_that_a_worker_has_spawned_is_told_so(port, monkeypatch):
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: multiprocessing.current_process())
+    said = second_of_a_rank(port)
+    assert "the rank of the worker that started it" in said
+    assert "without torch.multiprocessing.spawn" in said
+    assert "Another program" not in said
+
+
+@pytest.mark.usefixtures("rank_1_is_there")
 def test_a_worker_of_another_run_is_refused(port, environ):
     environ["GOSSAMER_RUN"] = "older"
     said = second_of_a_rank(port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.tuner import Tuner
 from support.lightning_training import ByHand, Tiny, flat, loader, momentum, samples, trainer
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS
 
 from gossamer.comm.runtime.open_sessions import open_sessions
@@ -200,6 +202,23 @@ def test_the_learning_rate_finder_begins_and_ends_a_session_of_its_own(tmp_path:
     assert torch.equal(flat(model), flat(Tiny())), "as before"
     fit.fit(model, loader())
     assert fit.global_step == 16
+
+
+def test_defaults_of_ddp_are_accepted() -> None:
+    """LightningCLI passes every argument that it finds in the signatures, also those of DistributedDataParallel."""
+    found = inspect.signature(DistributedDataParallel.__init__).parameters.items()
+    defaults = {name: each.default for name, each in found if name not in ("self", "module", "device_ids")}
+    strategy = GossamerStrategy("Dense()", cluster_environment=None, **defaults)
+    with pytest.raises(TypeError, match="given bucket_cap_mb, which"):
+        GossamerStrategy("Dense()", **{**defaults, "bucket_cap_mb": 5})
+    assert strategy.session is None
+
+
+def test_ranks_are_those_of_the_launcher_where_no_environment_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    environment = GossamerStrategy("Dense()", cluster_environment=None).cluster_environment
+    assert (environment.global_rank(), environment.world_size()) == (1, 2)
 
 
 def test_arguments_of_ddp_are_refused() -> None:

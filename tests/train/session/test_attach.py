@@ -167,9 +167,18 @@ def test_an_optimizer_of_another_kind() -> None:
 def test_an_optimizer_that_trains_something_else_too() -> None:
     model, loss = nn.Linear(3, 2), nn.Linear(2, 1)
     optimizer = SGD([*model.parameters(), *loss.parameters()], 0.1)
-    with pytest.raises(AttachError, match=r"holds 2 parameters that are not in the model.*nn\.ModuleList\(\[model, lo"):
+    with pytest.raises(AttachError, match=r"holds 2 parameters outside of the model.*nn\.ModuleList\(\[model, lo"):
         attach(model, optimizer)
     attach(nn.ModuleList([model, loss]), optimizer).close()
+
+
+def test_an_optimizer_that_trains_a_parameter_of_no_module() -> None:
+    model, temperature = nn.Linear(3, 2), nn.Parameter(torch.ones(()))
+    optimizer = SGD([*model.parameters(), temperature], 0.1)
+    with pytest.raises(AttachError, match=r'1 parameter outside of.*model\.register_parameter\("temperature", param'):
+        attach(model, optimizer)
+    model.register_parameter("temperature", temperature)
+    attach(model, optimizer).close()
 
 
 def test_a_model_is_attached_once_at_a_time() -> None:

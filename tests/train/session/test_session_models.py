@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import pytest
@@ -76,6 +77,29 @@ def test_buffers_are_rank_zeros() -> None:
     assert torch.equal(results[0][0], results[0][1]), "rank 0's statistics are not what rank 0 saw"
     assert not torch.equal(results[1][0], results[1][1])
     assert {int(count) for *_, count in results} == {3}
+
+
+def test_two_backward_passes_of_one_graph_through_batch_norm_average_both() -> None:
+    """The first exchange gives all ranks the statistics of rank 0, which the retained graph holds."""
+
+    def work(worker: Worker, *, retained: bool) -> Tensor:
+        with seeded(0):
+            model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)).double()
+        optimizer = sgd(model)
+        worker.attach(model, optimizer)
+        for step in range(2):
+            optimizer.zero_grad()
+            first, second = model(batch(step, worker.rank)[0]).square().mean(0)
+            if retained:
+                first.backward(retain_graph=True)
+                second.backward()
+            else:
+                (first + second).backward()
+            optimizer.step()
+        return parameters(model)
+
+    both, joint = (agree(cluster(partial(work, retained=each), 2)) for each in (True, False))
+    torch.testing.assert_close(both, joint)
 
 
 def test_buffers_are_handed_out_at_attach() -> None:

@@ -109,14 +109,30 @@ def test_machines_alone_may_differ():
     compare(prints(host="beta"))
 
 
+class Shuffled:
+    """Like a dataset of PyTorch Geometric: `shuffle()` and slices store indices in `_indices`."""
+
+    def __init__(self, rows, indices):
+        self._rows, self._indices = rows, indices
+
+    def __len__(self):
+        return len(self._rows if self._indices is None else self._indices)
+
+    def __getitem__(self, index):
+        return self._rows[index if self._indices is None else self._indices[index]]
+
+
 SPLITS = {
     "as many in another order": lambda rank: Subset(range(8), [*range(4)] if rank else [*range(3, -1, -1)]),
     "more": lambda rank: range(8 + rank),
     "other rows": lambda rank: TensorDataset(torch.arange(8.0) + rank),
+    "shuffled by itself": lambda rank: Shuffled(range(8), [3, 1, 2, 0] if rank else [*range(4)]),
     "a subset of others": lambda rank: Subset(TensorDataset(torch.arange(8.0) + rank), [0, 1]),
 }
 SAME = {
     "subset": lambda rank: Subset(range(8), [0, 1, 2]),
+    "shuffled by itself alike": lambda rank: Shuffled(range(8), [3, 1, 2, 0]),
+    "not shuffled": lambda rank: Shuffled(range(8), None),
     "tensors": lambda rank: TensorDataset(torch.arange(8.0), torch.eye(8).to_sparse()),
     "sampler": lambda rank: RandomSampler(range(8)),
     "keys": lambda rank: Subset({"a": 1, "b": 2}, ["b", "a"]),

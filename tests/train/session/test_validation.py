@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,31 @@ def test_wrappers_without_hooks_are_seen_through() -> None:
 def test_wrapper_without_an_optimizer_is_refused(strange: Any) -> None:
     with pytest.raises(AttachError, match=r"is not a torch\.optim\.Optimizer.*super\(\)\.__init__\(\), or attach"):
         innermost(strange)
+
+
+class WithoutInit(Optimizer):
+    """Like timm's Lookahead, it leaves out the constructor that makes `step` call hooks, but has the dicts of hooks."""
+
+    def __init__(self, base: Optimizer) -> None:
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+        self._base_optimizer, self.param_groups, self.defaults = base, base.param_groups, base.defaults
+        self.state = defaultdict(dict)
+
+    def step(self, closure: Any = None) -> Any:
+        return self._base_optimizer.step(closure)
+
+
+def test_an_optimizer_that_calls_no_hooks_is_refused_with_the_one_to_attach() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = WithoutInit(SGD(model.parameters(), 0.1))
+    with pytest.raises(
+        AttachError, match=r"no step hooks.*gossamer\.attach\(model, optimizer\._base_optimizer, \.\.\.\)"
+    ):
+        gossamer.attach(model, optimizer)
+    with gossamer.attach(model, optimizer._base_optimizer) as session:
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        assert session.steps == 1
 
 
 def test_a_wrapped_optimizer_makes_the_sessions_steps() -> None:

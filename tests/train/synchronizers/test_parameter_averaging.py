@@ -21,7 +21,7 @@ from torch.nn.functional import mse_loss
 from gossamer import events
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.algorithms.strategies import DelayedAveraging
-from gossamer.errors import LoopError, NonFiniteError, RecipeError
+from gossamer.errors import AttachError, LoopError, NonFiniteError, RecipeError
 from gossamer.train import checkpoint
 from gossamer.train.session.session import Session
 
@@ -65,6 +65,25 @@ def test_optimizer_state_is_averaged_where_a_scheduler_was_made_before_attach() 
         return torch.cat([optimizer.state[each]["exp_avg"].flatten() for each in model.parameters()])
 
     assert agree(cluster(work, 2)).any()
+
+
+class CurvatureSGD(torch.optim.SGD):
+    """Like AdaHessian, its step needs attributes that the loop gives to parameters."""
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad.div_(1 + parameter.curvature)
+        super().step(closure)
+
+
+def test_optimizer_state_that_cannot_be_found_names_the_line_to_write() -> None:
+    def work(worker: Worker) -> None:
+        model = network(0)
+        recipe = "LocalSGD(2, optimizer_state='average')"
+        worker.attach(model, CurvatureSGD(model.parameters(), 0.1, momentum=0.9), recipe)
+
+    with pytest.raises(AttachError, match=r"CurvatureSGD.*'curvature'.*Write optimizer_state=\"keep\""):
+        cluster(work, 2)
 
 
 def test_optimizer_state_of_every_group_is_averaged() -> None:

@@ -19,7 +19,7 @@ run_token.py           the run's secret: create, validate and read its file
 host_info.py           processor, cores and versions of this machine, and the GPU of each of its workers
 """
 
-from gossamer.comm.environment.launcher_env import JobEnvironment, detect, here
+from gossamer.comm.environment.launcher_env import JobEnvironment, detect, here, is_spawned_alone
 from gossamer.comm.environment.network_interfaces import choose_interface, interface_towards, interfaces
 from gossamer.comm.environment.rendezvous import NO_GROUP, comebacks, data_order, device_for, join, leave
 
@@ -34,6 +34,7 @@ __all__ = [
     "here",
     "interface_towards",
     "interfaces",
+    "is_spawned_alone",
     "join",
     "leave",
 ]

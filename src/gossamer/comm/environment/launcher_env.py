@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -284,3 +285,8 @@ def here() -> JobEnvironment:
     if not dist.is_initialized():
         return detect(os.environ)
     return replace(_find(os.environ).job, rank=dist.get_rank(), world=dist.get_world_size())
+
+
+def is_spawned_alone(job: JobEnvironment) -> bool:
+    """Whether multiprocessing started this process, and neither a launcher nor a process group has given it a rank."""
+    return job.launcher == "python" and not dist.is_initialized() and multiprocessing.parent_process() is not None

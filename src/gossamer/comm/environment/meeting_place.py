@@ -189,6 +189,10 @@ SPAWNED = (
     "That worker started this process: a DataLoader worker, like any spawned process, imports the script again, which "
     'then joins again. Put the program under `if __name__ == "__main__":`'
 )
+CHILD = (
+    "This process was started by multiprocessing and has the rank of the worker that started it. The launcher has "
+    "started all workers already: call the training function once in each, without torch.multiprocessing.spawn."
+)
 LATE = f"To wait longer, set {VARIABLE}=7200 (seconds) for every worker."
 FEW = f"Too few workers were started, or some failed before joining: check their output. {LATE}"
 BLOCKED = (
@@ -223,8 +227,10 @@ def check_address(job: JobEnvironment) -> None:
 
 def _taken() -> str:
     """Remedy if this rank is already present. multiprocessing sets `_inheriting` while a spawned process imports the
-    script again; parent_process() is only set afterwards."""
-    return SPAWNED if getattr(multiprocessing.current_process(), "_inheriting", False) else TAKEN
+    script again, and parent_process() afterwards."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        return SPAWNED
+    return TAKEN if multiprocessing.parent_process() is None else CHILD
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterable
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.environments import ClusterEnvironment
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from gossamer import attach
 from gossamer.comm.environment import JobEnvironment, device_for, here
@@ -81,6 +83,12 @@ def launched_job() -> JobEnvironment | None:
     return None if job.launcher == "python" and job.world == 1 else job
 
 
+def _is_default(name: str, value: Any) -> bool:
+    """Whether this is the default of DistributedDataParallel's argument. LightningCLI passes all of them."""
+    argument = inspect.signature(DistributedDataParallel.__init__).parameters.get(name)
+    return argument is not None and argument.default is value
+
+
 class JoinedStrategy:
     """Common base of the strategies for the Trainer and for Fabric. It precedes Lightning's DDPStrategy."""
 
@@ -106,9 +114,10 @@ class JoinedStrategy:
         """
         job = launched_job()
         if job is not None:
-            options.setdefault("cluster_environment", LaunchedEnvironment(job))
+            options["cluster_environment"] = options.get("cluster_environment") or LaunchedEnvironment(job)
         super().__init__(**options)
-        if strange := ", ".join(self._ddp_kwargs):  # type: ignore[attr-defined]
+        given: dict[str, Any] = self._ddp_kwargs  # type: ignore[attr-defined]
+        if strange := ", ".join(name for name, value in given.items() if not _is_default(name, value)):
             raise TypeError(
                 f"{type(self).__name__} was given {strange}, which it does not know: the model is not wrapped in "
                 "DistributedDataParallel. Leave it out."

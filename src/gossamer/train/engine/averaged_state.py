@@ -140,7 +140,13 @@ def optimizer_state_keys(optimizer: Optimizer) -> list[str]:
     for each in parameters:
         each.grad = torch.zeros(2, 2)
     with OPTIMIZER_STEP.unheard(), OPTIMIZER_STEPPED.unheard():  # open sessions would take it for a step of the loop
-        another.step()
+        try:
+            another.step()
+        except Exception as error:
+            raise AttachError(
+                f"the state of {type(optimizer).__name__} is found by a step on gradients of zeros, which failed "
+                f'({type(error).__name__}: {error}). Write optimizer_state="keep", without periods of moments.'
+            ) from error
     kept = [item for each in parameters for item in another.state[each].items()]
     like = [kind for kind, value in kept if isinstance(value, Tensor) and value.shape == parameters[0].shape]
     return list(dict.fromkeys(like))

@@ -222,7 +222,9 @@ class StepReduction:
             trailer.check.note_apart_in_data(decision.apart_in_data)
         if decision.moved.any():
             moved = [group for group, has_moved in zip(trailer.buffers, decision.moved, strict=True) if has_moved]
-            traveling = [buffer for group in moved for buffer in group]
+            # By .data, which counts no version: a retained graph holds BatchNorm's statistics, but backward does not
+            # read them
+            traveling = [buffer.data for group in moved for buffer in group]
             self.spent.append(broadcast(self.transport, traveling, source=decision.active[0]))
         return decision  # type: ignore[no-any-return]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -51,18 +51,24 @@ def length_of(source: Any) -> int:
 
 
 def digest_of(source: Any) -> str:
-    """A text that is equal on ranks with the same data: its length, with a hash of a Subset's indices and of the first
-    rows of a TensorDataset."""
+    """A text that is equal on ranks with the same data: its length, with a hash of the indices of a Subset or of a
+    dataset of PyTorch Geometric, and of the first rows of a TensorDataset."""
     digest, length = hashlib.blake2b(digest_size=8), length_of(source)
     while isinstance(source, Subset):
-        with suppress(TypeError, ValueError):  # keys of another kind, such as texts
-            digest.update(np.asarray(source.indices, dtype=np.int64).tobytes())
+        _add_indices(digest, source.indices)
         source = source.dataset
+    _add_indices(digest, getattr(source, "_indices", None))  # of PyTorch Geometric, whose datasets shuffle themselves
     if type(source) is TensorDataset:
         for tensor in source.tensors:
             if tensor.layout is torch.strided and not tensor.is_quantized:
                 digest.update(_bytes(tensor[:FIRST_ROWS].reshape(-1)[:MOST_ENTRIES]))
     return f"{length} samples ({digest.hexdigest()})"
+
+
+def _add_indices(digest: hashlib.blake2b, indices: object) -> None:
+    if isinstance(indices, (Sequence, np.ndarray, Tensor)):
+        with suppress(TypeError, ValueError):  # keys of another kind, such as texts
+            digest.update(np.asarray(indices, dtype=np.int64).tobytes())
 
 
 def _bytes(entries: Tensor) -> bytes:

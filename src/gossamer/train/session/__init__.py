@@ -15,6 +15,7 @@ Extensions, which are called in steps only while they are on:
 
     clipping_and_nonfinite.py  clipping, and runs of non-finite gradients
     loop_scaler.py         the loop's GradScaler, passed to attach or found
+    loaded_weights.py      a notice about weights that the script loads after attach
     pending_gradients.py   unsent gradients of an earlier recipe, added to those of the next step
     step_spans.py          forward, backward and the optimizer's step, for the trace; torch.profiler on chosen ranks
 

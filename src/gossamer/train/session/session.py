@@ -33,6 +33,7 @@ from gossamer.train.session.ddp_guard import DdpGuard
 from gossamer.train.session.first_batch import NO_BATCH, FirstBatch
 from gossamer.train.session.group_changes import ShardedWorld
 from gossamer.train.session.layout_change import LayoutChanges, by_new_name, renamed_in
+from gossamer.train.session.loaded_weights import LoadedWeights
 from gossamer.train.session.loop_scaler import Scaler
 from gossamer.train.session.model_parts import ModelParts
 from gossamer.train.session.recipe_choice import Written, placed_in
@@ -112,11 +113,13 @@ class Session(LayoutChanges):
             self._parts.remove()
             raise
         self._synchronizer.controls.muted = self._parts.staged
+        self._loaded_weights = LoadedWeights(model, self)
         self._hooks = [
             self._first_batch.watch(model),
             *([DdpGuard(model, recipe)] if transport.world > 1 else ()),  # alone, DDP is harmless
             *self._step_hooks.install(self._group, self._check),
             *self.status.watch(model, optimizer),
+            self._loaded_weights,
         ]
         self._opened()
 
@@ -517,6 +520,7 @@ class Session(LayoutChanges):
             put_back_parts()
             here = self._parameters, self._stages.loop, self._synchronizer
             session_checkpoint.restart_resharded(found, *here, self._transport.rank)
+        self._loaded_weights.forget()
         self._buffers.frozen.note()
         self._first_batch.hash = NO_BATCH  # the interrupted run compared first batches already
         return dict(found.tree["mine"])

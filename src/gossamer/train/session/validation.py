@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import EveryStep, GradientStage, ServerStage, Stage
+from gossamer.base.units import counted
 from gossamer.comm.runtime.open_sessions import OpenSession, open_sessions
 from gossamer.errors import AttachError
 from gossamer.events import notice
@@ -279,15 +280,29 @@ def innermost(optimizer: Any) -> Optimizer:
     A wrapper that is a torch.optim.Optimizer, such as SAM or Lookahead, has step hooks and is not unwrapped. Raises
     AttachError for objects without step hooks.
     """
-    if isinstance(optimizer, Optimizer) and "_optimizer_step_pre_hooks" in vars(optimizer):
+    if isinstance(optimizer, Optimizer) and _calls_hooks(optimizer):
         return optimizer
     within = getattr(optimizer, "optimizer", None)
     if within is not None and within is not optimizer:
         return innermost(within)
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, Optimizer):
+        inner = next((name for name, value in vars(optimizer).items() if isinstance(value, Optimizer)), None)
+        line = "" if inner is None else f": gossamer.attach(model, optimizer.{inner}, ...)"
+        raise AttachError(
+            f"{kind} does not call torch.optim.Optimizer.__init__, so it has no step hooks. Call super().__init__() in "
+            f"its constructor, or attach the optimizer within it, which makes the steps{line}."
+        )
     raise AttachError(
-        f"{type(optimizer).__name__} is not a torch.optim.Optimizer, so it has no step hooks. Subclass "
+        f"{kind} is not a torch.optim.Optimizer, so it has no step hooks. Subclass "
         "torch.optim.Optimizer and call super().__init__(), or attach the optimizer within it, which makes the steps."
     )
+
+
+def _calls_hooks(optimizer: Optimizer) -> bool:
+    """Whether the constructor of torch.optim.Optimizer was called, which makes `step` call hooks."""
+    made = {"_optimizer_step_pre_hooks", "_optimizer_state_dict_pre_hooks"} <= vars(optimizer).keys()
+    return made and getattr(type(optimizer).step, "hooked", False)
 
 
 def refuse_foreign_parameters(optimizer: Optimizer, model: nn.Module) -> None:
@@ -297,8 +312,9 @@ def refuse_foreign_parameters(optimizer: Optimizer, model: nn.Module) -> None:
     strangers = sum(id(parameter) not in known for parameter in held)
     if strangers:
         raise AttachError(
-            f"the optimizer holds {strangers} parameters that are not in the model, so their gradients would not be "
-            "averaged. Attach a model that contains them all, such as nn.ModuleList([model, loss])."
+            f"the optimizer holds {counted(strangers, 'parameter')} outside of the model, so their gradients would not "
+            "be averaged. Attach a model that contains them all, such as nn.ModuleList([model, loss]); a parameter of "
+            'no module by model.register_parameter("temperature", parameter) before attach.'
         )
 
 
