@@ -161,6 +161,18 @@ def test_it_says_how_the_network_was_emulated(emulation: str, tmp_path: Path, mo
     assert f"on 10mbit,20ms (emulated: {emulation})" in page.read_text()
 
 
+def test_recipes_that_are_chosen_while_training_differ_from_the_one_they_begin_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "train_for_record", lambda recipe, *_: _record(recipe))
+    (tmp_path / "train.py").write_text("")
+    script = str(tmp_path / "train.py")
+    code, said = run("--recipe", "Dense()", "--recipe", "auto", "--recipe", "Auto(steps=20000)", script)
+    assert code == 0, said
+    code, said = run("--recipe", "auto", "--recipe", "Auto()", script)
+    assert (code, "are the same recipe, Auto()" in said) == (2, True)
+
+
 ENDS = {"Dense()": 1.0, "Silent()": 2.0, "Int8()": 1.25, "TopK(density=0.01)": 2.5}
 
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gossamer.algorithms.recipes.parser import UnknownTerm
-from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.recipes.recipe import automatic, resolve
 from gossamer.base import bounded_file
 from gossamer.base.figures import check_matplotlib
 from gossamer.base.intervals import ConfidenceInterval
@@ -87,7 +87,7 @@ def different_recipes(context: click.Context, option: click.Parameter, recipes: 
     recipes = tuple(map(session_recipe, recipes))
     for text in recipes:
         try:
-            resolved = repr(resolve(text))
+            resolved = repr(automatic(text) or resolve(text))
         except UnknownTerm:  # a term of the script
             resolved = text
         if resolved in seen:
