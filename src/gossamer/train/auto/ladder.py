@@ -61,7 +61,7 @@ UNKNOWN_STEPS = 1000  # of a training whose length is not given
 #: DiLoCo is assumed, since its ratio is larger if each recipe has its own learning rate, as in
 #: docs/benchmarks/ladder.md). Parameters in one bit: docs/benchmarks/ladder.md, with 550 rounds or more. Their final
 #: losses are converted by the loss of lock step there, which falls by 0.25 for every factor e of steps: every 4 steps
-#: 0.99, 1.15 and 1.05 with 57, 113 and 237 thousand parameters, every 16 steps 1.07 and 1.04 with 57 and 237 thousand.
+#: 0.99, 1.14 and 1.05 with 57, 113 and 237 thousand parameters, every 16 steps 1.07 and 1.04 with 57 and 237 thousand.
 #: Fewest steps: 50 rounds (fewer retained less than half of the benefit of communication), in one bit 500 rounds.
 RUNGS: tuple[LadderRung, ...] = (
     LadderRung(written=Dense(), steps_adaptive=1.0, steps_sgd=1.0),
