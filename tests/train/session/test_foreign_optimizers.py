@@ -46,8 +46,9 @@ def nothing_is_left() -> Iterator[None]:
     for session in open_sessions():  # of other tests, which the collector has not come to yet
         with suppress(GossamerError):  # some of them are of workers that were lost
             session.close()
+    earlier = OPTIMIZER_STEP.subscribers  # a job that other tests simulate, of which a thread still waits
     yield
-    assert OPTIMIZER_STEP.subscribers == 0, "a hook of all optimizers outlived the last session"
+    assert OPTIMIZER_STEP.subscribers <= earlier, "a hook of all optimizers outlived the last session"
 
 
 class Wrapper(Optimizer):
@@ -331,10 +332,11 @@ def _session() -> Session:
 
 
 def test_hook_of_all_optimizers_is_subscribed_while_a_session_is_open() -> None:
+    earlier = OPTIMIZER_STEP.subscribers
     first, second = _session(), _session()
-    assert OPTIMIZER_STEP.subscribers == 2
+    assert OPTIMIZER_STEP.subscribers - earlier == 2
     first.close()
-    assert OPTIMIZER_STEP.subscribers == 1
+    assert OPTIMIZER_STEP.subscribers - earlier == 1
     second.close()
     second.close()
-    assert OPTIMIZER_STEP.subscribers == 0
+    assert OPTIMIZER_STEP.subscribers - earlier == 0
