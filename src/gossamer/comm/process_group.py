@@ -300,9 +300,7 @@ class ProcessGroupTransport:
         mean = into(out, tensor)
         if mean.is_cuda:
             return self._all_reduced(mean, dist.ReduceOp.AVG)
-        divides = (
-            mean.is_floating_point() or mean.is_complex()
-        )  # an engine's sum of integers cannot be divided in place
+        divides = mean.is_floating_point() or mean.is_complex()  # a sum of integers cannot be divided in place
         if mean.dtype.itemsize < 4 or mean.nbytes <= SMALL_BYTES or not divides:
             return self._direct_mean(mean, range(self.world))
         return self._all_reduced(mean, dist.ReduceOp.SUM)

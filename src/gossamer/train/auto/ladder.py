@@ -42,9 +42,7 @@ class LadderRung:
 
     @property
     def period(self) -> int:
-        """Steps between two rounds; 1: gradients are averaged in every step."""
-        stage = resolve(self.written).strategy.steady_stage
-        return stage.schedule.period if stage.local_parameters else 1
+        return period_of(resolve(self.written))
 
     def recipe(self, workers: int) -> Recipe:
         return resolve(self.written, workers)
@@ -95,6 +93,12 @@ RUNGS: tuple[LadderRung, ...] = (
         codec_bytes_per_second=2.9e9,
     ),
 )
+
+
+def period_of(recipe: Recipe) -> int:
+    """Steps between two rounds of a resolved recipe; 1: gradients are averaged in every step."""
+    stage = recipe.strategy.steady_stage
+    return stage.schedule.period if stage.local_parameters else 1
 
 
 def is_adaptive(optimizer: Optimizer) -> bool:

@@ -21,7 +21,7 @@ from gossamer.algorithms.strategies import ALIGN, AveragingStage
 from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.errors import AttachError
 from gossamer.train.auto.decision import RungChange, decide
-from gossamer.train.auto.ladder import LadderRung, admitted, beginning, is_adaptive
+from gossamer.train.auto.ladder import LadderRung, admitted, beginning, is_adaptive, period_of
 from gossamer.train.auto.measurement import Measurement, asks_for_look, slow_steps
 from gossamer.train.auto.rule import Rule, RuleState
 from gossamer.train.auto.rung_cost import rung_costs
@@ -89,9 +89,7 @@ class RecipeChoice:
     def __init__(self, session: ChosenSession, auto: Auto, rule: Rule) -> None:
         transport, adaptive = session._group.transport, is_adaptive(session.optimizer)
         self._session, self._rule = session, rule
-        begun = session.recipe.strategy.steady_stage
-        period = begun.schedule.period if begun.local_parameters else 1
-        self._state = RuleState(next_look=max(period, RuleState.next_look))
+        self._state = RuleState(next_look=max(period_of(session.recipe), RuleState.next_look))
         parts = session.model, session.optimizer
         rungs = [each for each in admitted(auto, adaptive=adaptive) if _serves(each.recipe(transport.world), *parts)]
         self._recipes = [rung.recipe(transport.world) for rung in rungs]
