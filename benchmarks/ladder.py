@@ -40,7 +40,7 @@ from benchmarks.virtual_workers import POINTS, train
 
 RUNS, PAGE = ROOT / "benchmarks" / "results" / "ladder.jsonl", ROOT / "docs" / "benchmarks" / "ladder.md"
 PREDICTIONS = ROOT / "benchmarks" / "results" / "ladder_predictions.json"
-SHARES = ROOT / "src" / "gossamer" / "plan" / "retained_benefit.json"
+SHARES = ROOT / "src" / "gossamer" / "algorithms" / "recipes" / "retained_benefit.json"
 QUICK_STEPS = 8
 ALT = "retained benefit of every arm with its interval, a panel for each model size"
 

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.ladder_arms import LOCK_STEP, SILENCE
 from benchmarks.ladder_report import Results
 
-from gossamer.plan.retained_benefit import MeasuredShare
+from gossamer.algorithms.recipes.retained_benefit import MeasuredShare
 
 POINT, LIMIT, HARM, STRIPE = "#0072B2", "#D55E00", "#FBE3C0", "#F5F7F9"
 FONT = 8.5  # points

@@ -26,9 +26,9 @@ from benchmarks.report import markdown
 from benchmarks.virtual_workers import APART
 
 from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.recipes.retained_benefit import MeasuredShare, bands, retained_benefit, rounds_of, text
 from gossamer.base.intervals import ConfidenceInterval, student_quantile
 from gossamer.base.units import bytes_text
-from gossamer.plan.retained_benefit import MeasuredShare, bands, retained_benefit, rounds_of, text
 
 FEW = 3  # seeds of a share that others may rely on
 BUDGETS = 10, 30, 100, 300, 1000, 5000  # times fewer bytes than lock step
@@ -138,7 +138,7 @@ def results(runs: Mapping[Job, LadderRun], names: Sequence[str], seeds: int) -> 
 
 
 def measured(found: Sequence[Results]) -> list[dict[str, Any]]:
-    """Shares for gossamer.plan.retained_benefit: of admitted rungs, and arms with FEW seeds or more."""
+    """Shares for gossamer.algorithms.recipes.retained_benefit: of admitted rungs, and arms with FEW seeds or more."""
     return [
         asdict(
             MeasuredShare(

@@ -17,7 +17,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.byte_models import ByteLSTM  # found only after the line above
-from benchmarks.tasks import Adaptive, Samples, Task, digits, surprise
+from benchmarks.tasks import Adaptive, Momentum, Samples, Task, digits, surprise
 from benchmarks.tasks import classify as cross_entropy_of
 from examples.bytelm import CONTEXT, ByteLM, windows
 from examples.digits import conv
@@ -28,7 +28,7 @@ FEWEST_STEPS = 1000
 EXAM = 256  # held-out windows
 RATES = tuple(round(digit * 10.0**power, 10) for power in range(-5, 2) for digit in (1, 3))  # half decades
 WARMUP, LAST = 0.05, 0.1  # share of the steps; share of the learning rate
-ADAMW, MUON = "AdamW", "Muon"
+ADAMW, MUON, SGD = "AdamW", "Muon", "SGD"
 SIZES = {
     "57k": (32, 3),
     "113k": (48, 3),
@@ -214,10 +214,10 @@ def rungs() -> dict[str, Rung]:
     found: dict[str, Rung] = {}
     for size_name, (width, blocks) in SIZES.items():
         for batch in BATCHES:
-            for optimizer, learner in ((ADAMW, adamw), (MUON, muon)):
+            for optimizer, learner, rate in ((ADAMW, adamw, 1e-2), (MUON, muon, 1e-2), (SGD, Momentum(lr=0.1), 1e-1)):
                 name = rung_name(size_name, batch, optimizer)
                 build = partial(ByteLM, width, blocks, width // 16)
-                rung = byte_rung(name, build, optimizer, learner, 1e-2, batch)
+                rung = byte_rung(name, build, optimizer, learner, rate, batch)
                 family = f"bytelm-b{batch}-{optimizer}"
                 found[name] = replace(rung, family=family, predicts=size_name in PREDICTED)
     small, name = partial(ByteLM, *SIZES["57k"], 2), f"{rung_name('57k', 2)}-w{MORE_WORKERS}"

@@ -8,9 +8,9 @@ from math import inf, isfinite, isnan, nan
 from benchmarks.losses import Losses, number
 from benchmarks.virtual_workers import APART, Run
 
+from gossamer.algorithms.recipes.retained_benefit import retained_benefit, text
 from gossamer.base.intervals import ConfidenceInterval
 from gossamer.base.units import bytes_text
-from gossamer.plan.retained_benefit import retained_benefit, text
 
 DENSE = "Dense()"
 LEARNING_RATE = 1e-3  # the example's own

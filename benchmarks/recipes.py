@@ -27,8 +27,8 @@ from benchmarks.markdown_tables import named_rows
 from benchmarks.provenance import ROOT, provenance, scratch
 from benchmarks.report import markdown
 
+from gossamer.algorithms.recipes import retained_benefit
 from gossamer.comm.environment.host_info import machine
-from gossamer.plan import retained_benefit
 
 PAGE = ROOT / "docs" / "benchmarks" / "recipes.md"
 SCRIPT = "examples/bytelm.py"

@@ -40,7 +40,7 @@ class Rehearsal(NamedTuple):
         return [*options, *(part for recipe in self.recipes for part in ("--recipe", recipe))]
 
 
-DENSE, HALF, TOP_K, DGC = "Dense()", "Dense(dtype='bfloat16')", "TopK(0.01)", "DGC(0.001)"
+DENSE, HALF, TOP_K, DGC = "Dense()", 'Dense(dtype="bfloat16")', "TopK(0.01)", "DGC(0.001)"
 REHEARSALS = (
     Rehearsal("resnet18", "1gbit,1ms", (DENSE, HALF, TOP_K, DGC)),
     Rehearsal("resnet50", "1gbit,1ms", (DENSE, DGC)),

@@ -34,10 +34,10 @@ from benchmarks.report import markdown, write_page
 from examples.bytelm import SIZES, ByteLM
 
 from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.recipes.retained_benefit import text
 from gossamer.comm.network import read_network
 from gossamer.plan.advise.prices import StepPricer
 from gossamer.plan.profile.profile_runs import profile_script
-from gossamer.plan.retained_benefit import text
 
 TIMES = ROOT / "benchmarks" / "results" / "step_times.jsonl"
 DDP, FP16, HOOK = "DDP", "DDP + fp16 hook", "DDP + PowerSGD hook"

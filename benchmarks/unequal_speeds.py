@@ -37,9 +37,9 @@ from benchmarks.virtual_workers import PATIENCE_SECONDS, Counting, Worker, quiet
 from torch import nn
 from torch.optim import Optimizer
 
+from gossamer.algorithms.recipes.retained_benefit import retained_benefit, text
 from gossamer.algorithms.strategies.shares_by_speed import steps_by_speed
 from gossamer.comm.simulated import SimulatedGroup
-from gossamer.plan.retained_benefit import retained_benefit, text
 from gossamer.train.session.session import Session
 from gossamer.train.synchronizers import speed_balance
 

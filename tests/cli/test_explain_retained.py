@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from support.explaining import run
 
+from gossamer.algorithms.recipes import retained_benefit
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.plan import retained_benefit
-from gossamer.plan.retained_benefit import MeasuredShare
+from gossamer.algorithms.recipes.retained_benefit import MeasuredShare
 
 
 def _share(recipe, value, workers=4, spread=0.1, rounds=0):

@@ -12,7 +12,7 @@ from benchmarks.ladder_arms import ONE_BIT
 from benchmarks.markdown_tables import named_rows
 from support.paths import ROOT
 
-from gossamer.plan.retained_benefit import measured_bands
+from gossamer.algorithms.recipes.retained_benefit import measured_bands
 
 SHARE = re.compile(r"-?\d+ % \(-?\d+ to -?\d+\)")
 SIZES = {"57,000": "bytelm-57k-b2", "113,000": "bytelm-113k-b2", "237,000": "bytelm-237k-b2"}  # parameters; rung

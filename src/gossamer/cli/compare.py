@@ -20,8 +20,9 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from gossamer.algorithms.recipes import retained_benefit
 from gossamer.algorithms.recipes.parser import UnknownTerm
-from gossamer.algorithms.recipes.recipe import automatic, resolve
+from gossamer.algorithms.recipes.recipe import meaning, resolve
 from gossamer.base import bounded_file
 from gossamer.base.figures import check_matplotlib
 from gossamer.base.intervals import ConfidenceInterval
@@ -49,7 +50,6 @@ from gossamer.observe.pages.page import write_page
 from gossamer.observe.plot import plot
 from gossamer.observe.record import MOST_RECORD_BYTES, Record, network_text, write
 from gossamer.observe.target import Target, read_target
-from gossamer.plan import retained_benefit
 from gossamer.plan.estimate.step_time import NOT_PREDICTABLE, StepTimeEstimate, estimate_step_time, is_predictable
 from gossamer.plan.profile.profile_runs import profile_script
 
@@ -87,7 +87,7 @@ def different_recipes(context: click.Context, option: click.Parameter, recipes: 
     recipes = tuple(map(session_recipe, recipes))
     for text in recipes:
         try:
-            resolved = repr(automatic(text) or resolve(text))
+            resolved = repr(meaning(text))
         except UnknownTerm:  # a term of the script
             resolved = text
         if resolved in seen:

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from gossamer.algorithms.compressors import Codec
+from gossamer.algorithms.recipes import retained_benefit
 from gossamer.algorithms.recipes.advice_reference import read_recipe
 from gossamer.algorithms.recipes.auto import Auto
 from gossamer.algorithms.recipes.recipe import Recipe, automatic, resolve
@@ -38,7 +39,6 @@ from gossamer.cli.script_terms import register_terms
 from gossamer.comm.mesh.collective_selector import AUTO
 from gossamer.comm.network import read_network
 from gossamer.events import Attached
-from gossamer.plan import retained_benefit
 from gossamer.plan.estimate.step_time import (
     NOT_PREDICTABLE,
     StepTimeEstimate,

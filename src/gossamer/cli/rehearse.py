@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from gossamer.algorithms.recipes.recipe import Recipe, automatic, resolve
+from gossamer.algorithms.recipes.recipe import Recipe, meaning, resolve
 from gossamer.algorithms.strategies import AveragingStage, Stage
 from gossamer.cli.console import echo, print_text
 from gossamer.cli.emulation import enter
@@ -43,8 +43,7 @@ def _resolve_all(context: click.Context, option: click.Parameter, texts: tuple[s
     found: dict[str, Recipe] = {}
     for text in map(session_recipe, texts):
         recipe = resolve(text)
-        same = (other for other, known in found.items() if known == recipe and automatic(other) == automatic(text))
-        if twin := next(same, None):
+        if twin := next((other for other in found if meaning(other) == meaning(text)), None):
             raise click.BadParameter(f"{text} and {twin} are the same recipe, {recipe!r}. Leave out one of them.")
         _refuse_stages(recipe)
         found[text] = recipe

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from gossamer.algorithms.recipes import retained_benefit
 from gossamer.algorithms.recipes.recipe import resolve
 from gossamer.base.intervals import ConfidenceInterval
 from gossamer.base.units import bytes_text, seconds_text, short
@@ -44,7 +45,6 @@ from gossamer.launcher.job import MOST_WORKERS
 from gossamer.observe.plot import plot_metrics
 from gossamer.observe.record import Record, network_text, write
 from gossamer.observe.target import Target
-from gossamer.plan import retained_benefit
 from gossamer.plan.profile.profile_runs import profile_script
 from gossamer.plan.simulate import NetworkSchedule
 from gossamer.plan.study import (

@@ -6,6 +6,5 @@ transformers      a Trainer that averages with the other workers by a recipe
 jax/              JAX: sessions of pytrees and an optax transformation, behind `gossamer.jax`
 ray               Ray Train: runs a TorchTrainer's workers as Gossamer workers; saves and loads Ray checkpoints
 ray_group         starts a group of workers, without importing Ray; adds up their steps between two reports
-few_rounds        gives notice of a training with few rounds of its recipe
 library_versions  rejects a library that is missing or older than the tested versions
 """

@@ -18,7 +18,6 @@ from gossamer import attach, events
 from gossamer.algorithms.strategies import GradientStage
 from gossamer.errors import AttachError
 from gossamer.integrations.accelerate import leave_out_ddp, load_within, refuse_other_world, save_within, share_no_sync
-from gossamer.integrations.few_rounds import notice_few_rounds
 from gossamer.integrations.library_versions import require_library
 from gossamer.train.engine.parameter_views import copy_parameters, state_of, trainable
 from gossamer.train.moments.take_over import RULES, ownership
@@ -123,12 +122,12 @@ class GossamerTrainer(Trainer):  # type: ignore[misc]  # untyped where the libra
     def open_session(self, train_dataloader: Any, steps: int) -> None:
         """Attach the prepared model and optimizer, and load the checkpoint of a resumed training. All ranks call it."""
         refuse_other_world(self.accelerator)
-        session = attach(self.model, self.optimizer, self.recipe, scaler=self.accelerator.scaler, replace=True)
+        scaler, known = self.accelerator.scaler, steps if steps > 0 else None
+        session = attach(self.model, self.optimizer, self.recipe, scaler=scaler, replace=True, steps=known)
         self.session = self._open.enter_context(session)
         self._open.callback(setattr, self, "session", None)
         refuse_contradictions(session, self.args)
         notice_dispatching(train_dataloader)
-        notice_few_rounds(session, steps)
         keep_step_local(session, self.args)
         share_no_sync(self.accelerator, session)
         if self._resumed:

@@ -9,6 +9,5 @@ emulation/  slow networks on this machine
 doctor/     a check of this machine and its links
 bench/      benchmarks of compressors
 
-retained_benefit  share of the benefit of communication that a recipe keeps
-study             every recipe with every seed: stored runs, and estimates over the seeds
+study       every recipe with every seed: stored runs, and estimates over the seeds
 """

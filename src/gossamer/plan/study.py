@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Protocol
 
 from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.recipes.retained_benefit import shares_of_benefit
 from gossamer.base import bounded_file, system
 from gossamer.base.intervals import ConfidenceInterval, sample_mean
 from gossamer.base.units import seconds_text
@@ -23,7 +24,6 @@ from gossamer.errors import GossamerError
 from gossamer.observe.comparison import is_loss, last_share, loss_at, loss_metric, seconds_to
 from gossamer.observe.record import MOST_RECORD_BYTES, Record, write
 from gossamer.observe.target import Target
-from gossamer.plan.retained_benefit import shares_of_benefit
 from gossamer.plan.simulate.job import free_bytes
 from gossamer.version import __version__
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import pytest
 from support.planted_races import Planted, PlantedField
 
+from gossamer.algorithms.recipes.retained_benefit import measured_shares
 from gossamer.plan.advise.answer import Answer, Setting, answer, threshold_text
 from gossamer.plan.advise.curves import read_target
 from gossamer.plan.advise.race import Race
 from gossamer.plan.advise.thresholds import LeadRange
-from gossamer.plan.retained_benefit import measured_shares
 
 DENSE = Planted(step_seconds=1.0)
 WINNER = Planted(step_seconds=0.25, efficiency=0.75)

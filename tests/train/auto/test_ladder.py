@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from gossamer.algorithms.recipes.auto import Auto
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.plan.retained_benefit import averaging_period, low_rounds_remark
+from gossamer.algorithms.recipes.retained_benefit import averaging_period, low_rounds_remark
 from gossamer.train.auto.decision import ladder_text
 from gossamer.train.auto.ladder import RUNGS, admitted, is_adaptive
 from gossamer.train.auto.measurement import Measurement, StepSeconds, common_steps

@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 import gossamer
-from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.recipes.recipe import automatic, resolve
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.errors import AttachError, GossamerError, RecipeError
 from gossamer.train.session import attach as attaching
@@ -248,6 +248,8 @@ def noticed() -> Iterator[list[str]]:
         ("TopK(density=0.1)", "TopK(0.1) + EveryStep()", 0),
         (gossamer.Int8(), "Int8", 0),
         (None, "Int8()", 0),
+        ("Dense()", "Auto()", 1),
+        ("auto", "Auto()", 0),
     ],
 )
 def test_the_command_lines_recipe_wins(
@@ -255,7 +257,7 @@ def test_the_command_lines_recipe_wins(
 ) -> None:
     monkeypatch.setenv("GOSSAMER_RECIPE", command_line)
     with attach(nn.Linear(3, 2), recipe=script) as session:
-        assert session.recipe == resolve(command_line)
+        assert automatic(command_line) or session.recipe == resolve(command_line)
     assert len(noticed) == lines
     assert all(command_line in line and line.endswith(f"replaces {script} of the script") for line in noticed)
 
@@ -276,6 +278,35 @@ def test_replaced_recipe_is_logged_without_a_listener(
         attach(nn.Linear(3, 2), recipe="TopK(0.1)").close()
     (record,) = caplog.records
     assert re.search(r"Int8\(\).*replaces TopK\(0.1\)", record.getMessage())
+
+
+# -- the length of the training ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "steps", "first"),
+    [
+        ("auto", 100, "Dense()"),
+        ("auto", 500, "LocalSGD(period=8) + Int8()"),
+        ("auto", None, "DiLoCo(period=20, outer_learning_rate=1.0, outer_momentum=0.5) + Float4()"),
+        ("Auto(steps=500)", 20_000, "LocalSGD(period=8) + Int8()"),
+        ("Int8()", 500, "Int8()"),
+    ],
+)
+def test_auto_begins_with_local_steps_in_trainings_with_enough_rounds(
+    recipe: str, steps: int | None, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with attach(nn.Linear(3, 2), recipe=recipe, steps=steps) as session:
+        assert session.recipe == resolve(first, 1)
+    monkeypatch.setenv("GOSSAMER_RECIPE", recipe)
+    with attach(nn.Linear(3, 2), steps=steps) as session:
+        assert session.recipe == resolve(first, 1)
+
+
+@pytest.mark.parametrize("steps", [0, -3, 2.5, True, "500"])
+def test_steps_that_are_no_number_of_steps_are_refused(steps: Any) -> None:
+    with pytest.raises(AttachError, match=r"steps must be the optimizer steps .* Write gossamer.attach"):
+        attach(nn.Linear(3, 2), steps=steps)
 
 
 # -- ranks that are not alike ------------------------------------------------------------------------------------------

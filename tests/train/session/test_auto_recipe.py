@@ -31,7 +31,7 @@ from gossamer.train.session.session import Session
 
 COMPUTING = 0.1  # virtual seconds of a step
 SECONDS_PER_BYTE = 1e-4  # a slow line: a Dense() step of the small network takes half a second more
-ANY = Auto()
+ANY, RUNGS_OF_GRADIENTS = Auto(), Auto(local_steps=False)
 
 
 @dataclass
@@ -227,11 +227,30 @@ def test_a_resumed_run_decides_as_the_one_that_continued(tmp_path: Path) -> None
         assert state == theirs
 
 
-def _again(worker: Worker, before: Session, folder: Path) -> Any:
+def test_a_training_that_resumes_with_more_steps_chooses_among_more_rungs(tmp_path: Path) -> None:
+    def run(worker: Worker) -> Any:
+        folder = tmp_path / str(worker.world)
+        model, optimizer, session = begin(worker, slow, Auto(), optimizer=AdamW)
+        for step in range(3 + 80):
+            if step == 30:
+                session.save(folder)
+                model, optimizer, session = _again(worker, session, folder, Auto(steps=20_000), AdamW)
+            train_step(model, optimizer, step, worker.rank)
+        choice = next(act.__self__ for act in session._between_steps)  # type: ignore[attr-defined]
+        return parameters(model), choice.state_dict()["rungs"]
+
+    found = cluster(run, 2)
+    agree([trained for trained, _ in found])
+    assert any("OneBit" in name for name in found[0][1])
+
+
+def _again(
+    worker: Worker, before: Session, folder: Path, auto: Auto = RUNGS_OF_GRADIENTS, optimizer: Any = momentum_sgd
+) -> Any:
     for hook in before._hooks:
         hook.remove()
     before._synchronizer.close()
-    model, optimizer, session = begin(worker, slow, Auto(local_steps=False))
+    model, optimizer, session = begin(worker, slow, auto, optimizer=optimizer)
     session.load(folder)
     return model, optimizer, session
 

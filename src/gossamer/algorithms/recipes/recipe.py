@@ -138,6 +138,11 @@ def automatic(recipe: Recipe | Terms | Term | str | None) -> Auto | None:
     return found[0] if found else None
 
 
+def meaning(recipe: Recipe | Terms | Term | str | None, workers: int | None = None) -> Recipe | Auto:
+    """Return the resolved recipe, or the term that selects one while training. Equal for two texts of one recipe."""
+    return automatic(recipe) or resolve(recipe, workers)
+
+
 def _terms(recipe: Recipe | Terms | Term | str | None) -> Sequence[Term]:
     match recipe:
         case None:

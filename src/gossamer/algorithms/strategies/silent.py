@@ -20,7 +20,7 @@ class Silent(Strategy):
     bytes:  0; memory: 0
 
     The held-out losses of Silent() and Dense() are the ends of the retained-benefit scale: see
-    `gossamer.plan.retained_benefit`. `session.averaged_parameters` leaves each worker its own parameters.
+    `gossamer.algorithms.recipes.retained_benefit`. `session.averaged_parameters` leaves each worker its own parameters.
 
     Example:
         >>> gossamer.Silent()

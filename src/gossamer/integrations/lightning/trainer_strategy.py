@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from math import inf
 from typing import Any
 
 from lightning.fabric.utilities.seed import reset_seed
@@ -15,12 +16,12 @@ from torch.optim import LBFGS, Optimizer
 from gossamer.algorithms.recipes.recipe import Recipe
 from gossamer.algorithms.strategies import GradientStage, ServerStage
 from gossamer.errors import AttachError
-from gossamer.integrations.few_rounds import notice_few_rounds
 from gossamer.integrations.lightning import collectives, session_files
 from gossamer.integrations.lightning.joined_strategy import JoinedStrategy
 from gossamer.integrations.lightning.session_files import agreed_state, close_agreed
 from gossamer.train.engine.parameter_views import trainable
 from gossamer.train.moments.take_over import RULES, ownership
+from gossamer.train.session.recipe_choice import notice_few_rounds
 from gossamer.train.session.session import Session
 
 
@@ -122,7 +123,9 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
             return
         self._end()
         scaler = getattr(self.precision_plugin, "scaler", None)
-        session = self.session = self._attach(self.lightning_module, attached[0], scaler=scaler).__enter__()
+        known = trainer.max_steps if trainer.max_steps > 0 else None
+        session = self._attach(self.lightning_module, attached[0], scaler=scaler, steps=known).__enter__()
+        self.session = session
         refuse_counted_passes(session.recipe)
         if trainer.gradient_clip_val:
             refuse_clipping(session, trainer.gradient_clip_val, self.world_size)
@@ -135,7 +138,10 @@ class GossamerStrategy(JoinedStrategy, DDPStrategy):  # type: ignore[misc]  # An
             session_files.load(session, path, **place)
             self._resumed = None
         _quiet_between_batches(trainer)
-        notice_few_rounds(session, trainer.estimated_stepping_batches)
+        if known is None:  # Lightning counts the batches of an epoch only with the random state that was loaded
+            steps = trainer.estimated_stepping_batches
+            if self.is_global_zero and self.world_size > 1 and 0 < steps < inf:
+                notice_few_rounds(session.recipe, int(steps))
 
     def _end(self, failure: BaseException | None = None) -> None:
         """Close the session, if one is open. Without a failure, the model gets the merged parameters."""

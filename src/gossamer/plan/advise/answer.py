@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from math import isfinite
 
 from gossamer.algorithms.recipes.recipe import resolve
+from gossamer.algorithms.recipes.retained_benefit import measured_share, rounds_remark
 from gossamer.base.intervals import ConfidenceInterval
 from gossamer.base.units import rate_text, seconds_text
 from gossamer.plan.advise.curves import Target, seconds_to, unreached_text
 from gossamer.plan.advise.race import Contender, RaceResult
 from gossamer.plan.advise.thresholds import LeadRange
-from gossamer.plan.retained_benefit import measured_share, rounds_remark
 
 WORTHWHILE = 1.1  # minimum speedup that is worth another recipe
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace as replace_fields
 
 from torch import nn
 from torch.optim import Optimizer
@@ -18,7 +19,14 @@ from gossamer.train.checkpoint.state import Stateful
 from gossamer.train.engine.parameter_check import Verify
 from gossamer.train.session.loop_scaler import Scaler, scaler_of_parts, within_wrapper
 from gossamer.train.session.model_parts import ModelParts
-from gossamer.train.session.recipe_choice import Written, chosen_recipe, refuse_small_batch, with_global_batch
+from gossamer.train.session.recipe_choice import (
+    Written,
+    check_steps,
+    chosen_recipe,
+    notice_few_rounds,
+    refuse_small_batch,
+    with_global_batch,
+)
 from gossamer.train.session.session import Session
 from gossamer.train.session.step_spans import begin_tracing
 from gossamer.train.session.transport_setup import begin_reports, model_group, most_workers, transport_for
@@ -60,6 +68,7 @@ def attach(
     batch: int | None = None,
     balance: bool = False,
     mesh: DeviceMesh | None = None,
+    steps: int | None = None,
 ) -> Session:
     """Attach a model and an optimizer to the other workers of this job and return the session that synchronizes them.
 
@@ -100,6 +109,8 @@ def attach(
             pipelines manage the other dimensions. Every rank of the job calls attach with its own part of the model.
             Compressors see the local shard of a DTensor. clip_norm applies to all parts together, and all parts skip
             the same steps.
+        steps: optimizer steps of the training, if they are known. "auto" then also uses recipes that need a long
+            training (Auto(steps=...)), and rank 0 gives notice of a recipe with too few rounds in so many steps.
 
     Returns:
         The open session. Close it with session.close() after the loop.
@@ -114,6 +125,7 @@ def attach(
         session = gossamer.attach(model, optimizer, "PowerSGD(rank=4)", clip_norm=1.0)
     """
     refuse_other_kinds(model, optimizer, scaler)
+    check_steps(steps)
     for session in sessions_of(model) if replace else ():
         session.close()
     refuse(model, sharded=mesh is not None)
@@ -130,6 +142,7 @@ def attach(
     if (auto := automatic(written)) is not None:  # imported here: most sessions have one recipe, and start sooner
         from gossamer.train.session.auto_recipe import choose_while_training, first_recipe, refuse_fixed_choice
 
+        auto = replace_fields(auto, steps=auto.steps or steps)
         refuse_fixed_choice(auto, global_batch)
         if ranks is not None:
             raise AttachError(
@@ -146,6 +159,8 @@ def attach(
         refuse_recipe(model, resolved)
     if world.is_first and (caution := resolved.strategy.caution(resolved.compressor)):
         events.notice(caution)
+    if steps is not None and world.is_first and size > 1:
+        notice_few_rounds(resolved, steps)
     missing = missing_kernels()  # called on each rank, since the call marks the warning as given
     if missing and not reported_by_launcher() and world.size > 1 and world.local_rank == 0:
         events.notice(missing)

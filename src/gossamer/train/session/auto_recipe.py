@@ -163,11 +163,18 @@ class RecipeChoice:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return self._state.to_json()
+        return {**self._state.to_json(), "rungs": self._names()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._state = RuleState.from_json(state)
+        fields = dict(state)
+        same_rungs = fields.pop("rungs", None) == self._names()
+        self._state = RuleState.from_json(fields)
+        if not same_rungs:  # of other options, such as more steps: its places on the ladder are others here
+            self._state = replace(self._state, lost=(), closed_from=None, closed_until=0)
         self._session.status.recent.clear()
+
+    def _names(self) -> list[str]:
+        return [cost.name for cost in self._costs]
 
 
 def _costs(session: ChosenSession, rungs: Sequence[LadderRung], *, adaptive: bool) -> Sequence[Any]:

@@ -1,5 +1,5 @@
 """Recipe choice: prefers the command line's recipe to the script's; selects the codec of each worker; compressors
-alone; recipes of elastic runs.
+alone; recipes of elastic runs; trainings with few rounds.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 
 from gossamer import events
 from gossamer.algorithms.compressors import Compressor, PerWorker
 from gossamer.algorithms.recipes.advice_reference import read_recipe
-from gossamer.algorithms.recipes.recipe import Recipe, resolve
+from gossamer.algorithms.recipes.recipe import Recipe, meaning, resolve
 from gossamer.algorithms.recipes.validation import check_argument
 from gossamer.algorithms.recipes.wrapping import replace_tables, tables_of
 from gossamer.algorithms.strategies import EveryStep
@@ -35,7 +36,7 @@ def chosen_recipe(recipe: Written, world: WorldState) -> Written:
     if override is None:
         return recipe
     override = read_recipe(override)
-    replaces = recipe is not None and resolve(recipe, world.size) != resolve(override, world.size)
+    replaces = recipe is not None and meaning(recipe, world.size) != meaning(override, world.size)
     if replaces and world.is_first:  # one notice per job
         events.notice(
             f"recipe {override}, from --recipe, launch(recipe=...) or GOSSAMER_RECIPE, replaces {recipe} of the script"
@@ -183,3 +184,23 @@ def refuse_inelastic(recipe: Recipe, sizes: Collection[int] = (), servers: int =
         strategy.check_sizes(sizes, recipe.compressor, recipe.topology)
     except AttachError as error:
         raise AttachError(f"an elastic run cannot have the recipe {recipe!r}: {error}") from error
+
+
+# -- attach's steps ----------------------------------------------------------------------------------------------------
+
+
+def check_steps(steps: int | None) -> None:
+    """Raise AttachError unless `steps` is a number of steps, or None."""
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1):
+        raise AttachError(
+            f"steps must be the optimizer steps of the training, 1 or more, got {steps!r}. Write "
+            "gossamer.attach(..., steps=epochs * len(loader)), or leave steps out if they are unknown."
+        )
+
+
+def notice_few_rounds(recipe: Recipe, steps: int) -> None:
+    """Give notice if `steps` have so few rounds of the recipe that little of the benefit would be retained."""
+    from gossamer.algorithms.recipes.retained_benefit import low_rounds_remark  # it reads a table
+
+    if (remark := low_rounds_remark(recipe, steps)) is not None:
+        events.notice(remark)

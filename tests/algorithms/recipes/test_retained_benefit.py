@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from gossamer.algorithms.recipes.recipe import resolve
-from gossamer.plan.retained_benefit import BANDS, RoundsBand, bands, measured_bands, retained_benefit, rounds_of, text
+from gossamer.algorithms.recipes.retained_benefit import (
+    BANDS,
+    RoundsBand,
+    bands,
+    measured_bands,
+    retained_benefit,
+    rounds_of,
+    text,
+)
 
 SILENT, DENSE = {0: 2.0, 1: 2.1, 2: 1.9}, {0: 1.5, 1: 1.6, 2: 1.4}
 

@@ -168,7 +168,9 @@ class MeasuredShare:
 @cache
 def measured_shares() -> tuple[MeasuredShare, ...]:
     """All that were measured on admitted tasks with three seeds or more; the best first."""
-    found = json.loads(files("gossamer.plan").joinpath("retained_benefit.json").read_text(encoding="utf-8"))
+    found = json.loads(
+        files("gossamer.algorithms.recipes").joinpath("retained_benefit.json").read_text(encoding="utf-8")
+    )
     return tuple(sorted((MeasuredShare(**each) for each in found), key=lambda each: -each.value))
 
 
