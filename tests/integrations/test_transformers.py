@@ -187,6 +187,22 @@ class _Asks(TrainerCallback):  # type: ignore[misc]
             self.trainer.session.request_stop()
 
 
+@pytest.mark.parametrize(("steps", "strategy"), [(3, "EveryStep()"), (500, "LocalSGD(period=8)")])
+def test_auto_knows_the_steps_of_the_training(tmp_path: Path, steps: int, strategy: str) -> None:
+    begun: list[str] = []
+
+    class StopsAtOnce(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            assert trainer.session is not None
+            begun.append(repr(trainer.session.recipe.strategy))
+            control.should_training_stop = True
+
+    given = arguments(tmp_path, max_steps=steps)
+    trainer = GossamerTrainer(tiny_gpt2(), given, train_dataset=texts(), recipe="auto", callbacks=[StopsAtOnce()])
+    trainer.train()
+    assert begun == [strategy]
+
+
 def test_a_session_that_stops_ends_the_training(tmp_path: Path) -> None:
     asks = _Asks()
     asks.trainer = stopped = trainer(tmp_path, "Dense()", asks)
