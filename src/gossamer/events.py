@@ -94,6 +94,7 @@ class Attached(Event):
         period: steps after which the schedule repeats.
         site_control_bytes: payload of the report within a site in each step, in bytes.
         buffers: bytes of each buffer of `buffer_bytes`.
+        steps: optimizer steps of the training; None: unknown.
     """
 
     recipe: str
@@ -108,6 +109,7 @@ class Attached(Event):
     period: int = 1
     site_control_bytes: int = 0
     buffers: tuple[int, ...] = ()
+    steps: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

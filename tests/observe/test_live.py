@@ -41,6 +41,15 @@ def test_one_line_reports_where_the_run_is() -> None:
     assert "loss nan" in said(ATTACHED, step(1, 1.0, loss="nan"))
 
 
+def test_line_has_the_time_that_is_left_where_the_number_of_steps_is_known() -> None:
+    lines = [step(10, 1.0), step(30, 3.0)]
+    known = {**ATTACHED, "steps": 630}
+    assert said(known, *lines) == "step 30 of 630 · 10.0 steps/s · 40.1 kB/step · 25 % waiting · 3 s, 60 s left"
+    assert said(known, lines[0]).startswith("step 10 of 630 · ")
+    assert "left" not in said(known, lines[0])
+    assert "of 20" not in said({**ATTACHED, "steps": 20}, *lines)  # more than were announced
+
+
 def test_line_names_the_time_since_the_last_step_if_it_is_unusually_long() -> None:
     now = [0.0]
     for seconds_per_step, usual in ((0.1, 5), (30.0, 150)):

@@ -121,10 +121,12 @@ class Progress:
         return sentence
 
     def __str__(self) -> str:
-        """One line: position and speed of the run, and the time since its last step if that is unusually long."""
+        """One line: position and speed of the run, the time that is left if the number of steps is known, and the time
+        since its last step if that is unusually long."""
         window = self.window
         count = () if self.workers is None else (f"{self.workers} worker{'s' * (self.workers != 1)}",)
-        return " · ".join((*count, *_parts(window), *self._late(window))) if window else str(self.starting)
+        whole = None if self.attached is None else self.attached.get("steps")
+        return " · ".join((*count, *_parts(window, whole), *self._late(window))) if window else str(self.starting)
 
     def _late(self, window: Sequence[dict[str, Any]]) -> Iterator[str]:
         speed = _steps_per_second(window)
@@ -139,16 +141,19 @@ def _steps_per_second(window: Sequence[dict[str, Any]]) -> float | None:
     return steps / elapsed if steps > 0 and elapsed > 0 else None
 
 
-def _parts(window: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _parts(window: Sequence[dict[str, Any]], whole: int | None) -> Iterator[str]:
+    """whole: steps of the training."""
     last = window[-1]
-    yield f"step {last['step']}"
+    known = whole is not None and last["step"] <= whole
+    yield f"step {last['step']} of {whole}" if known else f"step {last['step']}"
     if (speed := _steps_per_second(window)) is not None:
         yield f"{short(speed)} steps/s"
     if "loss" in last["metrics"]:
         yield f"loss {short(float(last['metrics']['loss']))}"
     yield f"{bytes_text(_mean(window, 'bytes_sent'))}/step"
     yield f"{share_text(_mean(window, 'waiting_share'))} waiting"
-    yield seconds_text(round(last["seconds"]))
+    left = f", {seconds_text(round((whole - last['step']) / speed))} left" if whole and known and speed else ""
+    yield seconds_text(round(last["seconds"])) + left
 
 
 def _mean(lines: Iterable[dict[str, Any]], name: str) -> float:

@@ -109,8 +109,9 @@ def attach(
             pipelines manage the other dimensions. Every rank of the job calls attach with its own part of the model.
             Compressors see the local shard of a DTensor. clip_norm applies to all parts together, and all parts skip
             the same steps.
-        steps: optimizer steps of the training, if they are known. "auto" then also uses recipes that need a long
-            training (Auto(steps=...)), and rank 0 gives notice of a recipe with too few rounds in so many steps.
+        steps: optimizer steps of the training, if they are known. The line of progress then has the time that is
+            left, "auto" also uses recipes that need a long training (Auto(steps=...)), and rank 0 gives notice of a
+            recipe with too few rounds in so many steps.
 
     Returns:
         The open session. Close it with session.close() after the loop.
@@ -142,7 +143,8 @@ def attach(
     if (auto := automatic(written)) is not None:  # imported here: most sessions have one recipe, and start sooner
         from gossamer.train.session.auto_recipe import choose_while_training, first_recipe, refuse_fixed_choice
 
-        auto = replace_fields(auto, steps=auto.steps or steps)
+        steps = auto.steps or steps
+        auto = replace_fields(auto, steps=steps)
         refuse_fixed_choice(auto, global_batch)
         if ranks is not None:
             raise AttachError(
@@ -180,6 +182,7 @@ def attach(
         verify_every=verify_every,
         parts=parts,
         scheduler=scheduler,
+        steps=steps,
     )
     session.status.record = recorded
     if auto is not None:

@@ -76,6 +76,7 @@ class Session(LayoutChanges):
         verify_every: int | None = None,
         parts: ModelParts | None = None,
         scheduler: Stateful | None = None,
+        steps: int | None = None,
     ) -> None:
         check_verify(verify, verify_every)
         recipe = placed_in(recipe, transport)
@@ -102,7 +103,7 @@ class Session(LayoutChanges):
         self._passes_before = 0  # this epoch
         self._mixed = False  # whether ranks use different frameworks
         fragments = self._build_layout(optimizer)
-        events.emit(lifecycle_events.begun(model, optimizer, recipe, fragments, transport))
+        events.emit(replace(lifecycle_events.begun(model, optimizer, recipe, fragments, transport), steps=steps))
         try:
             if not self._group.alone:
                 self._step_hooks.manual_updates.install(self._parameters, gives_notice=transport.rank == 0)
