@@ -352,7 +352,9 @@ class LiveLines:
 
     def _attach(self, event: Attached) -> None:
         self._began, self._steps, self._latest = event.moment, 0, {}
-        self._put_entry("attached", recipe=event.recipe, workers=event.world, parameters=event.parameters, steps=event.steps)
+        self._put_entry(
+            "attached", recipe=event.recipe, workers=event.world, parameters=event.parameters, steps=event.steps
+        )
 
     def _step(self, event: StepEnded) -> None:
         self._steps += 1
