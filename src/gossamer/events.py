@@ -230,6 +230,7 @@ class RecipeSwitched(Event):
         after: text of the new recipe, resolved.
         reason: text given by the caller.
         bytes_sent: payload to equalize the parameters of all ranks and transfer their residuals.
+        period: steps between two rounds of the new recipe.
     """
 
     step: int
@@ -237,6 +238,7 @@ class RecipeSwitched(Event):
     after: str
     reason: str = ""
     bytes_sent: float = 0.0
+    period: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from gossamer.events import Attached, RecipeSwitched, StepEnded
 from gossamer.observe import live
-from gossamer.observe.event_log import live_path
+from gossamer.observe.event_log import LiveLines, live_path
 from gossamer.observe.live import LiveView, Progress
 
-ATTACHED = {"kind": "attached", "recipe": "Dense()", "workers": 2, "parameters": 3}
+ATTACHED = {"kind": "attached", "recipe": "Dense()", "workers": 2, "parameters": 3, "period": 1}
 
 
 def step(number: int, seconds: float, **metrics: Any) -> dict[str, Any]:
@@ -19,8 +20,9 @@ def step(number: int, seconds: float, **metrics: Any) -> dict[str, Any]:
         "step": number,
         "steps_made": number,
         "seconds": seconds,
-        "waiting_share": 0.25,
-        "bytes_sent": 40_100.0,
+        "step_seconds": 0.1 * number,
+        "waiting_seconds": 0.025 * number,
+        "bytes_sent": 40_100.0 * number,
         "metrics": metrics,
     }
 
@@ -39,6 +41,24 @@ def test_one_line_reports_where_the_run_is() -> None:
     lines = [step(10, 1.0, loss=2.0), step(30, 3.0, loss=1.5)]
     assert said(ATTACHED, *lines) == "step 30 · 10.0 steps/s · loss 1.50 · 40.1 kB/step · 25 % waiting · 3 s"
     assert "loss nan" in said(ATTACHED, step(1, 1.0, loss="nan"))
+
+
+def test_local_steps_have_the_mean_bytes_of_whole_periods() -> None:
+    told: list[dict[str, Any]] = []
+    tell = LiveLines(told.append)
+    tell(Attached(recipe="", layouts=(), parameters=0, buffer_bytes=0, control_bytes=0, rank=0, world=2, period=50))
+    for number in range(1, 400):
+        sent = 5000.0 if number % 50 == 0 else 0.0
+        waiting = 0.5 if sent else 0.0
+        tell(StepEnded(moment=number, step=number, seconds=1.0, waiting_seconds=waiting, bytes_sent=sent))
+        if number == 25:
+            assert " · 0 B/step · " in said(*told)
+        if number >= 50:
+            assert " · 100 B/step · 1.0 % waiting · " in said(*told)
+    tell(RecipeSwitched(step=399, before="", after="", period=1))
+    for number in range(400, 500):
+        tell(StepEnded(moment=number, step=number, seconds=1.0))
+    assert " · 0 B/step · " in said(*told)
 
 
 def test_line_has_the_time_that_is_left_where_the_number_of_steps_is_known() -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -327,6 +327,22 @@ class Recorder:
             self._live_file.close()
 
 
+@dataclass
+class _Totals:
+    """Sums over the steps of a session so far, in bytes and seconds."""
+
+    steps_made: int = 0
+    bytes_sent: float = 0.0
+    waiting_seconds: float = 0.0
+    step_seconds: float = 0.0
+
+    def add(self, step: StepEnded) -> None:
+        self.steps_made += 1
+        self.bytes_sent += step.bytes_sent
+        self.waiting_seconds += step.waiting_seconds
+        self.step_seconds += step.seconds
+
+
 class LiveLines:
     """Turns a session's events into the lines of a live view; `put` gets each as a dict."""
 
@@ -334,12 +350,13 @@ class LiveLines:
         self._put = put
         self._steps_live = steps_live
         self._began = self._next = 0.0  # times of attach, and of the next line about a step
-        self._steps = 0
+        self._totals = _Totals()
         self._latest: dict[str, float] = {}  # latest value of each metric
         self._takes: Mapping[type[Event], Callable[[Any], None]] = {
             StepEnded: self._step,
             Logged: self._log,
             Attached: self._attach,
+            RecipeSwitched: self._switch,
             Skipped: self._skip,
             Noticed: self._notice,
             Saved: self._save,
@@ -351,27 +368,27 @@ class LiveLines:
             take(event)
 
     def _attach(self, event: Attached) -> None:
-        self._began, self._steps, self._latest = event.moment, 0, {}
-        self._put_entry(
-            "attached", recipe=event.recipe, workers=event.world, parameters=event.parameters, steps=event.steps
-        )
+        self._began, self._totals, self._latest = event.moment, _Totals(), {}
+        about = {"recipe": event.recipe, "workers": event.world, "parameters": event.parameters}
+        self._put_entry("attached", **about, steps=event.steps, period=event.period)
 
     def _step(self, event: StepEnded) -> None:
-        self._steps += 1
+        self._totals.add(event)
         if self._steps_live and event.moment >= self._next:
             self._next = event.moment + LIVE_SECONDS
             self._put_entry(
                 "step",
                 step=event.step,
                 seconds=event.moment - self._began,
-                steps_made=self._steps,
-                waiting_share=event.waiting_seconds / event.seconds if event.seconds > 0 else 0.0,
-                bytes_sent=event.bytes_sent,
+                **vars(self._totals),
                 metrics=_finite(self._latest),
             )
 
     def _log(self, event: Logged) -> None:
         self._latest |= event.values
+
+    def _switch(self, event: RecipeSwitched) -> None:
+        self._put_entry("switched", recipe=event.after, period=event.period)
 
     def _skip(self, event: Skipped) -> None:
         about = {"step": event.step, "rank": event.rank, "tensor": event.tensor, "scaled": event.scaled}

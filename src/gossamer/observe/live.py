@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from gossamer.base.units import bytes_text, seconds_text, share_text, short
 from gossamer.observe.event_log import live_path
 
 WINDOW_LINES = 40
+SUMS = ("steps_made", "bytes_sent", "waiting_seconds", "step_seconds")  # of a session, in lines of steps
 MOST_LINE_BYTES = 2**24  # of a line; longer lines are not read
 SILENT_SECONDS = 2.0
 LATE_SECONDS, LATE_STEPS = 5.0, 5.0  # without a step, for the line of progress to name it: the longer of the two
@@ -58,12 +58,28 @@ class LiveFile:
 class Window:
     """The latest steps of one worker."""
 
-    lines: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=WINDOW_LINES))
+    period: int = 1  # steps after which the recipe's schedule repeats
+    lines: deque[dict[str, Any]] = field(default_factory=deque)
     last_line_at: float = 0.0  # time of the last one
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Add a line. WINDOW_LINES are kept, or more if they have fewer steps than a period."""
+        self.lines.append(line)
+        while len(self.lines) > WINDOW_LINES and line["steps_made"] - self.lines[1]["steps_made"] >= self.period:
+            self.lines.popleft()
 
     @property
     def step(self) -> int:
         return int(self.lines[-1]["step"])
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """Sums over the latest steps, as many whole periods as there are, or over all steps so far: local steps send
+        nothing between two rounds."""
+        last = self.lines[-1]
+        older = [line for line in self.lines if last["steps_made"] - line["steps_made"] >= self.period]
+        since = min(older, key=lambda line: (last["steps_made"] - line["steps_made"]) % self.period, default={})
+        return {name: last[name] - since.get(name, 0) for name in SUMS}
 
 
 @dataclass
@@ -79,22 +95,24 @@ class Progress:
     _shown: set[str] = field(default_factory=set)
 
     @property
-    def window(self) -> deque[dict[str, Any]]:
+    def window(self) -> Window:
         """Steps of the furthest worker that reported within SILENT_SECONDS of the latest report."""
         started = [window for window in self._windows.values() if window.lines]
         latest = max((window.last_line_at for window in started), default=0.0)
         active = [window for window in started if window.last_line_at >= latest - SILENT_SECONDS]
-        return max(active, key=lambda window: window.step).lines if active else deque()
+        return max(active, key=lambda window: window.step) if active else Window()
 
     def take(self, line: dict[str, Any], worker: int = 0) -> str | None:
         """Process one live line of a worker. Return a message to show, if it is new."""
         match line:
             case {"kind": "attached"}:
                 self.attached = line
-                self._windows[worker] = Window()
+                self._windows[worker] = Window(line["period"])
+            case {"kind": "switched"} if worker in self._windows:
+                self._windows[worker].period = line["period"]
             case {"kind": "step"}:
                 window = self._windows.setdefault(worker, Window())
-                window.lines.append(line)
+                window.add(line)
                 window.last_line_at = self.clock()
             case {"kind": "saved"}:
                 self.checkpoint = line
@@ -126,10 +144,10 @@ class Progress:
         window = self.window
         count = () if self.workers is None else (f"{self.workers} worker{'s' * (self.workers != 1)}",)
         whole = None if self.attached is None else self.attached.get("steps")
-        return " · ".join((*count, *_parts(window, whole), *self._late(window))) if window else str(self.starting)
+        return " · ".join((*count, *_parts(window, whole), *self._late(window))) if window.lines else str(self.starting)
 
-    def _late(self, window: Sequence[dict[str, Any]]) -> Iterator[str]:
-        speed = _steps_per_second(window)
+    def _late(self, window: Window) -> Iterator[str]:
+        speed = _steps_per_second(window.lines)
         silent = self.clock() - max(each.last_line_at for each in self._windows.values())
         if speed is not None and silent > max(LATE_SECONDS, LATE_STEPS / speed):
             yield f"no step for {seconds_text(round(silent))}"
@@ -141,23 +159,19 @@ def _steps_per_second(window: Sequence[dict[str, Any]]) -> float | None:
     return steps / elapsed if steps > 0 and elapsed > 0 else None
 
 
-def _parts(window: Sequence[dict[str, Any]], whole: int | None) -> Iterator[str]:
+def _parts(window: Window, whole: int | None) -> Iterator[str]:
     """whole: steps of the training."""
-    last = window[-1]
+    last, sums = window.lines[-1], window.latest
     known = whole is not None and last["step"] <= whole
     yield f"step {last['step']} of {whole}" if known else f"step {last['step']}"
-    if (speed := _steps_per_second(window)) is not None:
+    if (speed := _steps_per_second(window.lines)) is not None:
         yield f"{short(speed)} steps/s"
     if "loss" in last["metrics"]:
         yield f"loss {short(float(last['metrics']['loss']))}"
-    yield f"{bytes_text(_mean(window, 'bytes_sent'))}/step"
-    yield f"{share_text(_mean(window, 'waiting_share'))} waiting"
+    yield f"{bytes_text(sums['bytes_sent'] / sums['steps_made'])}/step"
+    yield f"{share_text(sums['waiting_seconds'] / sums['step_seconds'] if sums['step_seconds'] else 0.0)} waiting"
     left = f", {seconds_text(round((whole - last['step']) / speed))} left" if whole and known and speed else ""
     yield seconds_text(round(last["seconds"])) + left
-
-
-def _mean(lines: Iterable[dict[str, Any]], name: str) -> float:
-    return fmean(line[name] for line in lines)
 
 
 class LiveView:

@@ -143,6 +143,12 @@ def meaning(recipe: Recipe | Terms | Term | str | None, workers: int | None = No
     return automatic(recipe) or resolve(recipe, workers)
 
 
+def period_of(recipe: Recipe) -> int:
+    """Steps between two rounds of a resolved recipe; 1: workers communicate in every step."""
+    stage = recipe.strategy.steady_stage
+    return stage.schedule.period if stage.local_parameters else 1
+
+
 def _terms(recipe: Recipe | Terms | Term | str | None) -> Sequence[Term]:
     match recipe:
         case None:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from gossamer.algorithms.compressors import Compressor, Dense, Float4, OneBit, PowerSGD, TopK
 from gossamer.algorithms.compressors.int8 import Int8
 from gossamer.algorithms.recipes.auto import Auto
-from gossamer.algorithms.recipes.recipe import Recipe, resolve
+from gossamer.algorithms.recipes.recipe import Recipe, period_of, resolve
 from gossamer.algorithms.strategies import ALIGN, DiLoCo, LocalSGD
 from gossamer.base.term import Terms
 
@@ -93,12 +93,6 @@ RUNGS: tuple[LadderRung, ...] = (
         codec_bytes_per_second=2.9e9,
     ),
 )
-
-
-def period_of(recipe: Recipe) -> int:
-    """Steps between two rounds of a resolved recipe; 1: gradients are averaged in every step."""
-    stage = recipe.strategy.steady_stage
-    return stage.schedule.period if stage.local_parameters else 1
 
 
 def is_adaptive(optimizer: Optimizer) -> bool:

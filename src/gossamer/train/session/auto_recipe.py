@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.algorithms.recipes.auto import Auto
-from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.recipes.recipe import Recipe, period_of
 from gossamer.algorithms.strategies import ALIGN, AveragingStage
 from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.errors import AttachError
 from gossamer.train.auto.decision import RungChange, decide
-from gossamer.train.auto.ladder import LadderRung, admitted, beginning, is_adaptive, period_of
+from gossamer.train.auto.ladder import LadderRung, admitted, beginning, is_adaptive
 from gossamer.train.auto.measurement import Measurement, asks_for_look, slow_steps
 from gossamer.train.auto.rule import Rule, RuleState
 from gossamer.train.auto.rung_cost import rung_costs

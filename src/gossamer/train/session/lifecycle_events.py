@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer import events
-from gossamer.algorithms.recipes.recipe import Recipe
+from gossamer.algorithms.recipes.recipe import Recipe, period_of
 from gossamer.algorithms.strategies import (
     NEVER,
     AveragingStage,
@@ -93,7 +93,7 @@ def begun_with(
         site_control_bytes=0 if stage.per_site is None else control_bytes(tensors, buffer_groups),
         rank=rank,
         world=world,
-        period=stage.schedule.period if stage.local_parameters and world > 1 else 1,
+        period=period_of(recipe) if world > 1 else 1,
     )
 
 

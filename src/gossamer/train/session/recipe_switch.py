@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from gossamer import events
 from gossamer.algorithms.compressors import Compressor
 from gossamer.algorithms.compressors.hierarchical import Hierarchical
-from gossamer.algorithms.recipes.recipe import Recipe, resolve
+from gossamer.algorithms.recipes.recipe import Recipe, period_of, resolve
 from gossamer.algorithms.strategies import AveragingStage, GossipStage, GradientStage
 from gossamer.base.aggregation import AggregationContext
 from gossamer.base.layout import accumulation_dtype
@@ -322,7 +322,14 @@ def _nothing(parameter: Parameter) -> Tensor:
 def _report_switch(session: SwitchingSession, before: Recipe, reason: str, nbytes: float) -> None:
     step, after = session._synchronizer.step, session.recipe
     events.emit(
-        events.RecipeSwitched(step=step, before=repr(before), after=repr(after), reason=reason, bytes_sent=nbytes)
+        events.RecipeSwitched(
+            step=step,
+            before=repr(before),
+            after=repr(after),
+            reason=reason,
+            bytes_sent=nbytes,
+            period=period_of(after),
+        )
     )
     if session._transport.rank == 0 and not session._group.alone:
         because = f": {reason}" if reason else ""
