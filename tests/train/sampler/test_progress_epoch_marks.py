@@ -59,6 +59,32 @@ class Rank:
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_set_epoch_begins_a_later_epoch_and_repeats_none(way: str) -> None:
+    counted, told = Rank(0, way), Rank(0, way)
+    epochs = [counted.train() for _ in range(6)]
+    assert epochs[3] not in epochs[:3]
+    taken = []
+    for epoch in (0, 1, 4, 2):
+        told.shard.set_epoch(epoch)
+        taken.append(told.train())
+    assert taken == [epochs[0], epochs[1], epochs[4], epochs[5]]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_set_epoch_leaves_an_interrupted_epoch_to_be_completed(way: str) -> None:
+    straight, stopped, resumed = Rank(0, way), Rank(0, way), Rank(0, way)
+    epochs = [straight.train() for _ in range(4)]
+    stopped.shard.set_epoch(1)
+    stopped.train(5)
+    resumed.shard.load_state_dict(stopped.shard.state_dict())
+    resumed.shard.set_epoch(2)
+    taken = [resumed.draw(), resumed.draw()]
+    assert taken[1] == epochs[2]
+    if way != "loader with workers":  # which draws ahead
+        assert taken[0] == epochs[1][5:]
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("looked_at", [24, *nightly(1, 3)])
 def test_draws_between_epochs_do_not_count(way: str, looked_at: int) -> None:
     alone, looking = Rank(0, way), Rank(0, way)

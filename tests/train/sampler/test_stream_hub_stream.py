@@ -62,6 +62,17 @@ def test_a_resumed_stream_continues_where_it_stood(drawn: int) -> None:
     assert numbers(again) == (epochs[1] if drawn > 12 else epochs[0][drawn:])
 
 
+def test_set_epoch_begins_a_later_epoch_and_repeats_none() -> None:
+    counted, told = (world(1, 2).shard(stream(8).shuffle(seed=0, buffer_size=1)) for _ in range(2))
+    epochs = [numbers(counted) for _ in range(6)]
+    assert epochs[1] not in (epochs[0], epochs[4])
+    taken = []
+    for epoch in (1, 4, 2):
+        told.set_epoch(epoch)
+        taken.append(numbers(told))
+    assert taken == [epochs[1], epochs[4], epochs[5]]
+
+
 def test_positions_in_shards_are_one_ranks_of_so_many() -> None:
     parts = [world(rank, 2).shard(stream()) for rank in range(2)]
     states = [{"shards": [part.state_dict()]} for part in parts]

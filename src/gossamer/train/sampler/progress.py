@@ -61,6 +61,7 @@ class ShardProgress:
         self._random_state: Tensor | None = None  # of torch's generator when a checkpoint was loaded
         self._began = 0  # position at the beginning of the current iteration
         self._counted_by_loader = False
+        self._least_epoch = 0  # of the next iteration that begins an epoch: see set_epoch
         self.tracked = False  # whether a loader stores the position, although its workers draw ahead
         # Replaced as one reference, since a change of the workers is applied on another thread
         self._at = self._beginning(COMEBACK_EPOCHS * environment.data_order(), rank, size)
@@ -88,19 +89,29 @@ class ShardProgress:
         """Number of entries drawn in this epoch; after a change of the workers, since that change."""
         return self._at.drawn
 
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration begin `epoch` if it would begin an earlier one. A loop may omit this call of torch's
+        `DistributedSampler`, because iterations count epochs. An epoch that a checkpoint has interrupted is completed
+        first, and no epoch is repeated.
+
+        Args:
+            epoch: number of the epoch, from 0; equal on all ranks.
+        """
+        self._least_epoch = epoch
+
     def _entered(self) -> Position:
         """The position of a new iteration: in the current epoch or at the beginning of the next one."""
         at = self._at
-        if at.over or (at.begun and not self._continues):
-            return self._next_epoch(at)
+        following = at.epoch + 1 if at.over or (at.begun and not self._continues) else at.epoch
+        if not at.begun or following > at.epoch:
+            following = max(following, self._least_epoch)
+        if following > at.epoch:
+            return self._epoch_after(at, following)
         if at.begun and self._random_state is not None:
             # The loader of the interrupted epoch had taken its seed from torch's generator before the checkpoint; the
             # new loader has just taken another one, which an uninterrupted run would not have done.
             torch.set_rng_state(self._random_state)
         return at
-
-    def _next_epoch(self, at: Position) -> Position:
-        return self._epoch_after(at, at.epoch + 1)
 
     def _epoch_after(self, at: Position, epoch: int) -> Position:
         """The beginning of `epoch`, a later one than that of `at`."""

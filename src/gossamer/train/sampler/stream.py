@@ -177,6 +177,7 @@ class HubStreamShard(IterableDataset[Any]):
         self._rank, self._size = rank, size
         self._dataset = split_dataset_by_node(source, rank=rank, world_size=size)
         self._epoch, self._begun, self._over, self._continues = 0, False, False, True
+        self._least_epoch = 0
         self._loaded: Any = None  # a loaded state of the dataset, until it yields the next example
         self._random_state: Tensor | None = None
         self._workers_drew = torch.zeros(1, dtype=torch.bool, device="cpu").share_memory_()
@@ -191,10 +192,16 @@ class HubStreamShard(IterableDataset[Any]):
         if get_worker_info() is not None:
             self._workers_drew.fill_(True)
         elif self._over or (self._begun and not self._continues):
-            self._epoch, self._begun, self._over = self._epoch + 1, False, False
+            self._epoch, self._begun, self._over = max(self._epoch + 1, self._least_epoch), False, False
+        elif not self._begun:
+            self._epoch = max(self._epoch, self._least_epoch)
         elif self._begun and self._random_state is not None:
             torch.set_rng_state(self._random_state)  # a loader has just drawn a seed: see ShardProgress
         return self._drawn()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration begin `epoch` if it would begin an earlier one, as ShardProgress.set_epoch does."""
+        self._least_epoch = epoch
 
     def _drawn(self) -> Iterator[Any]:
         self._dataset.set_epoch(self._epoch)
