@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import accumulate
 from math import prod
 from typing import Any, ClassVar
@@ -84,21 +85,46 @@ def scaled(tensor: Tensor, factor: float) -> Tensor:
     return tensor * factor if tensor.is_floating_point() else (tensor.double() * factor).to(tensor.dtype)
 
 
-def combined(values: Sequence[Tensor], op: ReductionOp, world: int) -> Tensor:
-    """The reduction of one part, in its dtype. Means of integers are truncated."""
+def combined(values: Sequence[Tensor], how: ReducingCall) -> Tensor:
+    """The reduction of one part, computed in float64 or int64 and rounded once to its dtype. Means of integers are
+    truncated."""
     kind = values[0].dtype
-    if op in (ReductionOp.MIN, ReductionOp.MAX):
-        stacked = torch.stack(list(values))
-        return stacked.amin(0) if op is ReductionOp.MIN else stacked.amax(0)
-    total = values[0].to(torch.float64 if kind.is_floating_point else torch.int64, copy=True)
-    for value in values[1:]:
-        total = total.mul_(value) if op is ReductionOp.PRODUCT else total.add_(value)
-    if op is ReductionOp.AVERAGE:
-        total = torch.div(total, world, rounding_mode=None if kind.is_floating_point else "trunc")
-    return total.to(kind)
+    wide = torch.float64 if kind.is_floating_point else torch.int64
+
+    def given() -> Iterator[Tensor]:
+        return (scaled(value.to(wide), how.prescale) for value in values)
+
+    match how.op:
+        case ReductionOp.AVERAGE:
+            found = (_mean if kind.is_floating_point else _truncated_mean)(given, len(values))
+        case ReductionOp.MIN:
+            found = reduce(torch.minimum, given())
+        case ReductionOp.MAX:
+            found = reduce(torch.maximum, given())
+        case ReductionOp.PRODUCT:
+            found = reduce(torch.mul, given())
+        case _:
+            found = reduce(torch.add, given())
+    return scaled(found, how.postscale).to(kind)
 
 
-def _reduced(vector: Tensor, op: ReductionOp, world: int) -> Generator[CollectiveOp, Any, Tensor]:
+def _mean(given: Callable[[], Iterator[Tensor]], world: int) -> Tensor:
+    """The mean of numbers, which is finite even if their sum is too large for float64."""
+    mean = reduce(torch.add, given()) / world
+    if mean.isfinite().all():
+        return mean
+    power = 2.0 ** (world - 1).bit_length()  # a division by it changes no bits of a large number
+    return torch.where(mean.isfinite(), mean, reduce(torch.add, (each / power for each in given())) / world * power)
+
+
+def _truncated_mean(given: Callable[[], Iterator[Tensor]], world: int) -> Tensor:
+    """The mean of integers, also if their sum is too large for int64."""
+    rest = reduce(torch.add, (each % world for each in given()))
+    mean = reduce(torch.add, (each // world for each in given())) + rest // world
+    return mean + ((mean < 0) & (rest % world > 0))  # it was rounded down
+
+
+def _reduced(vector: Tensor, how: ReducingCall, world: int) -> Generator[CollectiveOp, Any, Tensor]:
     """Each rank reduces one part and sends it to all."""
     if not len(vector):
         return vector
@@ -106,7 +132,7 @@ def _reduced(vector: Tensor, op: ReductionOp, world: int) -> Generator[Collectiv
     padded = vector.new_zeros(share * world)
     padded[: len(vector)] = vector
     payloads = yield AllToAll(tuple((as_bytes(part),) for part in padded.split(share)))
-    mine = combined([part.view(vector.dtype) for (part,) in payloads], op, world)
+    mine = combined([part.view(vector.dtype) for (part,) in payloads], how)
     found = yield AllGather((as_bytes(mine),))
     return torch.cat([part.view(vector.dtype) for (part,) in found])[: len(vector)]
 
@@ -158,9 +184,8 @@ def fused_answers(calls: Sequence[AllReduceCall], transport: Transport) -> list[
     found: dict[int, Tensor] = {}
     for kind in dict.fromkeys(tensor.dtype for _, tensor in pieces):
         numbers = [number for number, (_, tensor) in enumerate(pieces) if tensor.dtype == kind]
-        vectors = [scaled(flat(pieces[number][1]), first.prescale) for number in numbers]
-        script = _reduced(torch.cat(vectors), first.op, transport.world)
-        reduced = scaled(run_script(script, transport).result, first.postscale)
+        vectors = [flat(pieces[number][1]) for number in numbers]
+        reduced = run_script(_reduced(torch.cat(vectors), first, transport.world), transport).result
         for number, part in zip(numbers, reduced.split([len(vector) for vector in vectors]), strict=True):
             found[number] = part.view(pieces[number][1].shape).clone()
     answers: list[list[Tensor]] = [[] for _ in calls]
@@ -322,13 +347,12 @@ class ReduceScatterCall(ReducingCall):
     def _rows(self, tensor: Tensor, transport: Transport) -> Tensor:
         shares = row_shares(len(tensor), transport.world)
         mine = (shares[transport.rank], *tensor.shape[1:])
-        vector = scaled(flat(tensor), self.prescale)
+        vector = flat(tensor)
         if not len(vector):
             return vector.view(0, *tensor.shape[1:]) if not len(tensor) else vector.new_empty(mine)
         parts = vector.split([share * (len(vector) // len(tensor)) for share in shares])
         payloads = _alone(transport, AllToAll(tuple((as_bytes(part),) for part in parts)))
-        found = combined([part.view(vector.dtype) for (part,) in payloads], self.op, transport.world)
-        return scaled(found, self.postscale).view(mine)
+        return combined([part.view(vector.dtype) for (part,) in payloads], self).view(mine)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -57,6 +57,27 @@ def test_allreduce_of_bools_and_of_integers_truncates() -> None:
         assert scaled.tolist() == [2]
 
 
+def test_a_mean_is_right_if_the_sum_is_too_large_for_its_dtype() -> None:
+    large = torch.tensor([1.5e308, -1.5e308, 1.5e308, 0.1], dtype=torch.float64)
+    whole = torch.tensor([2**63 - 1, -(2**63) + 1, 2**63 - 1, -5])
+
+    def work(rank: int) -> list[Tensor]:
+        signs = torch.tensor([1, 1, 1 - 2 * (rank % 2), 1])
+        return [hvd.allreduce(large * signs), hvd.reducescatter(large), hvd.allreduce(whole * signs)]
+
+    for rank, (mean, part, of_integers) in enumerate(horovod(work)):
+        assert mean.tolist() == [1.5e308, -1.5e308, 0.0, 0.1]
+        assert part.tolist() == large.tolist()[2 * rank :][:2]
+        assert of_integers.tolist() == [2**63 - 1, -(2**63) + 1, 0, -5]
+
+
+def test_factors_are_applied_before_the_result_is_rounded() -> None:
+    mine = torch.tensor([60000.0], dtype=torch.float16)
+    factors: list[dict[str, float]] = [{"postscale_factor": 0.5}, {"prescale_factor": 4.0, "postscale_factor": 0.125}]
+    for found in horovod(lambda rank: [hvd.allreduce(mine, op=hvd.Sum, **each) for each in factors]):
+        assert [each.item() for each in found] == [60000.0, 60000.0]
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (2, 3, 4)], ids=str)
 def test_every_call_takes_every_shape(shape: tuple[int, ...]) -> None:
     def work(rank: int) -> list[Tensor]:

@@ -73,6 +73,30 @@ def test_names_are_those_of_a_torch_model() -> None:
         assert [*session.arrays.parameters] == ["0.bias", "0.weight"]
 
 
+def test_the_value_of_a_variable_is_not_part_of_its_name() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    state = nnx.state(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
+    with alone(state) as session:
+        assert [*session.arrays.parameters] == ["bias", "kernel"]
+        mean = session.give(nnx.as_pure(state))
+        assert [each.shape for each in jax.tree.leaves(mean)] == [(1,), (2, 1)]
+
+
+@pytest.mark.parametrize("gradient", [jnp.array(2.0), np.float32(2.0)])
+def test_the_gradient_of_a_python_float_is_refused(gradient: Any) -> None:
+    with (
+        alone({"w": jnp.ones(2), "scale": 1.0}) as session,
+        pytest.raises(LayoutError, match=r'"scale" has a gradient.*Python float.*jax\.tree\.map\(jnp\.asarray'),
+    ):
+        session.give({"w": jnp.ones(2), "scale": gradient})
+
+
+def test_a_python_float_without_a_gradient_is_carried() -> None:
+    with alone({"w": jnp.ones(2), "rate": 0.5}) as session:  # as that of an equinox Dropout
+        assert session.give({"w": jnp.ones(2), "rate": None})["rate"] is None
+        assert session.took_step({"w": jnp.ones(2), "rate": 0.5})["rate"] == 0.5
+
+
 def test_arrays_on_a_cpu_are_read_in_place_and_copied_once_on_their_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with alone({"w": jnp.ones((512, 512))}) as session:
         read, back = [], []

@@ -82,6 +82,66 @@ def test_it_is_a_link_of_an_optax_chain() -> None:
     assert cluster(train, 2) == [[-1.0, -1.0]] * 2
 
 
+def test_the_optimizer_of_flax_nnx_averages_within_jit() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+
+    def loss(model: Any, inputs: Any, targets: Any) -> Any:
+        return jnp.mean((model(inputs) - targets) ** 2)
+
+    def train(worker: Worker, recipe: str | None, rows: slice) -> list[Any]:
+        inputs = jnp.arange(32.0).reshape(4, 8)[rows] / 32
+        model = nnx.Linear(8, 2, rngs=nnx.Rngs(0))
+        with jax.default_device(jax.devices()[worker.rank]):
+            nnx.update(model, on_own_device(worker, nnx.state(model)))
+            tx = optax.sgd(0.5) if recipe is None else made(worker, recipe, optax.sgd(0.5))
+            optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+            @nnx.jit
+            def step(model: Any, optimizer: Any, inputs: Any) -> None:
+                optimizer.update(model, nnx.grad(loss)(model, inputs, inputs[:, :2]))
+
+            step(model, optimizer, on_own_device(worker, inputs))
+        if recipe is not None:
+            tx.close()
+        return [np.asarray(each) for each in jax.tree.leaves(nnx.state(model, nnx.Param))]
+
+    one, other = cluster(lambda w: train(w, "Dense()", slice(2 * w.rank, 2 * w.rank + 2)), 2)
+    (joined,) = cluster(lambda w: train(w, None, slice(0, 4)), 1)
+    for mine, theirs, both in zip(one, other, joined, strict=True):
+        assert np.array_equal(mine, theirs)
+        assert np.allclose(mine, both, rtol=0, atol=1e-6)
+
+
+def test_an_equinox_module_with_functions_is_updated_within_jit() -> None:
+    eqx = pytest.importorskip("equinox")
+    model, tx = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0)), alone()
+    state = tx.init(eqx.filter(model, eqx.is_array))
+
+    @eqx.filter_jit
+    def step(tx: Any, model: Any, state: Any) -> Any:
+        gradients = eqx.filter_grad(lambda model: jnp.mean(model(jnp.ones(2)) ** 2))(model)
+        return tx.update(gradients, state, model)[0]  # the activation of the model is a function
+
+    assert flat(step(tx, model, state)) == flat(step(INNER, model, state))
+    tx.close()
+
+
+def test_integers_of_a_tree_are_carried_through_jit() -> None:
+    tree = {"w": jnp.ones(2), "count": jnp.array(3)}
+    inner = optax.masked(optax.sgd(0.5), {"w": True, "count": False})
+    tx = gossamer.jax.optimizer(inner, "Dense()", transport=SimulatedGroup(1).transports[0])
+    state = tx.init(tree)
+
+    @jax.jit
+    def step(tree: Any, state: Any) -> Any:
+        gradients = jax.grad(lambda tree: jnp.sum(tree["w"]) * tree["count"], allow_int=True)(tree)
+        assert gradients["count"].dtype == jax.dtypes.float0
+        return tx.update(gradients, state, params=tree)[0]["w"]
+
+    assert step(tree, state).tolist() == [-1.5] * 2
+    tx.close()
+
+
 def test_a_step_with_non_finite_numbers_of_one_rank_is_none_on_all() -> None:
     def train(worker: Worker) -> Any:
         tx = made(worker, "TopK(0.5)")

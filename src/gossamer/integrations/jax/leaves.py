@@ -114,6 +114,7 @@ class Leaves:
                 )
         self.all = [self._leaf(name, leaf) for name, (_, leaf) in zip(self._names, paths, strict=True)]
         self.trained = [leaf for leaf in self.all if leaf is not None]
+        self._numbers = {name for name, (_, leaf) in zip(self._names, paths, strict=True) if type(leaf) is float}
         if not self.trained and not every:
             raise AttachError(
                 f"rank {rank}: the tree has no array of floating-point numbers ({', '.join(self._names) or 'empty'}). "
@@ -174,6 +175,8 @@ class Leaves:
             leaf if spec is None or is_known else self._placed(spec, leaf, role)
             for spec, leaf, is_known in zip(self.all, leaves, known, strict=True)
         ]
+        if role == "gradient":
+            self._refuse_gradients_of_numbers(leaves)
         for spec, array in zip(self.all, arrays, strict=True):
             if spec is not None and not spec.is_read_in_place and not _on_cpu(array):
                 array.copy_to_host_async()
@@ -190,6 +193,16 @@ class Leaves:
             else:
                 tensors.update(_tensors(spec, array))
         return Taken(form, places, arrays, tensors)
+
+    def _refuse_gradients_of_numbers(self, gradients: Sequence[Any]) -> None:
+        """Raise LayoutError where a Python number is trained: JAX differentiates it, but it is not averaged."""
+        for name, gradient in zip(self._names, gradients, strict=True):
+            if name in self._numbers and hasattr(gradient, "dtype") and not _is_key(gradient):
+                raise LayoutError(
+                    f'rank {self._rank}: "{name}" has a gradient, but the session\'s parameter is a Python float, and '
+                    "only arrays are averaged. Make it an array before the session begins, as by "
+                    "jax.tree.map(jnp.asarray, parameters)."
+                )
 
     def _compare_names(self, tree: Any, role: str) -> None:
         names = [_name(path) for path, _ in tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)[0]]
@@ -309,6 +322,10 @@ def _on_cpu(array: Any) -> bool:
 
 
 def _name(path: Any) -> str:
+    """The keys of a leaf's path, joined by dots. The `value` of a variable is not part of its name: flax.nnx passes
+    variables to `init` of an optimizer, and their values to its `update`."""
+    if len(path) > 1 and path[-1] == tree_util.GetAttrKey("value"):
+        path = path[:-1]
     return tree_util.keystr(path, simple=True, separator=".") or "parameters"
 
 

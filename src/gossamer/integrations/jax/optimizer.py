@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,24 +23,14 @@ from gossamer.train.session.recipe_choice import Written
 from gossamer.train.session.session_status import SessionStats
 
 
-class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type: ignore[misc]
-    """An optax transformation, (init, update), with the session that averages its gradients."""
+class _Averaging:
+    """Averages gradients by a session, then calls an optax transformation."""
 
-    session: PytreeSession | None  # from `init(parameters)` on
+    def __init__(self, inner: Any, open_session: Callable[[Any], PytreeSession]) -> None:
+        self._inner, self._open_session = optax.with_extra_args_support(inner), open_session
+        self.session: PytreeSession | None = None  # from `init(parameters)` on
 
-    def __new__(cls, inner: Any, recipe: Written, transport: Transport | None, options: dict[str, Any]) -> Any:
-        def init(parameters: Any) -> Any:
-            return made._init(parameters)
-
-        def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-            return made._update(gradients, state, params, **extra)
-
-        made = super().__new__(cls, init, update)
-        made._inner, made.session = optax.with_extra_args_support(inner), None
-        made._session_of = partial(PytreeSession, recipe=recipe, transport=transport, **options)
-        return made
-
-    def _init(self, parameters: Any) -> Any:
+    def init(self, parameters: Any) -> Any:
         leaves = tree_util.tree_leaves(parameters)
         if not any(isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct) for leaf in leaves):
             self._open(parameters)  # jax.eval_shape passes shapes only; they open no session
@@ -63,7 +54,7 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
                 "worker would have other parameters. Use gossamer.jax.Session(parameters, recipe, "
                 "state=lambda: moments) between two jitted functions, or run a fixed number: gossamer run --workers 4."
             )
-        session = self._session_of(parameters)
+        session = self._open_session(parameters)
         if not all(isinstance(stage, GradientStage) for stage in session.recipe.strategy.stages):
             session.close()
             raise AttachError(
@@ -74,8 +65,8 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
         _refuse_unlike(session, parameters)
         self.session = session
 
-    def _update(self, gradients: Any, state: Any, parameters: Any = None, **extra: Any) -> Any:
-        if parameters is None:
+    def update(self, gradients: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        if params is None:
             raise LoopError(
                 "update() was called without the parameters, which ranks compare. Write "
                 "optimizer.update(gradients, state, parameters)."
@@ -85,10 +76,10 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
                 "update() was called before init(parameters), which opens the session. Call optimizer.init(parameters) "
                 "outside of jit, as TrainState.create does."
             )
-        mean, made = self._mean(gradients, parameters)
+        mean, made = self._mean(gradients, params)
 
         def step() -> Any:
-            return self._inner.update(mean, state, parameters, **extra)
+            return self._inner.update(mean, state, params, **extra)
 
         def no_step() -> Any:
             updates, kept = jax.eval_shape(step)
@@ -99,10 +90,16 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
 
     def _mean(self, gradients: Any, parameters: Any) -> tuple[Any, Any]:
         """The mean of the gradients, and whether to make a step. Runs in an ordered callback."""
-        shapes = tree_util.tree_map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), gradients)
+        sent, held = _HostArguments(gradients), _HostArguments(parameters)
+
+        def exchange(gradients: list[Any], parameters: list[Any]) -> tuple[list[Any], Any]:
+            mean, made = self._exchange(sent.tree(gradients), held.tree(parameters))
+            return _HostArguments(mean).arrays, made
+
+        shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in sent.arrays]
         expected = (shapes, jax.ShapeDtypeStruct((), bool))
-        found: tuple[Any, Any] = io_callback(self._exchange, expected, gradients, parameters, ordered=True)
-        return found
+        mean, made = io_callback(exchange, expected, sent.arrays, held.arrays, ordered=True)
+        return sent.tree(mean), made
 
     def _exchange(self, gradients: Any, parameters: Any) -> tuple[Any, Any]:
         assert self.session is not None
@@ -110,7 +107,23 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
         self.session.took_step(parameters)  # those before the step: ranks in lock step have them alike
         return gradients if mean is None else mean, np.array(mean is not None)
 
-    # -- outside of jit --------------------------------------------------------------------------------------------
+
+class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type: ignore[misc]
+    """An optax transformation, (init, update), with the session that averages its gradients.
+
+    JAX takes it apart and builds it again where it is an argument of a compiled function, so it has these two parts
+    alone: they are methods of the object that holds the session.
+    """
+
+    @property
+    def _averaging(self) -> _Averaging:
+        found: _Averaging = self.init.__self__
+        return found
+
+    @property
+    def session(self) -> PytreeSession | None:
+        """The open session, from `init(parameters)` until `close()`."""
+        return self._averaging.session
 
     def _settled(self) -> PytreeSession:
         jax.effects_barrier()
@@ -140,7 +153,7 @@ class DistributedTransformation(optax.GradientTransformationExtraArgs):  # type:
         try:
             jax.effects_barrier()
         finally:  # only now: steps that were dispatched use the session
-            session, self.session = self.session, None
+            session, self._averaging.session = self.session, None
             if session is not None:
                 session.close()
 
@@ -164,8 +177,31 @@ def optimizer(
         tx = gossamer.jax.optimizer(optax.adamw(1e-3), "TopK(0.01)")
         state = TrainState.create(apply_fn=model.apply, params=parameters, tx=tx)
     """
-    made: DistributedTransformation = DistributedTransformation(inner, recipe, transport, options)
+    averaging = _Averaging(inner, partial(PytreeSession, recipe=recipe, transport=transport, **options))
+    made: DistributedTransformation = DistributedTransformation(averaging.init, averaging.update)
     return made
+
+
+class _HostArguments:
+    """The arrays of a tree, which a compiled program may pass to the host. The tree may have other leaves, such as the
+    functions of an Equinox module and float0, the gradient of integers."""
+
+    def __init__(self, tree: Any) -> None:
+        leaves, self._form = tree_util.tree_flatten(tree)
+        self._places = [place for place, leaf in enumerate(leaves) if _is_host_argument(leaf)]
+        self.arrays = [leaves[place] for place in self._places]
+        self._other = [None if _is_host_argument(leaf) else leaf for leaf in leaves]
+
+    def tree(self, arrays: Sequence[Any]) -> Any:
+        """The tree with these arrays in the place of its own."""
+        leaves = [*self._other]
+        for place, array in zip(self._places, arrays, strict=True):
+            leaves[place] = array
+        return tree_util.tree_unflatten(self._form, leaves)
+
+
+def _is_host_argument(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and leaf.dtype != jax.dtypes.float0
 
 
 def _bytes(array: Any) -> bytes:
