@@ -317,6 +317,27 @@ def test_runs_before_one_that_failed_or_was_interrupted_are_shown(
     assert (code, says in said, "100 ms" in said) == (1, True, False)
 
 
+def test_finished_seeds_of_a_recipe_are_kept_if_a_later_seed_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(recipe: str, workers: int, network: Any, limits: Any, training: list[str], console: Any) -> Any:
+        if recipe == "Int8()" and training[1] == "2":
+            raise click.ClickException("it broke")
+        return _ended(recipe, training)
+
+    monkeypatch.setattr(compare, "train_for_record", train)
+    (tmp_path / "train.py").write_text("")
+    file = tmp_path / "found.json"
+    options = ["--recipe", "Dense()", "--recipe", "Int8()", "--seeds", "3", "--rates", "0.03", "--json", str(file)]
+    code, said = run(*options, str(tmp_path / "train.py"), "{seed}", "{learning_rate}")
+    assert (code, "it broke" in said) == (1, True)
+    assert "Int8(): 2 of 3 seeds finished" in said
+    assert "Dense(): " not in said.split("Int8(): 2 of 3")[1]
+    found = json.loads(file.read_text())
+    assert [len(others) for others in found["other_seeds"]] == [2, 1]
+    assert found["comparison"]["rows"][1]["loss_at_equal_steps"]["value"] == pytest.approx(1.255)
+
+
 def test_without_matplotlib_a_page_is_drawn_and_a_plot_refused_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

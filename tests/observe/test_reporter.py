@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.optim import SGD
 
 import gossamer
 from gossamer import events
+from gossamer.base.run_files import RunFiles, Stage
 from gossamer.errors import AttachError, PeerLost, Stopped
 from gossamer.events import Attached, Closed, Event, Logged, Skipped, StepEnded
 from gossamer.observe import record as records
@@ -337,6 +339,35 @@ def test_a_session_under_the_launcher_names_the_launcher_s_record(
     monkeypatch.setenv("GOSSAMER_RUN_DIRECTORY", str(tmp_path / "logs" / ".run-x"))
     with recorded_session(None) as session:
         assert f"record: {tmp_path / 'logs' / 'record.json'}" in repr(session)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_process_that_a_launched_script_started_is_recorded_unless_its_worker_is(
+    attached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a script that trains in a process of torch.multiprocessing: its worker has no session."""
+    files = RunFiles(tmp_path)
+    files.report_start(0, 1, os.getpid() + 1)
+    if attached:
+        files.mark(Stage.ATTACHED, 0, 1)
+    for name, value in {
+        "GOSSAMER_RUN_DIRECTORY": str(tmp_path),
+        "RANK": "0",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    at_exit: list[Callable[[], None]] = []
+    monkeypatch.setattr("atexit.register", at_exit.append)
+    subscribe, subscribed = events.subscribe, []
+    monkeypatch.setattr(events, "subscribe", lambda *a, **b: subscribed.append(subscribe(*a, **b)) or subscribed[-1])
+    with recorded_session(None) as session:
+        session.model(torch.ones(1, 3)).sum().backward()
+        session.optimizer.step()
+        session.log(loss=1.0)
+    for end in (*at_exit, *subscribed):
+        end()
+    assert files.has_reached(Stage.JOINED, 0) != attached
+    assert [(each.steps, each.complete) for each in records.read_ranks(tmp_path)] == [(1, True)] * (not attached)
 
 
 def asked(directory: Path) -> dict[str, str]:

@@ -7,8 +7,10 @@ idempotent.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 from gossamer.base.ops import Payload
@@ -161,3 +163,30 @@ def stopped_seconds(event: PeerEvent, since: float, until: float | None) -> floa
 
 PeerOp = Push | Pull | AtOnce | Await | Reply
 PeerScript = Generator[PeerOp, Any, Any]
+
+
+def without_stops(script: PeerScript) -> PeerScript:
+    """Run a script on a clock without the time in which its process was stopped, so that all its deadlines move.
+
+    A stop is noticed if it outlasts an Await's `until`: script must wait for seconds at most.
+    """
+    stopped = since = 0.0
+    proceed: Callable[[], PeerOp] = partial(next, script)
+    while True:
+        try:
+            op = proceed()
+        except StopIteration as end:
+            return end.value
+        del proceed  # with an event's tensors, which a script may release while it waits
+        try:
+            if isinstance(op, Await):
+                until = None if op.until is None else op.until + stopped
+                event = yield Await(until=until)
+                stopped += stopped_seconds(event, since, until) if until != -inf else 0.0
+                since = event.moment
+                proceed = partial(script.send, replace(event, moment=since - stopped))
+                del event
+            else:
+                proceed = partial(script.send, (yield op))
+        except Exception as error:
+            proceed = partial(script.throw, error)

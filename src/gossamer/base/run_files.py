@@ -136,6 +136,11 @@ class RunFiles:
         return self.directory / f"{stage}-{attempt}-{rank}"
 
 
+def current_attempt() -> int:
+    """Number of earlier starts of this worker."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write the file atomically, even if another process writes it at the same time: both report a worker's start."""
     bounded_file.write_whole(path, json.dumps(content))

@@ -109,6 +109,16 @@ class ComparisonFiles:
     latex_file: Path | None
 
 
+@dataclass(frozen=True)
+class RecipeRuns:
+    """Finished runs of a recipe. learning_rate: of --rates, "" for the script's own. records: by seed."""
+
+    recipe: str
+    learning_rate: str
+    estimate: StepTimeEstimate | None
+    records: list[Record]
+
+
 @click.command(
     "compare",
     cls=ScriptCommand,
@@ -176,10 +186,7 @@ def compare_command(
     recipes = _with_ends(recipes, workers) if scale else recipes
     console = wide_console(WIDTH)
     limits = {UNTIL: str(target) if target else "", SECONDS: str(seconds or "")}
-    estimated: list[StepTimeEstimate | None] = []
-    rows: list[list[Record]] = []
-    chosen: list[str] = []
-    failed: click.ClickException | KeyboardInterrupt | None = None
+    done: list[RecipeRuns] = []
     floor = None
     try:
         for recipe in recipes:
@@ -193,20 +200,40 @@ def compare_command(
                     console.print(f"  {about}seed {seed}: loss {short(final_loss(record))}", markup=False)
                 return record
 
-            rate, runs = tuned(train, seeds, rates)
-            rows.append(runs)
-            chosen.append(rate)
-            estimated.append(forecast)
+            rate, record = best_rate(train, rates)
+            done.append(RecipeRuns(recipe, rate, forecast, [record]))
+            for seed in range(1, seeds):
+                done[-1].records.append(train(seed, rate))
         if unlimited and network is not None:
             floor = train_for_record("Dense()", workers, None, limits, [str(script), *first], console)
-    except (click.ClickException, KeyboardInterrupt) as failure:
-        if not rows:
-            raise
-        failed = failure  # completed runs are shown all the same
-    recipes, records = recipes[: len(rows)], [row[0] for row in rows]
-    steps = [each.step_seconds if each else None for each in estimated]
-    repeats = [row[1:] for row in rows]
-    found = compare(records, repeats=repeats, unlimited=floor, target=target, prices=prices, estimates=steps)
+    finally:
+        if done:  # also after a failure
+            found = compare(
+                [each.records[0] for each in done],
+                repeats=[each.records[1:] for each in done],
+                unlimited=floor,
+                target=target,
+                prices=prices,
+                estimates=[each.estimate.step_seconds if each.estimate else None for each in done],
+            )
+            _report(done, found, floor, workers=workers, seeds=seeds, rates=rates, files=files, console=console)
+
+
+def _report(
+    done: Sequence[RecipeRuns],
+    found: Comparison,
+    floor: Record | None,
+    *,
+    workers: int,
+    seeds: int,
+    rates: Sequence[str],
+    files: ComparisonFiles,
+    console: Console,
+) -> None:
+    """Show the comparison of the finished runs, and write its files. floor: record without a network limit."""
+    recipes, chosen = [each.recipe for each in done], [each.learning_rate for each in done]
+    rows = [each.records for each in done]
+    records = [row[0] for row in rows]
     shares = retained_shares(found, rows, workers)
     columns: dict[str, Sequence[str | None]] = {
         "learning rate": chosen,
@@ -214,9 +241,12 @@ def compare_command(
     }
     header, lines = table_text(found, recipes, columns)
     _show(found, header, lines, max(map(len, rows)), console)
-    emulated = network_text(records[0]) if records else None
+    emulated = network_text(records[0])
     if emulated is not None:
         console.print(f"network: {emulated}", markup=False)
+    for each, row in zip(recipes, rows, strict=True):
+        if len(row) < seeds:
+            console.print(f"{each}: {len(row)} of {seeds} seeds finished; its row has only these.", markup=False)
     for each, rate in zip(recipes, chosen, strict=True):
         if len(rates) > 1 and rate in (rates[0], rates[-1]):
             console.print(
@@ -225,11 +255,11 @@ def compare_command(
     if files.json_file:
         content = {
             "comparison": asdict(found),
-            "estimates": [asdict(each) if each else None for each in estimated],
+            "estimates": [asdict(each.estimate) if each.estimate else None for each in done],
             "retained": [asdict(each) if each else None for each in shares],
             "learning_rates": chosen,
             "records": records,
-            "other_seeds": repeats,
+            "other_seeds": [row[1:] for row in rows],
             "unlimited": floor,
         }
         write(files.json_file, content)
@@ -238,9 +268,6 @@ def compare_command(
     if files.latex_file:
         files.latex_file.write_text(latex_text(header, lines), encoding="utf-8")
     _draw(header, lines, recipes, records, workers, emulated, files)
-    if failed is not None:
-        console.print()
-        raise failed
 
 
 def _with_ends(recipes: Sequence[str], workers: int) -> tuple[str, ...]:
@@ -263,20 +290,19 @@ def filled_in(arguments: Sequence[str], *, seed: int, rate: str = "") -> list[st
     return [each.replace(SEED, str(seed)).replace(RATE, rate) for each in arguments]
 
 
-def tuned(train: Callable[[int, str], Record], seeds: int, rates: Sequence[str]) -> tuple[str, list[Record]]:
-    """Train a recipe at its best learning rate.
+def best_rate(train: Callable[[int, str], Record], rates: Sequence[str]) -> tuple[str, Record]:
+    """Train with seed 0 at each learning rate.
 
     Args:
         train: One run, from its seed and learning rate.
-        seeds: Runs at the best learning rate.
-        rates: Learning rates to try with seed 0; empty: the script's own.
+        rates: Learning rates to try; empty: the script's own.
 
     Returns:
-        The learning rate whose run ended with the lowest loss, "" for the script's own, and its runs by seed.
+        The learning rate whose run ended with the lowest loss, "" for the script's own, and its record.
     """
     tries = {rate: train(0, rate) for rate in rates or [""]}
     best = min(tries, key=lambda rate: final_loss(tries[rate]))
-    return best, [tries[best], *(train(seed, best) for seed in range(1, seeds))]
+    return best, tries[best]
 
 
 def retained_shares(

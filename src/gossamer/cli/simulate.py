@@ -26,7 +26,6 @@ from gossamer.cli.options import FiniteRange, output_option, speeds_option
 from gossamer.cli.program import ScriptCommand, ScriptPath, refuse_given, with_misplaced_options
 from gossamer.cli.script_terms import register_terms
 from gossamer.comm.network import read_network
-from gossamer.errors import GossamerError
 from gossamer.events import Attached
 from gossamer.observe.comparison import is_loss
 from gossamer.observe.panels import Curve, Panel, drawable, shortened
@@ -155,7 +154,6 @@ def simulate_command(
     schedule = NetworkSchedule.read(schedule_text, workers + servers)
     clock = ForecastClock(_profiler(script, arguments, workers, step_seconds, speeds), schedule, workers)
     runs: list[dict[str, Any]] = []
-    failed: BaseException | None = None
     try:
         for recipe in recipes:
             job = SimulatedJob(
@@ -173,21 +171,15 @@ def simulate_command(
                 runs.append({"recipe": recipe, **_record(found, job)})
             finally:
                 job.close()
-    except (GossamerError, KeyboardInterrupt) as failure:
-        if not runs:
-            raise
-        failed = failure  # completed simulations are shown all the same
-    _show(recipes[: len(runs)], runs, with_speeds=bool(speeds))
-    if json_file is not None:
-        about = {"gossamer": __version__, "script": str(script), "arguments": arguments, "workers": workers}
-        about["speeds"] = speeds
-        json_file.write_text(
-            json_text({**about, "network": schedule_text, "runs": runs}, indent=2) + "\n", encoding="utf-8"
-        )
-    if picture_file is not None:
-        plot_panel(_panel(runs), picture_file)
-    if failed is not None:
-        raise failed
+    finally:
+        if runs:  # also after a failure
+            _show(recipes[: len(runs)], runs, with_speeds=bool(speeds))
+            if json_file is not None:
+                about = {"gossamer": __version__, "script": str(script), "arguments": arguments, "workers": workers}
+                about |= {"speeds": speeds, "network": schedule_text, "runs": runs}
+                json_file.write_text(json_text(about, indent=2) + "\n", encoding="utf-8")
+            if picture_file is not None:
+                plot_panel(_panel(runs), picture_file)
     if any(run["failure"] for run in runs):
         raise SystemExit(1)
 

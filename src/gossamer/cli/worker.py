@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from gossamer import events
-from gossamer.base.run_files import RUN_DIRECTORY, RunFiles
+from gossamer.base.run_files import RUN_DIRECTORY, RunFiles, current_attempt
 from gossamer.comm.environment.run_settings import HEADER_BYTES, restarts_alone
 from gossamer.comm.runtime.open_sessions import open_sessions
 from gossamer.launcher import worker
@@ -33,7 +33,7 @@ def main() -> None:
     )
     aside = Aside(directory, rank)
     events.subscribe(recorder, takes_samples=True)
-    events.subscribe(StageMarks(RunFiles(directory), rank, worker.current_attempt()), takes_steps=False)
+    events.subscribe(StageMarks(RunFiles(directory), rank, current_attempt()), takes_steps=False)
     stacks = DumpOnSignal(RunFiles(directory), rank)
     events.subscribe(stacks)
     _watch_for_the_end(rank)

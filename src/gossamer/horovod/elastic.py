@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gossamer.base import bounded_file
-from gossamer.base.run_files import RUN_DIRECTORY
+from gossamer.base.run_files import RUN_DIRECTORY, current_attempt
 from gossamer.errors import PeerLost
 from gossamer.horovod import basics
 from gossamer.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -228,7 +228,7 @@ def _commit_file() -> Path | None:
 
 
 def _take_up_commit(state: ElasticState) -> None:
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    restarted = current_attempt() > 0
     file = _commit_file()
     if restarted and file is not None and file.exists() and state._rank() == 0:
         state.take_up(decode(file.read_bytes()))

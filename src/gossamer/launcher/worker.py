@@ -23,7 +23,7 @@ from typing import Any
 import torch.distributed as dist
 
 from gossamer.base import system
-from gossamer.base.run_files import RUN_DIRECTORY, RunFiles, Stage, write_json
+from gossamer.base.run_files import RUN_DIRECTORY, RunFiles, Stage, current_attempt, write_json
 from gossamer.comm.environment.emulated_host import enter_host
 from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.comm.runtime import interruption
@@ -98,11 +98,6 @@ def _print_patiently() -> None:
         before = getattr(sys, name)
         encoding, errors = before.encoding, before.errors
         setattr(sys, name, io.TextIOWrapper(raw, encoding=encoding, errors=errors, write_through=True))
-
-
-def current_attempt() -> int:
-    """Number of earlier starts of this worker."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 class FailureReporter:

@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from gossamer import events
-from gossamer.base.run_files import RUN_DIRECTORY
+from gossamer.base.run_files import RUN_DIRECTORY, RunFiles, Stage, current_attempt
 from gossamer.base.units import bytes_text, seconds_text, share_text, short
 from gossamer.comm.environment.run_settings import is_elastic
 from gossamer.comm.runtime.open_sessions import LaterSessions
 from gossamer.errors import AttachError
-from gossamer.events import Attached, AttachRequest, Closed, Ended, Event, Logged, RecordOption, StepEnded
+from gossamer.events import Attached, AttachRequest, Closed, Ended, Event, Joined, Logged, RecordOption, StepEnded
+from gossamer.launcher.startup import StageMarks
 from gossamer.observe import record as records
 from gossamer.observe.control_sequences import without_controls
-from gossamer.observe.event_log import LOG_SUFFIX, Entry, EventLog, LineFile, LiveLines
+from gossamer.observe.event_log import LOG_SUFFIX, Entry, EventLog, LineFile, LiveLines, Recorder
 from gossamer.observe.exporters import destination
 from gossamer.observe.exporters.destination import Destination, RankPlace, read_destination, read_destinations
 from gossamer.observe.live import Progress
@@ -284,6 +285,7 @@ def begin_session(request: AttachRequest) -> str:
     Raises:
         AttachError: the record cannot be written, or a destination is invalid.
     """
+    _record_for_launcher()
     path, destinations = record_path(request.record), log_destinations(request.log_to)
     waiting = _reporter if _reporter is not None and _reporter.waits else None
     recorded, exported = None if waiting is None else waiting.record, destination.awaited()
@@ -294,6 +296,23 @@ def begin_session(request: AttachRequest) -> str:
     if path is None and RUN_DIRECTORY in os.environ:
         path = Path(os.environ[RUN_DIRECTORY]).parent / "record.json"
     return str(path or "")
+
+
+def _record_for_launcher() -> None:
+    """Record the sessions of a process that a launched script started, such as by multiprocessing, in place of its
+    worker: the worker's own listeners see only its own sessions."""
+    directory, rank = os.environ.get(RUN_DIRECTORY), os.environ.get("RANK")
+    if directory is None or rank is None or events.observed():
+        return
+    files = RunFiles(Path(directory))
+    if files.newest_start(int(rank)) is None or files.has_reached(Stage.ATTACHED, int(rank)):
+        return
+    recorder = Recorder(files.directory, int(rank), steps_live=os.environ.get("LOCAL_RANK") == "0")
+    marks = StageMarks(files, int(rank), current_attempt())
+    marks(Joined())
+    events.subscribe(recorder)
+    events.subscribe(marks, takes_steps=False)
+    atexit.register(lambda: recorder.close(failed=getattr(sys, "last_type", None) is not None))
 
 
 def _begin_report(request: AttachRequest, path: Path | None, destinations: Sequence[Destination]) -> None:

@@ -29,10 +29,10 @@ A, B, C = (Peer(DEVICE, 1000 + number) for number in range(3))
 class Desk:
     """A reception that is told what happens, in seconds that a test chooses."""
 
-    def __init__(self, served: FederationServer) -> None:
+    def __init__(self, served: FederationServer, script: Any = None) -> None:
         self.served, self._tokens = served, 0
         self._stopped = False
-        self._script = served.reception.serve(lambda: self._stopped)
+        self._script = script or served.reception.serve(lambda: self._stopped)
         next(self._script)
         self.told(Elapsed(moment=0.0))
 
@@ -114,6 +114,30 @@ def test_a_device_that_stays_away_is_not_waited_for(desk: Desk) -> None:
     assert not gone
     desk.told(Elapsed(moment=101.0))
     assert gone == {0}
+
+
+@pytest.mark.parametrize("stopped_seconds", [0.0, 1000.0])
+def test_absences_and_deadlines_do_not_elapse_while_the_server_is_stopped(
+    stopped_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by SIGSTOP, or with a paused container. The server checks its deadlines several times a second."""
+    served = server("FedAvg(fraction=0.5)", clients=4, rounds=3, absent_seconds=100.0, round_seconds=50.0, fewest=2)
+    monkeypatch.setattr(served._endpoint, "start", lambda script: script)
+    desk, rounds = Desk(served, served.start()), served.rounds
+    for each in (A, B, C):
+        desk.join(each)
+        desk.asks(each)
+    desk.told(PeerLeft(moment=0.1, peer=C))
+    desk.told(Elapsed(moment=0.2))
+    given_up = rounds.roster.next_round
+    for moment in (0.4, *(stopped_seconds + tenth / 10 for tenth in range(5, 499, 2))):
+        desk.told(Elapsed(moment=moment))
+    assert (rounds.roster.next_round, rounds.roster.away) == (given_up, set())
+    for tenth in range(500, 1020, 2):
+        desk.told(Elapsed(moment=stopped_seconds + tenth / 10))
+    assert rounds.roster.next_round > given_up
+    assert rounds.roster.away == {2}
+    served.close()
 
 
 def test_a_device_that_returns_under_another_number_is_not_waited_for_under_the_earlier_one(desk: Desk) -> None:

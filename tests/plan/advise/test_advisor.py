@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-from gossamer.plan.advise.advisor import check_script, difference
+from gossamer.plan.advise.advisor import check_script, difference, statistics_remarks
 from gossamer.plan.advise.race import RaceError
+from gossamer.plan.profile.gradient_statistics import GradientObserver
 
 SCRIPT = """
 import torch
@@ -69,6 +71,19 @@ def test_a_loss_that_is_not_a_number_is_reported(tmp_path: Path) -> None:
 def test_a_script_that_makes_no_step(tmp_path: Path) -> None:
     with pytest.raises(RaceError, match="made no optimizer step"):
         check_script(_script(tmp_path, steps=0), (), 2)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "says"), [(None, "there are no gradient statistics"), (0, ""), (3, "leave out 3 of 5 batches")]
+)
+def test_an_advice_reports_gradients_that_are_not_finite(skipped: int | None, says: str) -> None:
+    """skipped: batches without finite gradients, of some; None if no batch has them."""
+    observer = GradientObserver(skipped_batches=skipped or 0)
+    for _ in range(2):
+        observer.observe({"weight": torch.ones(4)})
+    statistics = None if skipped is None else observer.statistics()
+    assert says in " ".join(statistics_remarks(statistics))
+    assert bool(says) == bool(list(statistics_remarks(statistics)))
 
 
 def test_differences() -> None:

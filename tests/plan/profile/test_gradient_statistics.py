@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 from math import inf
 
 import pytest
@@ -191,6 +192,18 @@ def test_observing_leaves_gradients_and_the_global_generator_alone(draws):
     observed(x, x)
     assert torch.equal(x, kept)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), inf])
+def test_batches_that_are_not_finite_are_counted_and_left_out(draws, bad):
+    x, y = noise(draws), noise(draws)
+    broken = x.clone()
+    broken[0, 0] = bad
+    observer = GradientObserver()
+    for each in (broken, x, broken, y):
+        observer.observe({"weight": each})
+    assert (observer.seen_batches, observer.statistics().skipped_batches) == (4, 2)
+    assert asdict(observer.statistics()) == {**asdict(observed(x, y)), "skipped_batches": 2}
 
 
 def test_gradients_that_are_reused_in_place_are_distinguished(draws):

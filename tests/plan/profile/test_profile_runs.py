@@ -227,6 +227,17 @@ def test_gradients_are_looked_at_once_training_has_settled(script, steps, before
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(("factor", "batches"), [("math.nan if step % 2 else 1", 2), ("math.inf", None)])
+def test_gradients_that_are_not_finite_are_left_out_of_the_statistics(script, factor, batches):
+    text = SCRIPT.replace(".mean().backward()", f".mean().mul({factor}).backward()")
+    text = text.replace("optimizer.zero_grad()", "optimizer.zero_grad(); model.load_state_dict(first)")
+    text = text.replace("session =", "first = copy.deepcopy(model.state_dict())\nsession =")
+    script.write_text(f"import copy, math\n{text}")
+    _, seen = profile_with_gradients(script, [str(10**9)], workers=4, batches=4)
+    assert (seen and (seen.batches, seen.skipped_batches)) == (batches and (batches, batches))
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("batches", [0, 2])
 def test_where_nobody_asks_no_gradients_are_looked_at(script, batches):
     _, seen = profile_with_gradients(script, [str(10**9)], workers=4, batches=batches)

@@ -9,14 +9,16 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from tests.support.remote_ranks import remote_ranks
 from torch import nn
 
-from gossamer.errors import LoopError, PeerLost, RecipeError, RemoteError
+from gossamer.errors import LoopError, MalformedError, PeerLost, RecipeError, RemoteError
 from gossamer.train.parallel.remote import place_remotely
+from gossamer.train.parallel.remote_messages import unflatten
 
 WAIT_SECONDS = 30
 SGD = partial(torch.optim.SGD, lr=1.0)
@@ -35,6 +37,11 @@ def linear(inputs=4, outputs=3, seed=0):
         for parameter in layer.parameters():
             parameter.copy_(torch.randint(-3, 4, parameter.shape, generator=draws))
     return layer
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
 
 
 def integers(*shape, seed=7):
@@ -283,6 +290,44 @@ def test_what_cannot_travel_is_refused_before_it_is_sent(ranks):
         layer(1j)
     with pytest.raises(LoopError, match="neither copied nor pickled"):
         copy.deepcopy(layer)
+
+
+class Named(nn.Module):
+    def forward(self, pair):
+        return Pair(pair.left + 1, [pair.right.max(dim=0)])
+
+
+def test_named_tuples_keep_their_names(ranks):
+    layer = ranks.place(Named, 1)[0]
+    found = layer(Pair(integers(4), integers(3, 2)))
+    assert torch.equal(found.left, integers(4) + 1)
+    assert torch.equal(found.right[0].values, integers(3, 2).max(dim=0).values)
+    assert torch.equal(found.right[0].indices, integers(3, 2).max(dim=0).indices)
+    left, _ = found
+    assert left is found[0]
+    assert type(ranks.place(nn.Identity, 1)[0]((1, "a"))) is tuple
+
+
+@pytest.mark.parametrize(
+    "named", [["Pair", ["left"], []], ["Pair", ["1"], [1]], ["Pair", [["left"]], [1]], [1, [], []]]
+)
+def test_an_invalid_named_tuple_is_refused(named):
+    with pytest.raises(MalformedError, match="invalid"):
+        unflatten({"named": named}, [])
+
+
+def test_autocast_reaches_the_owner(ranks):
+    layer = ranks.place(lambda: linear(), 1, optimizer=SGD, clients=[0])[0]
+    x, x_local = (integers(5, 4).requires_grad_() for _ in range(2))
+    local = linear()
+    with torch.autocast("cpu", torch.bfloat16):
+        found, due = layer(x), local(x_local)
+    assert found.dtype == due.dtype == torch.bfloat16
+    assert torch.equal(found, due)
+    found.float().sum().backward()
+    due.float().sum().backward()
+    assert torch.equal(x.grad, x_local.grad)
+    assert layer(x).dtype == torch.float32
 
 
 def test_training_mode_is_the_clients(ranks):

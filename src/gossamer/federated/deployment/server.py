@@ -14,6 +14,7 @@ from torch import nn
 
 from gossamer.algorithms.strategies.federated_rules import FederatedStrategy
 from gossamer.base.host_port import Address
+from gossamer.base.peer_ops import without_stops
 from gossamer.comm.rpc.endpoint import TcpEndpoint
 from gossamer.comm.rpc.options import EndpointOptions
 from gossamer.comm.rpc_protocol.credentials import Credentials
@@ -196,7 +197,7 @@ class FederationServer:
 
     def start(self) -> PeerThread:
         """Serve in a thread."""
-        return self._endpoint.start(self.reception.serve(lambda: self._stopped))
+        return self._endpoint.start(without_stops(self.reception.serve(lambda: self._stopped)))
 
     def stop(self) -> None:
         """End `run` before the next event. Safe to call in a signal handler."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil, inf, isclose, isfinite
 from pathlib import Path
@@ -300,7 +300,7 @@ class Advisor:
 
     def advice(self, remarks: Sequence[str] = ()) -> Advice:
         """The advice from all stages. remarks: to be added to it."""
-        notes = [*remarks, *([self.facts.remark] if self.facts.remark else [])]
+        notes = [*remarks, *([self.facts.remark] if self.facts.remark else []), *statistics_remarks(self.statistics)]
         found = answer(self.result, self.setting, self._thresholds(), notes)
         return whole_advice(
             self.result,
@@ -359,6 +359,21 @@ def _row(found: Prediction) -> CandidateRow:
         expected_steps=found.expected_steps,
         excluded=None if found.excluded is None else written(found.excluded),
     )
+
+
+def statistics_remarks(statistics: GradientStatistics | None) -> Iterator[str]:
+    """What the statistics of the gradients leave out, and why."""
+    if statistics is None:
+        yield (
+            "there are no gradient statistics, so no recipe was excluded because of them: no observed batch had "
+            "finite gradients. Check the learning rate and the loss scale of the script"
+        )
+    elif statistics.skipped_batches:
+        seen = statistics.batches + statistics.skipped_batches
+        yield (
+            f"the gradient statistics leave out {statistics.skipped_batches} of {seen} batches, because their "
+            "gradients contain NaN or infinity"
+        )
 
 
 def _numbers(statistics: GradientStatistics | None) -> Mapping[str, float | None]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import ceil, inf, sqrt
+from math import ceil, inf, isfinite, sqrt
 from typing import Any
 
 import torch
@@ -41,7 +41,8 @@ class GradientStatistics:
     They cover compressed tensors, with at least two dimensions and 256 entries; all tensors if no tensor qualifies.
     """
 
-    batches: int  # number of observed batches
+    batches: int  # number of observed batches with finite gradients
+    skipped_batches: int = 0  # with NaN or infinity in their gradients; left out of all other numbers
     steps_before: int = 0  # of the script; the first steps of a training are not typical
     entries: int  # of the observed tensors
     largest_hundredth: float  # share of a batch's energy in the largest 1 % of each tensor's entries
@@ -163,14 +164,27 @@ class GradientObserver:
 
     steps_before: int = 0  # of the script
     batches: int = 0
+    skipped_batches: int = 0  # not finite
     _sums: _Sums = field(default_factory=_Sums)
     _total: dict[str, Tensor] = field(default_factory=dict)
     _before: dict[str, Tensor] = field(default_factory=dict)
 
+    @property
+    def seen_batches(self) -> int:
+        """All batches, with finite gradients or not."""
+        return self.batches + self.skipped_batches
+
     def observe(self, gradients: Mapping[str, Tensor]) -> None:
-        """Add one batch's unscaled gradients by name; shapes must not change. They are copied."""
+        """Add one batch's unscaled gradients by name; shapes must not change. They are copied.
+
+        A batch with NaN or infinity in its gradients is counted and left out, since one of them would hide all others.
+        """
         fresh = {name: gradient.detach().float() for name, gradient in gradients.items()}
-        self._sums.whole += sum(energy(each) for each in fresh.values())
+        whole = sum(energy(each) for each in fresh.values())
+        if not isfinite(whole):
+            self.skipped_batches += 1
+            return
+        self._sums.whole += whole
         for name, gradient in visible(fresh).items():
             self._look_at(gradient, self._before.get(name))
         for name, gradient in fresh.items():
@@ -188,7 +202,7 @@ class GradientObserver:
             self._sums.agreeing += own * sign_agreement(gradient, before)
 
     def statistics(self) -> GradientStatistics:
-        """Statistics of all batches so far; at least one is required."""
+        """Statistics of all batches so far; at least one with finite gradients is required."""
         mean = {name: total / self.batches for name, total in self._total.items()}
         matrices = _factored(visible(mean))
         signal = noise = None
@@ -197,6 +211,7 @@ class GradientObserver:
             signal, noise = signal_and_noise(self._sums.whole / self.batches, big, self.batches)
         return GradientStatistics(
             batches=self.batches,
+            skipped_batches=self.skipped_batches,
             steps_before=self.steps_before,
             entries=sum(each.numel() for each in visible(mean).values()),
             largest_hundredth=_share(self._sums.hundredth, self._sums.seen),

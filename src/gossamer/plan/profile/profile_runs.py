@@ -74,7 +74,7 @@ def profile_with_gradients(
     script: Path, arguments: Sequence[str], workers: int, copies: int = 1, batches: int = ENOUGH_BATCHES
 ) -> tuple[WorkloadProfile, GradientStatistics | None]:
     """The profile of a script in lock step without compression, and statistics of the gradients of `batches` batches
-    after some further training; None for 0 batches."""
+    after some further training; None for 0 batches, or if no observed batch had finite gradients."""
     return _profiled(script, arguments, resolve(None), workers, copies, batches)
 
 

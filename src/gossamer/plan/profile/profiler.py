@@ -151,16 +151,18 @@ class _StepProfiler:
     def _observe(self, observer: GradientObserver) -> None:
         """Let training settle, observe gradients, and end the script. Only the first copy does so."""
         self.steps += 1
-        if self.barrier.copy or observer.batches >= self.batches:
+        if self.barrier.copy or observer.seen_batches >= self.batches:
             raise _Done
-        if observer.batches or self.steps > SETTLING_STEPS or time.perf_counter() > self.settling_until:
+        if observer.seen_batches or self.steps > SETTLING_STEPS or time.perf_counter() > self.settling_until:
             observer.steps_before = observer.steps_before or self.steps - 1
             observer.observe(self._gradients())
-        if observer.batches >= self.batches:
+        if observer.seen_batches >= self.batches:
             self._write_statistics(observer)
             raise _Done
 
     def _write_statistics(self, observer: GradientObserver) -> None:
+        if not observer.batches:
+            return
         text = json.dumps(observer.statistics().to_json(), allow_nan=False)
         statistics_file(self.barrier.directory).write_text(text, encoding="utf-8")
 
@@ -176,7 +178,7 @@ class _StepProfiler:
             self._finish(self.session)
         observer = self.observer or GradientObserver(steps_before=self.steps)
         if self.batches and self.barrier.copy == 0:
-            if not observer.batches:
+            if not observer.seen_batches:
                 observer.observe(self._gradients())  # the last step's, if there is no other
             self._write_statistics(observer)
 

@@ -15,11 +15,13 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from gossamer.algorithms.compressors import Compressor
+from gossamer.base.layout import dtype_name
 from gossamer.comm.environment.run_settings import LARGEST_FRAME_BYTES
 from gossamer.errors import LoopError, MismatchError
 from gossamer.train.parallel.remote_codec import TensorCoder, codec_of
 from gossamer.train.parallel.remote_hub import RemoteHub, current_hub
 from gossamer.train.parallel.remote_messages import (
+    AutocastType,
     Backward,
     Describe,
     FetchState,
@@ -50,11 +52,13 @@ def remote(
     """Place a module on one rank, its owner, and call it from any rank. Collective, in the same order on every rank.
 
     The owner keeps the graph of a forward pass until its backward pass, or until the client has freed the outputs;
-    within torch.no_grad() it keeps nothing. Random numbers, for example of dropout, are drawn on the owner.
+    within torch.no_grad() it keeps nothing. Random numbers, for example of dropout, are drawn on the owner. Within
+    torch.autocast the owner computes in the same type.
 
     Args:
         module: used on the owner only; other ranks may pass None. Its inputs and outputs are tensors, numbers, text,
-            True, False and None in lists, tuples and dicts. Nothing is pickled.
+            True, False and None in lists, tuples and dicts. Nothing is pickled: named tuples keep their names, and
+            other subclasses arrive as list, tuple or dict.
         rank: of the owner.
         optimizer: makes the owner's optimizer from the module's parameters.
         codec: stateless compressor of floating-point tensors in both directions, as in a recipe, such as "Int8()".
@@ -161,7 +165,9 @@ class RemoteModule(nn.Module):
         tensors: list[Tensor] = []
         tree = flatten((args, kwargs), tensors)
         device = tensors[0].device if tensors else torch.device("cpu")
-        call = _RemoteCall(self, tree, hold=torch.is_grad_enabled())
+        lower = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+        autocast = cast(AutocastType, "" if lower is None else dtype_name(lower))
+        call = _RemoteCall(self, tree, hold=torch.is_grad_enabled(), autocast=autocast)
         # Copies between devices are outside of the function: its backward pass, which waits for another rank, then
         # runs on the thread that called backward(), and no device's thread waits.
         outputs = _RemoteFunction.apply(call, self._anchor, *[tensor.cpu() for tensor in tensors])  # type: ignore[no-untyped-call]
@@ -259,8 +265,8 @@ class RemoteOptimizer:
 class _RemoteCall:
     """One forward call, and after it its number and the tree of its outputs."""
 
-    def __init__(self, layer: RemoteModule, tree: Any, hold: bool) -> None:
-        self.layer, self.tree, self.hold, self.number = layer, tree, hold, -1
+    def __init__(self, layer: RemoteModule, tree: Any, hold: bool, autocast: AutocastType) -> None:
+        self.layer, self.tree, self.hold, self.autocast, self.number = layer, tree, hold, autocast, -1
 
     def forward(self, inputs: Sequence[Tensor], needs: Sequence[bool]) -> tuple[list[Tensor], Sequence[TensorRecord]]:
         layer = self.layer
@@ -269,7 +275,12 @@ class _RemoteCall:
         def request(number: int) -> tuple[Request, tuple[Tensor, ...]]:
             records, payload = layer._coder.encode(inputs, (layer._hub.rank, number, "forward"), needs)
             made = Forward(
-                tree=self.tree, tensors=records, training=layer.training, hold=self.hold, dropped=tuple(dropped)
+                tree=self.tree,
+                tensors=records,
+                training=layer.training,
+                autocast=self.autocast,
+                hold=self.hold,
+                dropped=tuple(dropped),
             )
             return made, payload
 

@@ -1,19 +1,24 @@
 """Remote call messages: requests to a remote module's owner and its answers, as checked JSON, separate from tensors.
 
 Nothing is pickled: a module's inputs and outputs are trees of tensors, numbers, text, True, False and None in lists,
-tuples and dicts. Tensors are in the frame's payload, and the tree has their indices.
+tuples and dicts. Named tuples arrive with their names. Tensors are in the frame's payload, and the tree has their
+indices.
 """
 
 from __future__ import annotations
 
 import json
+from collections import namedtuple
 from collections.abc import Sequence
-from typing import Annotated, Any
+from functools import lru_cache
+from typing import Annotated, Any, Literal
 
 import msgspec
 from torch import Tensor
 
 from gossamer.errors import MalformedError, PeerLost, RemoteError
+
+AutocastType = Literal["", "bfloat16", "float16"]
 
 
 class TensorRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +48,7 @@ class Forward(Request, frozen=True, kw_only=True):
     tree: Any  # of (args, kwargs)
     tensors: tuple[TensorRecord, ...]
     training: bool
+    autocast: AutocastType = ""  # type to compute in, within torch.autocast; "" outside of it
     hold: bool  # keep the graph for a backward pass
     dropped: tuple[int, ...]  # calls with graphs that this client has freed
 
@@ -116,6 +122,9 @@ def flatten(value: Any, tensors: list[Tensor]) -> Any:
             return {"tensor": len(tensors) - 1}
         case list():
             return [flatten(each, tensors) for each in value]
+        case tuple() if names := _field_names(value):
+            parts = [flatten(each, tensors) for each in value]
+            return {"named": [type(value).__name__, names, parts]}
         case tuple():
             return {"tuple": [flatten(each, tensors) for each in value]}
         case dict() if all(isinstance(key, str) for key in value):
@@ -135,6 +144,8 @@ def unflatten(tree: Any, tensors: Sequence[Tensor]) -> Any:
             return tensors[place]
         case {"tuple": list(each)}:
             return tuple(unflatten(inner, tensors) for inner in each)
+        case {"named": [str(name), list(names), list(each)]}:
+            return _named_tuple(name, names, [unflatten(inner, tensors) for inner in each])
         case {"dict": dict(items)}:
             return {key: unflatten(inner, tensors) for key, inner in items.items()}
         case list():
@@ -142,3 +153,21 @@ def unflatten(tree: Any, tensors: Sequence[Tensor]) -> Any:
         case None | bool() | int() | float() | str():
             return tree
     raise MalformedError(f"a remote call has an invalid value, {str(tree)[:80]}")
+
+
+def _field_names(value: tuple[Any, ...]) -> list[str]:
+    """The names of a named tuple, or of a result such as torch.return_types.max; none for other tuples."""
+    return list(getattr(value, "_fields", ()) or getattr(type(value), "__match_args__", ()))
+
+
+def _named_tuple(name: str, names: Sequence[Any], values: Sequence[Any]) -> Any:
+    try:
+        return _named_tuple_type(name, tuple(names))(*values)
+    except (TypeError, ValueError) as fault:
+        raise MalformedError(f"a remote call has an invalid named tuple: {fault}") from None
+
+
+@lru_cache(maxsize=64)
+def _named_tuple_type(name: str, names: tuple[str, ...]) -> Any:
+    """A type with the same names: the sender's own type may not exist here, and nothing is imported for a message."""
+    return namedtuple(name, names)

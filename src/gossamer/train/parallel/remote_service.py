@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from gossamer.algorithms.compressors import Dense
 from gossamer.base.kernels.threads import count_of_caller
+from gossamer.base.layout import dtype_of
 from gossamer.base.ops import Payload
 from gossamer.base.peer_ops import Receipt
 from gossamer.errors import LoopError, MalformedError, MismatchError, PeerLost
@@ -165,13 +166,17 @@ class RemoteService:
         if self.module.training != request.training:
             self.module.train(request.training)
         outputs: list[Tensor] = []
-        with torch.set_grad_enabled(request.hold):
+        with torch.set_grad_enabled(request.hold), self._autocast(request.autocast):
             tree = flatten(self.module(*args, **kwargs), outputs)
             outputs = [output.cpu() for output in outputs]
         if any(output.requires_grad for output in outputs):
             held[call.number] = HeldGraph(inputs, outputs)
         # Copies, since sent tensors must not change, and outputs may be parameters or inputs of the module.
         self._return(call, tree, [output.detach().clone() for output in outputs], [o.requires_grad for o in outputs])
+
+    def _autocast(self, lower: str) -> AbstractContextManager[Any]:
+        """The client's torch.autocast on this device. lower: the name of its type, or "" for none."""
+        return torch.autocast(self._device.type, dtype_of(lower)) if lower else nullcontext()
 
     def _backward(self, call: ServedCall, request: Backward) -> None:
         graph = self._held.get(call.client, {}).pop(request.of, None)
