@@ -21,6 +21,7 @@ import os
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from difflib import get_close_matches
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -178,11 +179,19 @@ def main(args: argparse.Namespace) -> None:
     report(args)
 
 
+def arm_name(text: str) -> str:
+    """A name of ARMS, which are too many to list in an error."""
+    if text not in ARMS:
+        near = get_close_matches(text, ARMS, n=3, cutoff=0) or list(ARMS)[:3]
+        raise argparse.ArgumentTypeError(f"no arm is named {text!r}. Write one of benchmarks/ladder_arms.py: {near}")
+    return text
+
+
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rungs", nargs="+", choices=rungs(), default=list(rungs()), metavar="NAME")
     own = [name for name, arm in ARMS.items() if not arm.rate_of]  # longer trainings of an arm on request only
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=own, metavar="NAME")
+    parser.add_argument("--arms", nargs="+", type=arm_name, default=own, metavar="NAME")
     parser.add_argument("--seeds", type=int, default=3, help="reported seeds, from 0 on")
     parser.add_argument("--steps", type=int, help="of every training; default: the rung's")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="trainings at once")
